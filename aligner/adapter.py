@@ -1,0 +1,155 @@
+"""The contract a framework fulfils: the whole of what aligner needs to know about torch, MindSpore or another one.
+
+An adapter is a class without arguments, found by the entry point group "aligner.adapters". It is stateless apart
+from what its handles undo. `aligner.testing.AdapterContract` is the test suite each adapter must pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Optional, Protocol
+
+from aligner.record import Array, LayerSpec, Note, Scalar
+
+Before = Callable[[tuple[object, ...], Mapping[str, object]], None]
+After = Callable[[tuple[object, ...], Mapping[str, object], object], None]
+
+
+class Handle(Protocol):
+    """Something that was installed; removing it twice is harmless."""
+
+    def remove(self) -> object: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Parameter:
+    """A parameter or buffer in canonical words: torch's names and torch's layout, whatever the framework calls it.
+
+    `name` is the framework's own full name and is what messages print ("layer1.0.bn1.gamma"); `layer` is the owner's
+    path and `role` the canonical name inside it ("weight", "running_mean"); `shape` is the canonical shape
+    (MindSpore's Conv1d weight without its extra axis). `tensor` is the framework's object.
+    """
+
+    name: str
+    layer: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: str
+    trainable: bool
+    tensor: object
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of `aligner doctor`: `good` or a message with what to do."""
+
+    good: bool
+    message: str
+    facts: Mapping[str, Scalar]
+
+
+class Adapter(Protocol):
+    """What a framework offers. Every method works on the framework's own objects; only numpy arrays come out."""
+
+    @property
+    def name(self) -> str:
+        """The framework's name as users write it: "torch"."""
+
+    def version(self) -> str:
+        """The framework's version."""
+
+    def is_model(self, value: object) -> bool:
+        """Whether `value` is a layer of this framework (and not of one that imitates it)."""
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether `value` is a tensor of this framework."""
+
+    def layers(self, model: object) -> Iterator[tuple[str, object]]:
+        """All layers with their dotted paths, the model itself first as ""; a shared layer once, under its first path.
+
+        Layers that the framework does not know of because they stand in a plain list or dict are included under
+        the path they would have in a registered list, and `cautions` tells of them.
+        """
+
+    def type_name(self, layer: object) -> str:
+        """The class with its module, as the framework's users know it: "torch.nn.Conv2d"."""
+
+    def spec(self, layer: object) -> LayerSpec:
+        """Kind and settings in canonical words (aligner.vocabulary)."""
+
+    def observe(self, layer: object, before: Before, after: After) -> Handle:
+        """Call `before(args, kwargs)` and `after(args, kwargs, output)` whenever the layer runs; change nothing.
+
+        An exception of the callbacks goes up to whoever called the layer. If the layer itself raises, `after` is
+        not called.
+        """
+
+    def watch_roots(self, on_root: Callable[[object], None]) -> Handle:
+        """Call `on_root(model)` each time a layer is about to run that no other layer called.
+
+        Hooks that `on_root` installs by `observe` must already fire for this very run.
+        """
+
+    def dtype(self, tensor: object) -> str:
+        """The dtype's word, a key of aligner.dtypes.DTYPES ("bfloat16"), or the framework's word if unknown there."""
+
+    def to_numpy(self, tensor: object) -> Array:
+        """The exact bits on the host in the storage type of aligner.dtypes.
+
+        May share memory with the tensor: write it or copy it before anything else runs.
+
+        Raises:
+            ValueError: for a tensor without readable values; the text says why.
+        """
+
+    def from_numpy(self, array: Array, dtype: str) -> object:
+        """A tensor of this framework with these bits (the counterpart of `to_numpy`), sharing no memory."""
+
+    def parameters(self, model: object) -> Iterator[Parameter]:
+        """Parameters and buffers in the order they are defined; a shared one once."""
+
+    def read(self, parameter: Parameter) -> Array:
+        """The parameter's bits in canonical layout."""
+
+    def load(self, parameter: Parameter, array: Array, dtype: str) -> None:
+        """Give the parameter new values, in canonical layout, keeping the parameter's own dtype and device."""
+
+    def training(self, layer: object) -> bool:
+        """Whether the layer is in train mode."""
+
+    def set_training(self, model: object, training: bool) -> None:
+        """Put the whole model into train or eval mode."""
+
+    def silence_dropout(self, model: object) -> Handle:
+        """Make every dropout of the model inactive in train mode, until the handle is removed.
+
+        That includes rates kept as attributes of recurrent and attention layers, and functional dropout as far
+        as the framework lets it be reached.
+        """
+
+    def seed(self, seed: int) -> None:
+        """Seed the framework's random numbers."""
+
+    def random_state(self) -> Optional[bytes]:
+        """The state of the framework's default random numbers, or None where it cannot be read."""
+
+    def device(self, name: str) -> Callable[[object], object]:
+        """Select a device ("cpu", "gpu", "ascend") and return what moves a model or tensor there.
+
+        Raises:
+            AdapterError: when the framework has no such device here.
+        """
+
+    def running(self, model: object) -> AbstractContextManager[object]:
+        """The surroundings of a forward run: no gradients, eager mode, compiled wrappers off."""
+
+    def environment(self, model: object) -> Mapping[str, Scalar]:
+        """Header facts: at least "device" and "mode" ("pynative" or "graph")."""
+
+    def cautions(self, model: object) -> Iterator[Note]:
+        """Layers that cannot be observed fully, and why."""
+
+    def doctor(self) -> Iterator[Finding]:
+        """What is usable and what is wrong with this framework here."""

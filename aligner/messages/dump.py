@@ -1,0 +1,5 @@
+"""Messages about dump."""
+
+from __future__ import annotations
+
+MESSAGES: dict[str, tuple[str, str]] = {}

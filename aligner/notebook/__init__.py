@@ -1,0 +1,1 @@
+"""What Jupyter shows of a dump and of a comparison: static HTML, no script."""

@@ -1,0 +1,62 @@
+"""Adapters by entry point "aligner.adapters": ours and third parties' alike; nothing is loaded until asked."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from typing import cast
+
+from aligner.adapter import Adapter
+from aligner.errors import AdapterError
+
+GROUP = "aligner.adapters"
+
+
+def available() -> dict[str, EntryPoint]:
+    """Every adapter that is installed, by name; nothing is imported. The first of two with one name wins."""
+    if sys.version_info >= (3, 10):
+        points = entry_points(group=GROUP)
+    else:  # Python 3.9 returns a dict
+        points = entry_points().get(GROUP, ())
+    found: dict[str, EntryPoint] = {}
+    for point in points:
+        found.setdefault(point.name, point)
+    return found
+
+
+def load(name: str) -> Adapter:
+    """The adapter called `name`.
+
+    Raises:
+        AdapterError: no such adapter, or its framework does not import; says which there are.
+    """
+    points = available()
+    if name not in points:
+        raise AdapterError("adapter-unknown", name=name, known=", ".join(sorted(points)) or "-")
+    try:
+        return cast("Adapter", points[name].load()())
+    except Exception as error:  # a broken framework may raise anything at import
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise AdapterError("adapter-broken", name=name, reason=reason) from error
+
+
+def of(value: object) -> Adapter:
+    """The adapter whose framework `value` (a model) belongs to.
+
+    The framework of a live object is imported already, so only adapters of imported frameworks are loaded.
+
+    Raises:
+        AdapterError: no adapter knows it.
+    """
+    bases = {base.__module__.partition(".")[0] for base in type(value).__mro__}
+    points = available()
+    for name in sorted(points, key=lambda name: name not in bases):
+        if name in sys.modules:
+            adapter = load(name)
+            if adapter.is_model(value):
+                return adapter
+    raise AdapterError(
+        "model-unknown",
+        type=f"{type(value).__module__}.{type(value).__qualname__}",
+        known=", ".join(sorted(points)) or "-",
+    )

@@ -1,0 +1,1 @@
+"""Comparison -> something to read: one file per output, each working on plain data."""

@@ -1,0 +1,100 @@
+"""Nested values: the tensors inside tuples, lists, dicts, named tuples, dataclasses and keyword arguments.
+
+`flatten` takes a layer's arguments or result apart into tensors with slots and a structure (plain JSON) that
+says how they were nested; `rebuild` puts such a value together again, so that a port can be called exactly as
+the reference was. None and plain values keep their places in the structure.
+
+A structure is one of
+  {"tensor": "input.0"}                  {"none": true}          {"value": 3}
+  {"list": [...]} {"tuple": [...]}       {"dict": [[key, structure], ...]}
+  {"object": "BaseModelOutput", "fields": [[name, structure], ...]}     named tuples and dataclasses
+  {"opaque": "DynamicCache"}             anything else: named, not looked into
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+IsTensor = Callable[[object], bool]
+Tensors = list[tuple[str, object]]
+
+MAX_DEPTH = 32
+
+
+def flatten_arguments(
+    args: tuple[object, ...], kwargs: Mapping[str, object], is_tensor: IsTensor, found: Tensors
+) -> object:
+    """Positional arguments are input.0, ...; keyword arguments input.<name>. Tensors are appended to `found`."""
+    positional = [_flatten(value, f"input.{i}", is_tensor, found, 0) for i, value in enumerate(args)]
+    named = [[name, _flatten(value, f"input.{name}", is_tensor, found, 0)] for name, value in kwargs.items()]
+    return {"args": positional, "kwargs": named} if named else {"args": positional}
+
+
+def flatten_result(value: object, is_tensor: IsTensor, found: Tensors) -> object:
+    """A plain tuple or list is output.0, output.1, ...; everything else is output.0."""
+    if type(value) in (tuple, list):
+        items = [_flatten(item, f"output.{i}", is_tensor, found, 0) for i, item in enumerate(value)]  # type: ignore[arg-type, var-annotated]
+        return {type(value).__name__: items}
+    return _flatten(value, "output.0", is_tensor, found, 0)
+
+
+def _flatten(value: Any, slot: str, is_tensor: IsTensor, found: Tensors, depth: int) -> object:
+    if is_tensor(value):
+        found.append((slot, value))
+        return {"tensor": slot}
+    if value is None:
+        return {"none": True}
+    if isinstance(value, (bool, int, float, str)):
+        return {"value": value}
+    if depth == MAX_DEPTH:
+        return {"opaque": type(value).__name__}
+
+    def inner(name: object, item: object) -> object:
+        return _flatten(item, f"{slot}.{name}", is_tensor, found, depth + 1)
+
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {"object": type(value).__name__, "fields": [[n, inner(n, getattr(value, n))] for n in value._fields]}
+    if isinstance(value, (tuple, list)):
+        name = "tuple" if isinstance(value, tuple) else "list"
+        return {name: [inner(i, item) for i, item in enumerate(value)]}
+    if isinstance(value, Mapping):
+        return {"dict": [[_plain_key(key), inner(key, item)] for key, item in value.items()]}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [f.name for f in dataclasses.fields(value)]
+        return {"object": type(value).__name__, "fields": [[n, inner(n, getattr(value, n, None))] for n in names]}
+    return {"opaque": type(value).__name__}
+
+
+def _plain_key(key: object) -> object:
+    return key if isinstance(key, (str, int)) else str(key)
+
+
+def rebuild(structure: Any, tensor: Callable[[str], object]) -> object:
+    """The value again, with `tensor(slot)` in the tensors' places; named tuples and dataclasses come back as tuples.
+
+    Raises:
+        LookupError: at an opaque value, which no dump can give back; the message is its class name.
+    """
+    if "tensor" in structure:
+        return tensor(structure["tensor"])
+    if "none" in structure:
+        return None
+    if "value" in structure:
+        return structure["value"]
+    if "list" in structure:
+        return [rebuild(item, tensor) for item in structure["list"]]
+    if "tuple" in structure:
+        return tuple(rebuild(item, tensor) for item in structure["tuple"])
+    if "dict" in structure:
+        return {key: rebuild(item, tensor) for key, item in structure["dict"]}
+    if "fields" in structure:
+        return tuple(rebuild(item, tensor) for _, item in structure["fields"])
+    raise LookupError(str(structure.get("opaque", structure)))
+
+
+def rebuild_arguments(structure: Any, tensor: Callable[[str], object]) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The arguments of a call: what `flatten_arguments` took apart."""
+    args = tuple(rebuild(item, tensor) for item in structure["args"])
+    return args, {name: rebuild(item, tensor) for name, item in structure.get("kwargs", [])}

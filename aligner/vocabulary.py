@@ -1,0 +1,115 @@
+"""One word for one thing: the kinds of layers and the names of their settings, the same for all frameworks.
+
+The words are torch's, since the reference is torch. Adapters translate into them; a layer whose class is not here
+keeps its class name as kind. Values are plain: numbers, words, None, or tuples of them.
+
+- Per-axis settings are tuples with one entry per spatial axis: kernel_size (3, 3), stride (2, 2).
+- padding is a tuple of (before, after) pairs per spatial axis, ((1, 1), (1, 1)), or "same" where the framework works
+  it out from the input and it cannot be said as numbers (stride other than 1).
+- bias and affine say whether the parameters exist. eps, momentum and negative_slope are in torch's meaning:
+  MindSpore's BatchNorm2d(momentum=0.9) is momentum=0.1 here.
+- Axes are as given (negative stays negative).
+"""
+
+from __future__ import annotations
+
+_CONV = (
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
+    "bias",
+    "padding_mode",
+)
+_POOL = ("kernel_size", "stride", "padding", "ceil_mode")
+_RECURRENT = ("input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional")
+_CELL = ("input_size", "hidden_size", "bias")
+
+KINDS: dict[str, tuple[str, ...]] = {
+    **{f"Conv{n}d": _CONV for n in (1, 2, 3)},
+    **{f"ConvTranspose{n}d": (*_CONV, "output_padding") for n in (1, 2, 3)},
+    "Linear": ("in_features", "out_features", "bias"),
+    "Bilinear": ("in1_features", "in2_features", "out_features", "bias"),
+    "Embedding": ("num_embeddings", "embedding_dim", "padding_idx"),
+    "BatchNorm": ("num_features", "eps", "momentum", "affine", "track_running_stats"),
+    "LayerNorm": ("normalized_shape", "eps", "affine"),
+    "RMSNorm": ("normalized_shape", "eps", "affine"),
+    "GroupNorm": ("num_groups", "num_channels", "eps", "affine"),
+    "InstanceNorm": ("num_features", "eps", "momentum", "affine", "track_running_stats"),
+    "LocalResponseNorm": ("size", "alpha", "beta", "k"),
+    **{f"MaxPool{n}d": (*_POOL, "dilation") for n in (1, 2, 3)},
+    **{f"AvgPool{n}d": (*_POOL, "count_include_pad") for n in (1, 2, 3)},
+    **{f"Adaptive{which}Pool{n}d": ("output_size",) for which in ("Avg", "Max") for n in (1, 2, 3)},
+    "Dropout": ("p",),
+    "ReLU": (),
+    "ReLU6": (),
+    "LeakyReLU": ("negative_slope",),
+    "PReLU": ("num_parameters",),
+    "RReLU": ("lower", "upper"),
+    "ELU": ("alpha",),
+    "CELU": ("alpha",),
+    "SELU": (),
+    "GELU": ("approximate",),
+    "SiLU": (),
+    "Mish": (),
+    "Hardswish": (),
+    "Hardsigmoid": (),
+    "Hardtanh": ("min_val", "max_val"),
+    "Hardshrink": ("lambd",),
+    "Softshrink": ("lambd",),
+    "Softplus": ("beta", "threshold"),
+    "Softsign": (),
+    "Threshold": ("threshold", "value"),
+    "Sigmoid": (),
+    "LogSigmoid": (),
+    "Tanh": (),
+    "Tanhshrink": (),
+    "GLU": ("dim",),
+    "Softmax": ("dim",),
+    "LogSoftmax": ("dim",),
+    "Softmin": ("dim",),
+    "Flatten": ("start_dim", "end_dim"),
+    "Unflatten": ("dim", "unflattened_size"),
+    "Identity": (),
+    "Upsample": ("size", "scale_factor", "mode", "align_corners"),
+    "PixelShuffle": ("upscale_factor",),
+    "PixelUnshuffle": ("downscale_factor",),
+    "Pad": ("padding", "mode", "value"),
+    "Unfold": ("kernel_size", "stride", "padding", "dilation"),
+    "LSTM": _RECURRENT,
+    "GRU": _RECURRENT,
+    "RNN": (*_RECURRENT, "nonlinearity"),
+    "LSTMCell": _CELL,
+    "GRUCell": _CELL,
+    "RNNCell": (*_CELL, "nonlinearity"),
+    "MultiheadAttention": ("embed_dim", "num_heads", "dropout", "bias", "batch_first", "kdim", "vdim"),
+    "TransformerEncoderLayer": (
+        "d_model",
+        "nhead",
+        "dim_feedforward",
+        "dropout",
+        "activation",
+        "eps",
+        "batch_first",
+        "norm_first",
+    ),
+    "TransformerDecoderLayer": (
+        "d_model",
+        "nhead",
+        "dim_feedforward",
+        "dropout",
+        "activation",
+        "eps",
+        "batch_first",
+        "norm_first",
+    ),
+    "TransformerEncoder": ("num_layers",),
+    "TransformerDecoder": ("num_layers",),
+    "Transformer": (),
+    "Sequential": (),
+    "ModuleList": (),
+    "ModuleDict": (),
+}

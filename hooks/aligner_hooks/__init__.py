@@ -1,0 +1,1 @@
+"""Adapters: each package here is the only importer of its framework (found by entry point, see aligner.registry)."""
