@@ -1,0 +1,35 @@
+"""The net of 'same' convolutions in MindSpore with one mistake: the average pooling pads with "same" too.
+
+With "same" the border's averages leave the padding out; torch counts it in. Only the border is wrong.
+"""
+
+from __future__ import annotations
+
+from mindspore import nn
+
+
+class Net(nn.Cell):
+    """Convolutions that keep the image's size; only the pooling layers make it smaller."""
+
+    def __init__(self, classes: int = 10):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 16, 3, pad_mode="same", has_bias=True)
+        self.conv2 = nn.Conv2d(16, 32, 5, pad_mode="same", has_bias=True)
+        self.conv3 = nn.Conv2d(32, 32, 3, pad_mode="same", dilation=2, has_bias=True)
+        self.relu = nn.ReLU()
+        self.pool1 = nn.MaxPool2d(2, stride=2)
+        self.smooth = nn.AvgPool2d(3, stride=1, pad_mode="same")  # planted: torch counts the padding in
+        self.pool2 = nn.MaxPool2d(3, stride=2, pad_mode="pad", ceil_mode=True)
+        self.fc = nn.Dense(32, classes)
+
+    def construct(self, x):
+        x = self.pool1(self.relu(self.conv1(x)))
+        x = self.smooth(self.relu(self.conv2(x)))
+        x = self.pool2(self.relu(self.conv3(x)))
+        x = x.mean((2, 3))
+        return self.fc(x)
+
+
+def build():
+    """The net alone: weights and inputs come from the reference's dump."""
+    return Net()
