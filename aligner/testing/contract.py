@@ -1,0 +1,18 @@
+"""AdapterContract: all checks together, as one class to subclass."""
+
+from __future__ import annotations
+
+from aligner.testing.layer_checks import LayerChecks
+from aligner.testing.observation_checks import ObservationChecks
+from aligner.testing.parameter_checks import ParameterChecks
+from aligner.testing.root_checks import RootChecks
+from aligner.testing.state_checks import StateChecks
+from aligner.testing.tensor_checks import TensorChecks
+
+
+class AdapterContract(LayerChecks, ObservationChecks, RootChecks, TensorChecks, ParameterChecks, StateChecks):
+    """What every adapter promises. Subclass it as `TestMyAdapter` and override what `Supplies` asks for.
+
+    Ask pytest for readable failures with `pytest.register_assert_rewrite("aligner.testing")` in conftest.py, before
+    anything imports this package.
+    """
