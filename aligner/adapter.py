@@ -39,6 +39,8 @@ class Parameter:
     dtype: str
     trainable: bool
     tensor: object
+    buffer: bool = False
+    """Kept by the layer but no parameter: running statistics, masks, tables of constants."""
 
 
 @dataclass(frozen=True)

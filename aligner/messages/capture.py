@@ -1,5 +1,187 @@
-"""Messages about capture."""
+"""Messages about capturing."""
 
 from __future__ import annotations
 
-MESSAGES: dict[str, tuple[str, str]] = {}
+MESSAGES: dict[str, tuple[str, str]] = {
+    "capture-progress": (
+        "step {step}: {done} of {total} layers, {size} ({speed}/s), about {expected} in all; {layer}",
+        "第 {step} 步：{done}/{total} 层，{size}（{speed}/s），预计共约 {expected}；{layer}",
+    ),
+    "file-missing": (
+        "{path}: no such file.\nGive the path of the file that defines the net.",
+        "{path}：文件不存在。\n请给出定义网络的文件路径。",
+    ),
+    "module-missing": (
+        "There is no module '{module}' to import here.\n"
+        "Give a path (net.py:build), or run this in the folder that holds the package.",
+        "此处没有可导入的模块 '{module}'。\n请给出文件路径（net.py:build），或在包含该包的目录下运行。",
+    ),
+    "factory-missing": (
+        "{target}: there is no function '{name}' in it; it has: {names}.\n"
+        "Name a function without arguments that returns the model, or (model, inputs).",
+        "{target}：其中没有函数 '{name}'；现有：{names}。\n请指定一个无参数、返回模型或 (模型, 输入) 的函数。",
+    ),
+    "factory-arguments": (
+        "{target} needs arguments ({needed}), and a factory is called without any.\n"
+        "Write a function of no arguments that returns {needed} filled in: def build(): return ...",
+        "{target} 需要参数（{needed}），而工厂函数会被无参调用。\n请写一个无参函数并在其中填好 {needed}：def build(): return ...",
+    ),
+    "factory-tuple": (
+        "The factory returned a tuple of {length}; wanted: the model, (model, inputs), or aligner.Task.\n"
+        "Put several inputs into one inner tuple: return net, (x, mask).",
+        "工厂函数返回了长度为 {length} 的元组；需要：模型、(模型, 输入) 或 aligner.Task。\n多个输入请放进一个内层元组：return net, (x, mask)。",
+    ),
+    "factory-none": (
+        "The factory returned None; wanted: the model, (model, inputs), or aligner.Task.\n"
+        "Does it end with `return net, inputs`?",
+        "工厂函数返回了 None；需要：模型、(模型, 输入) 或 aligner.Task。\n函数末尾是否有 `return net, inputs`？",
+    ),
+    "factory-raised": (
+        "{target} raised {error} (the traceback above is its own).\nMend that first: nothing was captured.",
+        "{target} 抛出了 {error}（上面的回溯来自它自身）。\n请先修复该错误：没有捕获任何内容。",
+    ),
+    "model-raised": (
+        "The net raised {error} while it ran (the traceback above is its own).\n"
+        "{records} values up to there are in {path}: `aligner show {path}`.",
+        "网络运行时抛出了 {error}（上面的回溯来自它自身）。\n此前的 {records} 个值已存入 {path}：`aligner show {path}`。",
+    ),
+    "training-not-yet": (
+        "The task has a loss or an optimizer, and training steps cannot be captured yet.\n"
+        "Leave both out: the forward pass is captured, in train mode with --train.",
+        "该任务带有损失函数或优化器，而目前还不能捕获训练步骤。\n请去掉这两项：将捕获前向过程，训练模式请加 --train。",
+    ),
+    "inputs-missing": (
+        "{target} returned a model without inputs, and none were given.\n"
+        "Return (model, inputs), or add --inputs FILE.npz, or --from REF.h5 to use the reference's.",
+        "{target} 只返回了模型而没有输入，也没有另外给出输入。\n请返回 (模型, 输入)，或加 --inputs FILE.npz，或用 --from REF.h5 使用标杆的输入。",
+    ),
+    "inputs-not-npz": (
+        "{path}: cannot be read as inputs: {reason}.\nWrite it with numpy.savez(path, x, mask) or with names.",
+        "{path}：无法作为输入读取：{reason}。\n请用 numpy.savez(path, x, mask) 写入，也可以带名字。",
+    ),
+    "no-layer-matched": (
+        "No layer matches {patterns} among {count} layers (the first are {some}).\n"
+        "Patterns are dotted paths with * and ?; quote them in the shell.",
+        "{count} 个层中没有一个匹配 {patterns}（前几个为 {some}）。\n模式为带 * 和 ? 的点分路径；在 shell 中请加引号。",
+    ),
+    "nothing-ran": (
+        "{model} was never called, so there is nothing to compare; no dump was written.\n"
+        "Call it inside the capture, as net(x): net.forward(x) and net.construct(x) pass the hooks by.",
+        "{model} 从未被调用，没有可比对的内容；未写入转储。\n请在捕获范围内以 net(x) 调用它：net.forward(x) 与 net.construct(x) 会绕过钩子。",
+    ),
+    "no-model-ran": (
+        "No model ran in {script}, so nothing was captured.\n"
+        "A net in graph mode or under @jit cannot be seen; otherwise call it as net(x), or use a factory: FILE.py:NAME.",
+        "{script} 中没有模型运行，未捕获任何内容。\n图模式或 @jit 下的网络不可见；否则请以 net(x) 调用，或使用工厂函数：FILE.py:NAME。",
+    ),
+    "model-not-found": (
+        "No model called '{wanted}' ran in {script}; these did: {ran}.\nChoose one of them with --model.",
+        "{script} 中没有名为 '{wanted}' 的模型运行；运行过的有：{ran}。\n请用 --model 选择其中之一。",
+    ),
+    "other-models-ran": (
+        "Captured {model}; these ran too and were left out: {others}. Choose one with --model.",
+        "已捕获 {model}；以下模型也运行过但未捕获：{others}。可用 --model 选择。",
+    ),
+    "more-steps-ran": (
+        "Captured the first {steps} run(s) of {model}; it ran on unobserved. More with --steps.",
+        "已捕获 {model} 的前 {steps} 次运行；之后的运行未被观察。可用 --steps 增加。",
+    ),
+    "script-missing": (
+        "{path}: no such script.\nGive a script (train.py), -m MODULE, or a factory (net.py:build).",
+        "{path}：脚本不存在。\n请给出脚本（train.py）、-m MODULE 或工厂函数（net.py:build）。",
+    ),
+    "script-folder": (
+        "{path} is a folder without __main__.py, so Python cannot run it.\nGive the script inside it.",
+        "{path} 是没有 __main__.py 的目录，Python 无法运行。\n请给出其中的脚本。",
+    ),
+    "script-shadow": (
+        "{path} has the name of this tool ({name}), and your script would import the wrong one.\n"
+        "Rename it, then capture again.",
+        "{path} 与本工具同名（{name}），你的脚本会导入错误的模块。\n请重命名后再捕获。",
+    ),
+    "value-unreadable": ("{slot}: its values could not be read: {reason}", "{slot}：无法读取其值：{reason}"),
+    "dtype-unknown": (
+        "{slot}: values of type {dtype} cannot be stored, so this one is not in the dump",
+        "{slot}：类型 {dtype} 的值无法存储，未写入转储",
+    ),
+    "other-thread": (
+        "called from another thread than the net itself; those calls are not recorded",
+        "在与网络本身不同的线程中被调用；这些调用未被记录",
+    ),
+    "random-numbers": (
+        "the net drew random numbers while it ran (dropout, sampling): two runs will differ",
+        "网络运行时使用了随机数（dropout、采样）：两次运行结果会不同",
+    ),
+    "dropout-active": (
+        "Dropout was active in train mode ({layers}), so the values are random.\n"
+        "Capture in eval mode, or with --silence-dropout.",
+        "训练模式下 dropout 处于激活状态（{layers}），数值是随机的。\n请在 eval 模式下捕获，或使用 --silence-dropout。",
+    ),
+    "captured": (
+        "{path}: {records} values of {layers} layers in {steps} step(s), {size}, {seconds} s",
+        "{path}：{layers} 层、{steps} 步，共 {records} 个值，{size}，{seconds} 秒",
+    ),
+    "known-size": (
+        "{model}: {layers} layers, parameters {parameters}; {free} free where the dump goes",
+        "{model}：{layers} 层，参数 {parameters}；转储所在磁盘剩余 {free}",
+    ),
+    "estimate": (
+        "{model}: a dump of {steps} step(s) would hold {records} values, {size}; {free} free there",
+        "{model}：{steps} 步的转储将包含 {records} 个值，{size}；所在磁盘剩余 {free}",
+    ),
+    "next-port": (
+        "next: aligner capture PORT.py:build --from {path} -o port.h5",
+        "下一步：aligner capture PORT.py:build --from {path} -o port.h5",
+    ),
+    "next-compare": ("next: aligner compare {reference} {path}", "下一步：aligner compare {reference} {path}"),
+    "option-needs-factory": (
+        "{option} works with a factory (FILE.py:NAME), not with a script.\n"
+        "Write a function that returns (model, inputs), or leave the option out.",
+        "{option} 只适用于工厂函数（FILE.py:NAME），不适用于脚本。\n请写一个返回 (模型, 输入) 的函数，或去掉该选项。",
+    ),
+    "option-needs-script": (
+        "{option} works with a script, not with a factory (FILE.py:NAME).\nLeave it out.",
+        "{option} 只适用于脚本，不适用于工厂函数（FILE.py:NAME）。\n请去掉该选项。",
+    ),
+    "target-missing": (
+        "Nothing to capture was given.\nGive FILE.py:NAME, a script, or -m MODULE; `aligner capture --help` has examples.",
+        "没有给出要捕获的对象。\n请给出 FILE.py:NAME、脚本或 -m MODULE；示例见 `aligner capture --help`。",
+    ),
+    "output-is-reference": (
+        "{path} is both the reference to replay and the dump to write.\nGive the port's dump another name with -o.",
+        "{path} 既是要回放的标杆，又是要写入的转储。\n请用 -o 为待比对网络的转储另取一个名字。",
+    ),
+    "caution": ("caution: {layer}: {text}", "注意：{layer}：{text}"),
+    "output-missing": (
+        "No name for the dump was given.\nAdd -o ref.h5.",
+        "没有给出转储文件名。\n请加上 -o ref.h5。",
+    ),
+    "framework-wanted": (
+        "The model is of {found}, and --framework asks for {wanted}.\nLeave --framework out: it is found from the model.",
+        "模型属于 {found}，而 --framework 指定了 {wanted}。\n请去掉 --framework：框架会由模型自动识别。",
+    ),
+    "demo-frameworks": (
+        "The demo needs PyTorch and MindSpore; not installed here: {missing}.\n"
+        "Install both (pip install torch 'mindspore' 'numpy<2'), or capture your own nets on two machines.",
+        "演示需要 PyTorch 和 MindSpore；此处未安装：{missing}。\n请安装两者（pip install torch 'mindspore' 'numpy<2'），或在两台机器上分别捕获你自己的网络。",
+    ),
+    "demo-folder": (
+        "{folder} is a file; the demo wants a folder.\nGive another name: aligner demo FOLDER.",
+        "{folder} 是文件；演示需要目录。\n请换一个名字：aligner demo FOLDER。",
+    ),
+    "demo-found": (
+        "That is the planted bug: {found} has eps=1e-2 in {folder}/net_mindspore.py, and 1e-5 in net_torch.py.\n"
+        "Mend it there and run `aligner demo {folder}` again.",
+        "这正是预埋的错误：{folder}/net_mindspore.py 中 {found} 的 eps=1e-2，而 net_torch.py 中为 1e-5。\n请在该文件中修正，然后再次运行 `aligner demo {folder}`。",
+    ),
+    "demo-mended": (
+        "The port in {folder} is mended: no layer differs any more.\n"
+        "Delete {folder} to start over with the mistake in {planted}.",
+        "{folder} 中的移植已修正：不再有层超差。\n删除 {folder} 可重新演示 {planted} 中的错误。",
+    ),
+    "demo-other": (
+        "The demo expected {planted} and found: {found}.\n"
+        "If you changed the nets in {folder}, that is yours to judge; otherwise please report it.",
+        "演示预期为 {planted}，实际得到：{found}。\n如果你修改过 {folder} 中的网络，请自行判断；否则请报告该问题。",
+    ),
+}

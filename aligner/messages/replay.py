@@ -1,5 +1,52 @@
-"""Messages about replay."""
+"""Messages about running a port on the reference's data."""
 
 from __future__ import annotations
 
-MESSAGES: dict[str, tuple[str, str]] = {}
+MESSAGES: dict[str, tuple[str, str]] = {
+    "weights-none": (
+        "{reference} holds no weights, so the port cannot be given the same ones ({left_port}).\n"
+        "Capture the reference again without --no-weights, or go on with --allow-missing.",
+        "{reference} 中没有权重，无法让待比对网络使用相同的权重（{left_port}）。\n请不加 --no-weights 重新捕获标杆，或用 --allow-missing 继续。",
+    ),
+    "weights-left-over": (
+        "Parameters have no counterpart. In {reference} only: {left_reference}. In the port only: {left_port}.\n"
+        "Say what belongs together with --rename REF=PORT, mend the port (has_bias?), or go on with --allow-missing.",
+        "部分参数没有对应项。仅在 {reference} 中：{left_reference}。仅在待比对网络中：{left_port}。\n"
+        "请用 --rename REF=PORT 指明对应关系，修正移植代码（has_bias？），或用 --allow-missing 继续。",
+    ),
+    "weights-loaded": (
+        "weights: {count} parameters from {reference} ({named} by name, {structure} by structure)",
+        "权重：来自 {reference} 的 {count} 个参数（按名称 {named} 个，按结构 {structure} 个）",
+    ),
+    "weights-by-structure": (
+        "  {reference} -> {port}  (confidence {confidence})",
+        "  {reference} -> {port}（置信度 {confidence}）",
+    ),
+    "weights-told": (
+        "not loaded, and not needed or allowed: reference {left_reference}; port {left_port}",
+        "未加载（不需要或已允许）：标杆 {left_reference}；待比对 {left_port}",
+    ),
+    "rename-unknown": (
+        "--rename: the {side} has no layer or parameter '{name}'; close ones: {close}.\n"
+        "Write REF=PORT with dotted paths, or prefixes of them.",
+        "--rename：{side} 中没有层或参数 '{name}'；相近的有：{close}。\n请写成 REF=PORT，使用点分路径或其前缀。",
+    ),
+    "rename-form": (
+        "--rename '{text}': wanted REF=PORT.\nFor example: --rename encoder.layers=blocks",
+        "--rename '{text}'：格式应为 REF=PORT。\n例如：--rename encoder.layers=blocks",
+    ),
+    "step-missing": (
+        "{reference} has no inputs of the top-level net for step {step}; it has steps: {have}.\n"
+        "Ask for one of these with --steps, or capture the reference for more steps.",
+        "{reference} 中没有顶层网络第 {step} 步的输入；现有步：{have}。\n请用 --steps 选择，或为标杆捕获更多步。",
+    ),
+    "input-missing": (
+        "{reference} holds no values for the net's {slot}.\nCapture the reference again and look for its cautions.",
+        "{reference} 中没有网络 {slot} 的值。\n请重新捕获标杆并留意其中的提示。",
+    ),
+    "input-opaque": (
+        "The reference was called with an object of class {kind}, which a dump cannot hold.\n"
+        "Give the port its inputs yourself: let its factory return (model, inputs).",
+        "标杆以 {kind} 类的对象作为参数被调用，转储无法保存它。\n请自行提供待比对网络的输入：让工厂函数返回 (模型, 输入)。",
+    ),
+}

@@ -1,0 +1,37 @@
+# `make demo` and `make test` are all a newcomer needs: each sets up what it uses.
+PYTHON ?= python3.11
+VENV := .venv
+RUN := $(VENV)/bin/python
+TESTS := tests/unit tests/properties tests/adapters tests/endtoend tests/test_*.py
+
+.PHONY: help setup demo test test-all lint bench clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /	/'
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install -q -c constraints.txt torch mindspore -e '.[dev]'
+	touch $@
+
+setup: $(VENV)/.ready ## the main environment in .venv: torch, mindspore, aligner
+
+demo: setup ## a planted bug found in a torch/MindSpore pair
+	$(RUN) -m aligner demo build/demo
+
+test: setup ## the tests of the main environment
+	$(RUN) -m pytest -q
+
+test-all: test ## the main environment, then the others of the table in CONTRIBUTING.md
+	sh tests/environments.sh old bare39 bare311
+
+lint: setup ## ruff and mypy
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+bench: setup ## every figure of the README, each next to its limit
+	$(RUN) benchmarks/run_all.py
+
+clean: ## remove environments and caches
+	rm -rf $(VENV) .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,98 @@
+"""The factory door: build the net, run it on its inputs (or on the reference's), and capture every step."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import numpy as np
+
+from aligner import registry
+from aligner.adapter import Adapter
+from aligner.capture.task import Arguments, Task, as_task
+from aligner.dtypes import DTYPES
+from aligner.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class Run:
+    """A model with its adapter, ready to be called once per step."""
+
+    adapter: Adapter
+    model: Any
+    steps: Sequence[Arguments]
+
+    def step(self, index: int) -> None:
+        """Call the model on the arguments of one step."""
+        args, kwargs = self.steps[index]
+        with self.adapter.running(self.model):
+            self.model(*args, **kwargs)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed what is seeded without a framework; the factory may build its inputs with it."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def build(factory: Callable[[], object], framework: Optional[str], seed: int) -> tuple[Adapter, Task]:
+    """Call the factory under a fixed seed and find the framework of what it returned.
+
+    Raises:
+        CaptureError: it returned something else, or a model of another framework than the one asked for.
+    """
+    seed_everything(seed)
+    loaded = [registry.load(name) for name in _imported(framework)]
+    for adapter in loaded:
+        adapter.seed(seed)
+    task = as_task(factory())
+    adapter = registry.of(task.model)
+    if framework is not None and adapter.name != framework:
+        raise CaptureError("framework-wanted", found=adapter.name, wanted=framework)
+    return adapter, task
+
+
+def _imported(framework: Optional[str]) -> list[str]:
+    """The frameworks to seed before the factory runs: those its file has imported, and the one named."""
+    import sys
+
+    return sorted(name for name in registry.available() if name == framework or name in sys.modules)
+
+
+def tensors(adapter: Adapter, value: object, move: Callable[[object], object]) -> object:
+    """Numpy arrays inside an argument as tensors of the framework, on the chosen device."""
+    if isinstance(value, np.ndarray) or (isinstance(value, np.generic) and value.dtype.name in DTYPES):
+        array = np.asarray(value)
+        return move(adapter.from_numpy(array, array.dtype.name))
+    if adapter.is_tensor(value):
+        return move(value)
+    if type(value) in (list, tuple):
+        return type(value)(tensors(adapter, item, move) for item in value)  # type: ignore[attr-defined, call-arg]
+    if type(value) is dict:
+        return {key: tensors(adapter, item, move) for key, item in value.items()}
+    return value
+
+
+def prepare(adapter: Adapter, task: Task, device: Optional[str], steps: Optional[int]) -> Run:
+    """Put model and arguments on the device and repeat the arguments for as many steps as asked."""
+    move: Callable[[object], object] = (lambda value: value) if device is None else adapter.device(device)
+    model = move(task.model)
+    rows = [
+        (
+            tuple(tensors(adapter, value, move) for value in args),
+            {name: tensors(adapter, value, move) for name, value in kwargs.items()},
+        )
+        for args, kwargs in task.arguments()
+    ]
+    wanted = max(task.steps, len(rows)) if steps is None else steps
+    return Run(adapter, model, [rows[i % len(rows)] for i in range(wanted)] if rows else [])
+
+
+def free_space(path: str) -> int:
+    """Bytes free where `path` will be written."""
+    import os
+
+    return shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free

@@ -1,0 +1,65 @@
+"""One line on stderr that tells how far a capture is: layers, size, speed, and how large it will become."""
+
+from __future__ import annotations
+
+import time
+from typing import Optional, TextIO
+
+from aligner import messages
+
+
+def size(count: float) -> str:
+    """Bytes as people read them: "3.2 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+class Progress:
+    """Writes at most every `period` seconds: on a terminal over the same line, elsewhere a line every ten seconds."""
+
+    def __init__(self, stream: Optional[TextIO], language: str = "en") -> None:
+        self._stream = stream
+        self._language = language
+        self._live = stream is not None and stream.isatty()
+        self._period = 0.1 if self._live else 10.0
+        self._start = self._last = time.monotonic()
+        self._shown = 0
+
+    def update(self, step: int, layer: str, done: int, total: int, written: int) -> None:
+        """`done` of `total` layers of this step have run; `written` bytes are in the dump."""
+        now = time.monotonic()
+        if self._stream is None or now - self._last < self._period:
+            return
+        self._last = now
+        speed = written / max(now - self._start, 1e-9)
+        facts = {
+            "step": step,
+            "done": min(done, total),
+            "total": total,
+            "size": size(written),
+            "speed": size(speed),
+            "expected": size(written * total / max(min(done, total), 1)),
+            "layer": layer,
+        }
+        line = messages.text("capture-progress", self._language, facts)
+        self._show(line)
+
+    def _show(self, line: str) -> None:
+        if self._stream is None:
+            return
+        if self._live:
+            self._stream.write("\r" + line[:79].ljust(self._shown)[:79])
+            self._shown = min(len(line), 79)
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def clear(self) -> None:
+        """Take the line away before something else is printed."""
+        if self._stream is not None and self._live and self._shown:
+            self._stream.write("\r" + " " * self._shown + "\r")
+            self._stream.flush()
+            self._shown = 0

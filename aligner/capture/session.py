@@ -1,0 +1,353 @@
+"""A capture: names the layers of one model, counts their calls, and hands every value they see to a dump.
+
+    adapter.observe -> Capture._enter / _leave -> Record -> DumpWriter.write
+
+What is recorded is the value at that moment: each array is written before the layer goes on, so later in-place
+changes cannot reach it. The net is never hurt by a capture that fails: an error of ours (a full disk) ends the
+observation, the net runs on, and the error is raised when the capture is closed.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Optional, Protocol, Union
+
+from aligner import registry
+from aligner.adapter import Adapter, Handle
+from aligner.capture.header import describe
+from aligner.capture.progress import Progress
+from aligner.dtypes import DTYPES
+from aligner.dump.writer import DumpWriter
+from aligner.errors import AlignerError, CaptureError
+from aligner.record import Call, Key, Layer, Note, Phase, Record
+from aligner.structure import Tensors, flatten_arguments, flatten_result
+
+Path = Union[str, "os.PathLike[str]"]
+
+
+@dataclass
+class Options:
+    """How a capture is made; the command line's options, without where the model comes from."""
+
+    layers: Sequence[str] = ("*",)
+    steps: Optional[int] = None
+    weights: bool = True
+    silence_dropout: bool = False
+    force: bool = False
+    seed: Optional[int] = None
+    header: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class _Open:
+    """A call that has begun and not yet ended."""
+
+    layer: str
+    number: int
+    first: int
+    inputs: object
+
+
+class Sink(Protocol):
+    """Where the values go: a DumpWriter, or a Tally that only counts."""
+
+    @property
+    def records(self) -> int: ...
+    @property
+    def bytes_written(self) -> int: ...
+    def layer(self, layer: Layer) -> None: ...
+    def write(self, record: Record) -> None: ...
+    def call(self, call: Call) -> None: ...
+    def note(self, note: Note) -> None: ...
+    def update_header(self, **values: Any) -> None: ...
+    def close(self, complete: bool = True) -> None: ...
+
+
+class Capture:
+    """Observes `model` from `__enter__` to `__exit__` and writes what it sees to `path`."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        model: object,
+        path: Path,
+        options: Optional[Options] = None,
+        progress: Optional[Progress] = None,
+        sink: Optional[Sink] = None,
+    ) -> None:
+        self.path = os.fspath(path)
+        self.steps = 0
+        self._adapter = adapter
+        self._model = model
+        self._options = options or Options()
+        self._progress = progress or Progress(None)
+        self._handles: list[Handle] = []
+        self._stack: list[_Open] = []
+        self._numbers: dict[str, int] = {}
+        self._order = 0
+        self._dropouts: set[str] = set()
+        self._active_dropouts: set[str] = set()
+        self._silenced = False
+        self._random: Optional[bytes] = None
+        self._thread = 0
+        self._records = 0
+        self._loose = False
+        self._noted: set[tuple[str, str]] = set()
+        self._failure: Optional[BaseException] = None
+        self._sink = sink
+        self._writer: Optional[Sink] = None
+
+    def __enter__(self) -> Capture:
+        selected = self._select()
+        header = {**describe(self._adapter, self._model, seed=self._options.seed), **self._options.header}
+        self._writer = self._sink or DumpWriter(self.path, header, force=self._options.force)
+        try:
+            self._declare()
+            if self._options.weights:
+                self._write_parameters()
+            if self._options.silence_dropout and self._adapter.training(self._model):
+                self._handles.append(self._adapter.silence_dropout(self._model))
+                self._silenced = True
+            for path, layer in selected:
+                self._observe(path, layer)
+        except BaseException:
+            self._detach()
+            self._writer.close(complete=False)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        self.close(clean=error is None)
+
+    def close(self, clean: bool = True) -> None:
+        """Remove all hooks and finish the dump.
+
+        Raises:
+            AlignerError: what went wrong while the net ran, or that nothing ran at all (only if `clean`).
+        """
+        writer, self._writer = self._writer, None
+        self._records = writer.records if writer is not None else self._records
+        if writer is None:
+            return
+        self._detach()
+        self._progress.clear()
+        self._unwind(writer, 0)
+        self.steps += self._loose
+        nothing = self.steps == 0 and self._failure is None
+        complete = clean and not nothing and self._failure is None
+        try:
+            writer.update_header(steps=self.steps, dropout=self._dropout_state())
+            writer.close(complete=complete)
+        except AlignerError as error:
+            self._failure = self._failure or error
+        if nothing and clean:
+            if self._sink is None:
+                os.unlink(self.path)
+            raise CaptureError("nothing-ran", model=type(self._model).__name__)
+        if self._failure is not None and clean:
+            raise self._failure
+
+    @property
+    def records(self) -> int:
+        """Values recorded so far."""
+        return self._records if self._writer is None else self._writer.records
+
+    @property
+    def finished(self) -> bool:
+        """Whether all wanted steps are captured (or the capture failed) and nothing is observed any more."""
+        return not self._handles
+
+    def _select(self) -> list[tuple[str, object]]:
+        """The layers to observe: those the patterns name, and always the top-level net, which counts the steps."""
+        layers = list(self._adapter.layers(self._model))
+        wanted = [(path, layer) for path, layer in layers if path == "" or matches(path, self._options.layers)]
+        patterns = list(self._options.layers)
+        if len(wanted) == 1 and len(layers) > 1 and patterns not in (["*"], [""]):
+            some = ", ".join(path for path, _ in layers[1:6])
+            raise CaptureError("no-layer-matched", patterns=", ".join(patterns), count=len(layers) - 1, some=some)
+        return wanted
+
+    def _declare(self) -> None:
+        """Tell the dump of every layer, observed or not, and of what cannot be seen."""
+        assert self._writer is not None
+        layers = list(self._adapter.layers(self._model))
+        parents = {path.rpartition(".")[0] for path, _ in layers if path}
+        for path, layer in layers:
+            spec = self._adapter.spec(layer)
+            if spec.kind == "Dropout":
+                self._dropouts.add(path)
+            training = self._adapter.training(layer)
+            children = path in parents or any(parent.startswith(f"{path}.") for parent in parents) or path == ""
+            self._writer.layer(Layer(path, self._adapter.type_name(layer), spec, children, training))
+        for note in self._adapter.cautions(self._model):
+            self._writer.note(note)
+        self._total = len(layers)
+
+    def _write_parameters(self) -> None:
+        assert self._writer is not None
+        table = []
+        for parameter in self._adapter.parameters(self._model):
+            key = Key(0, Phase.PARAMETER, parameter.layer, 0, parameter.role)
+            self._write(self._writer, key, parameter.dtype, lambda p=parameter: self._adapter.read(p))  # type: ignore[misc]
+            table.append([parameter.layer, parameter.role, parameter.name, parameter.trainable, parameter.buffer])
+        self._writer.update_header(parameters=table)
+
+    def _observe(self, path: str, layer: object) -> None:
+        def before(args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+            self._guarded(self._enter, path, args, kwargs)
+
+        def after(args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
+            self._guarded(self._leave, path, args, output)
+
+        self._handles.append(self._adapter.observe(layer, before, after))
+
+    def _guarded(self, action: Callable[..., None], path: str, *values: object) -> None:
+        """Run our part of a hook so that no failure of ours reaches the user's net."""
+        if self._writer is None or self._failure is not None:
+            return
+        try:
+            action(self._writer, path, *values)
+        except Exception as error:  # kept, and raised when the capture is closed
+            self._failure = error
+            self._detach()
+
+    def _enter(self, writer: Sink, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        if not self._stack:
+            self._begin_run(path)
+        elif threading.get_ident() != self._thread:
+            self._note(writer, path, "other-thread")  # its place in the order of calls cannot be known
+            return
+        self._order += 1
+        number = self._numbers.get(path, 0)
+        self._numbers[path] = number + 1
+        found: Tensors = []
+        inputs = flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        self._stack.append(_Open(path, number, self._order, inputs))
+        self._record(writer, path, number, found)
+
+    def _leave(self, writer: Sink, path: str, args: tuple[object, ...], output: object) -> None:
+        depth = next((i for i in reversed(range(len(self._stack))) if self._stack[i].layer == path), None)
+        if depth is None or threading.get_ident() != self._thread:
+            return
+        self._unwind(writer, depth + 1)
+        call = self._stack.pop()
+        found: Tensors = []
+        outputs = flatten_result(output, self._adapter.is_tensor, found)
+        self._record(writer, path, call.number, found)
+        if path in self._dropouts and found and args:
+            self._prove_inactive(path, args[0], found[0][1])
+        self._order += 1
+        writer.call(Call(self.steps, Phase.FORWARD, path, call.number, call.first, self._order, call.inputs, outputs))
+        self._progress.update(self.steps, path, len(self._numbers), self._total, writer.bytes_written)
+        if path == "" and not self._stack:
+            self._end_step(writer)
+
+    def _begin_run(self, path: str) -> None:
+        """An outermost call. The net itself starts a step; a layer called by itself (net.encode(x)) joins one."""
+        self._thread = threading.get_ident()
+        if path != "":
+            self._loose = True
+            return
+        if self._loose:
+            self._loose = False
+            self.steps += 1
+        self._numbers = {}
+        self._random = self._adapter.random_state()
+
+    def _end_step(self, writer: Sink) -> None:
+        if self._random is not None and self._adapter.random_state() != self._random:
+            self._note(writer, "", "random-numbers")
+        self.steps += 1
+        if self._options.steps is not None and self.steps >= self._options.steps:
+            self._detach()
+
+    def _record(self, writer: Sink, path: str, number: int, found: Tensors) -> None:
+        for slot, tensor in found:
+            key = Key(self.steps, Phase.FORWARD, path, number, slot)
+            self._write(writer, key, self._adapter.dtype(tensor), lambda t=tensor: self._adapter.to_numpy(t))  # type: ignore[misc]
+
+    def _write(self, writer: Sink, key: Key, dtype: str, read: Callable[[], Any]) -> None:
+        """One value into the dump, or a note why it could not be read."""
+        self._order += 1
+        if dtype not in DTYPES:
+            self._note(writer, key.layer, "dtype-unknown", slot=key.slot, dtype=dtype)
+            return
+        try:
+            array = read()
+        except ValueError as error:
+            self._note(writer, key.layer, "value-unreadable", slot=key.slot, reason=str(error))
+            return
+        writer.write(Record(key, self._order, dtype, array))
+
+    def _unwind(self, writer: Sink, depth: int) -> None:
+        """Calls above `depth` never came back: their layer raised."""
+        while len(self._stack) > depth:
+            call = self._stack.pop()
+            self._order += 1
+            writer.call(
+                Call(self.steps, Phase.FORWARD, call.layer, call.number, call.first, None, call.inputs, {"none": True})
+            )
+
+    def _prove_inactive(self, path: str, given: object, result: object) -> None:
+        if self._adapter.is_tensor(given) and self._adapter.is_tensor(result):
+            same = self._adapter.to_numpy(given).tobytes() == self._adapter.to_numpy(result).tobytes()
+            if not same:
+                self._active_dropouts.add(path)
+
+    def _dropout_state(self) -> str:
+        """What the header says: seen at work, silenced, or idle (all of it looked at, not assumed)."""
+        if self._active_dropouts:
+            return "active: " + ", ".join(sorted(self._active_dropouts)[:5])
+        return "silenced" if self._silenced else "inactive"
+
+    def _note(self, writer: Sink, layer: str, message: str, **facts: Any) -> None:
+        """Say once per layer what could not be captured as it should."""
+        if (layer, message) not in self._noted:
+            self._noted.add((layer, message))
+            writer.note(Note(layer, message, facts))
+
+    def _detach(self) -> None:
+        for handle in reversed(self._handles):
+            handle.remove()
+        self._handles.clear()
+
+
+def matches(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a pattern names this layer; a pattern without wildcards also names everything inside."""
+    return any(fnmatch.fnmatchcase(path, pattern) or path.startswith(f"{pattern}.") for pattern in patterns)
+
+
+def capture(
+    model: object,
+    path: Path,
+    *,
+    layers: Union[str, Sequence[str]] = "*",
+    steps: Optional[int] = None,
+    weights: bool = True,
+    silence_dropout: bool = False,
+    force: bool = False,
+) -> Capture:
+    """Capture what `model` does inside a `with` block: `with aligner.capture(net, "ref.h5"): net(x)`.
+
+    Args:
+        model: a torch module or MindSpore cell; the framework is found from it.
+        path: the dump to write; an existing one is refused unless `force`.
+        layers: patterns of layer paths to record ("encoder.*").
+        steps: stop observing after so many runs of the model; None takes all of the block.
+        weights: record parameters and buffers too, so that a port can be run on them.
+        silence_dropout: make dropout inactive in train mode while capturing.
+        force: overwrite an existing dump.
+    """
+    patterns = [layers] if isinstance(layers, str) else list(layers)
+    options = Options(patterns, steps, weights, silence_dropout, force)
+    return Capture(registry.of(model), model, path, options)

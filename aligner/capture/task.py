@@ -1,0 +1,86 @@
+"""What a factory hands over: the model, and what to call it with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Optional, Union
+
+from aligner.errors import CaptureError
+
+Arguments = tuple[tuple[object, ...], dict[str, object]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model and its inputs, and for training steps the loss, the optimizer and their settings.
+
+    `inputs` is one tuple of arguments, or a list with one tuple per step; a dict in a tuple's place is passed as
+    keyword arguments. Arrays may be numpy's: they are turned into the framework's tensors.
+
+    The training fields (`loss` and all after it) are part of the contract, but training steps are not captured yet.
+    """
+
+    model: Any
+    inputs: Any = None
+    loss: Any = None
+    optimizer: Any = None
+    steps: int = 1
+    clip_norm: Optional[float] = None
+    accumulate: int = 1
+    loss_scale: Optional[float] = None
+    lr_schedule: Any = None
+
+    def arguments(self) -> list[Arguments]:
+        """The arguments of each step."""
+        if self.inputs is None:
+            return []
+        rows = self.inputs if isinstance(self.inputs, list) else [self.inputs]
+        return [_arguments(row) for row in rows]
+
+
+def _arguments(row: object) -> Arguments:
+    if isinstance(row, Mapping):
+        return (), {str(name): value for name, value in row.items()}
+    if isinstance(row, tuple) and not hasattr(row, "_fields"):
+        return row, {}
+    return (row,), {}
+
+
+def as_task(made: object) -> Task:
+    """What a factory returned, as a Task: a Task, a model, or `(model, inputs)`.
+
+    Raises:
+        CaptureError: for None, for tuples of another length, and for training, which is not built yet.
+    """
+    if isinstance(made, Task):
+        task = made
+    elif isinstance(made, tuple) and not hasattr(made, "_fields"):
+        if len(made) != 2:
+            raise CaptureError("factory-tuple", length=len(made))
+        task = Task(made[0], made[1])
+    else:
+        task = Task(made)
+    if task.model is None:
+        raise CaptureError("factory-none")
+    if task.loss is not None or task.optimizer is not None:
+        raise CaptureError("training-not-yet")
+    return task
+
+
+def from_npz(path: str) -> Union[tuple[object, ...], dict[str, object]]:
+    """The inputs that a .npz file holds: arr_0, arr_1, ... in order, or by their names as keyword arguments."""
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not hasattr(file, "files"):
+                raise CaptureError("inputs-not-npz", path=path, reason="a single .npy array")
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError) as error:
+        raise CaptureError("inputs-not-npz", path=path, reason=str(error).splitlines()[0]) from error
+    if not arrays:
+        raise CaptureError("inputs-not-npz", path=path, reason="no arrays in it")
+    if all(name.startswith("arr_") for name in arrays):
+        return tuple(arrays[f"arr_{i}"] for i in range(len(arrays)))
+    return dict(arrays)

@@ -1,0 +1,88 @@
+"""What the script door watches for: the first model that runs, found when its framework is imported."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Optional
+
+from aligner.errors import AdapterError, AlignerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aligner.adapter import Adapter, Handle
+    from aligner.capture.progress import Progress
+    from aligner.capture.session import Capture, Options
+
+
+class Watch:
+    """Captures one model of a running script.
+
+    The model is the first outermost layer call whose class is `wanted`, or without `wanted` the first that has
+    parameters (so a loss is passed by). Nothing here may disturb the script: what goes wrong is kept in `failure`.
+    """
+
+    def __init__(self, path: str, options: Callable[[], Options], wanted: Optional[str], progress: Progress) -> None:
+        self.capture: Optional[Capture] = None
+        self.failure: Optional[Exception] = None
+        self.captured = ""
+        self.ran: list[str] = []
+        self.runs = 0
+        self._path = path
+        self._options = options
+        self._wanted = wanted
+        self._progress = progress
+        self._model: object = None
+        self._handles: list[Handle] = []
+
+    def on_import(self, framework: str) -> None:
+        """A framework was imported: wait for a model of it to run."""
+        from aligner import registry
+
+        try:
+            adapter = registry.load(framework)
+            self._handles.append(adapter.watch_roots(lambda model: self._guarded(adapter, model)))
+        except AdapterError as error:
+            self.failure = self.failure or error
+
+    def _guarded(self, adapter: Adapter, model: object) -> None:
+        try:
+            self._on_root(adapter, model)
+        except Exception as error:  # the script goes on; told when it has ended
+            self.failure = self.failure or error
+
+    def _on_root(self, adapter: Adapter, model: object) -> None:
+        if model is self._model:
+            self.runs += 1
+            return
+        name = type(model).__name__
+        if not self._chosen(adapter, model, name):
+            return
+        if name not in self.ran:
+            self.ran.append(name)
+        if self.capture is not None or self.failure is not None or self._wanted not in (None, name):
+            return
+        from aligner.capture.session import Capture
+
+        self._model, self.captured = model, name
+        self.runs = 1
+        self.capture = Capture(adapter, model, self._path, self._options(), self._progress)
+        self.capture.__enter__()
+
+    def _chosen(self, adapter: Adapter, model: object, name: str) -> bool:
+        return name == self._wanted or next(iter(adapter.parameters(model)), None) is not None
+
+    def close(self, clean: bool) -> None:
+        """The script has ended.
+
+        Raises:
+            AlignerError: what went wrong with the capture, if the script itself ended well.
+        """
+        for handle in self._handles:
+            handle.remove()
+        if self.capture is not None:
+            try:
+                self.capture.close(clean=True)
+            except AlignerError as error:
+                self.failure = self.failure or error
+        if self.failure is not None and clean:
+            raise self.failure

@@ -1,0 +1,31 @@
+"""What a long command says while it works: on stderr, in the user's language, nothing with --quiet."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+from aligner import messages
+from aligner.capture.progress import Progress
+
+
+class Voice:
+    """Sentences and the progress line; the line is taken away before a sentence is printed."""
+
+    def __init__(self, quiet: bool, language: str) -> None:
+        self.quiet = quiet
+        self.language = language
+        self.progress = Progress(None if quiet else sys.stderr, language)
+
+    def say(self, message: str, **facts: object) -> None:
+        """Print one sentence of the catalogue."""
+        if not self.quiet:
+            self.progress.clear()
+            print(messages.text(message, self.language, facts), file=sys.stderr)
+
+    def traceback(self, error: BaseException) -> None:
+        """Print the user's own traceback, without our frames; also with --quiet, it is his."""
+        from aligner.capture.script import without_our_frames
+
+        self.progress.clear()
+        traceback.print_exception(type(error), error, without_our_frames(error.__traceback__))

@@ -1,0 +1,211 @@
+"""Run a port on the reference's weights and inputs, all of them out of the reference's dump.
+
+dump entries -> transfer.plan -> Adapter.load        the weights
+dump call    -> structure.rebuild -> Adapter.from_numpy   the inputs, nested as the reference got them
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Optional, Union
+
+from aligner import registry
+from aligner.adapter import Adapter
+from aligner.adapter import Parameter as Native
+from aligner.capture.progress import Progress
+from aligner.capture.session import Capture, Options
+from aligner.dump.reader import Dump, Entry, open_dump
+from aligner.errors import ReplayError
+from aligner.record import Key, Phase
+from aligner.replay.transfer import Item, Slot, Transfer, left_over, plan
+from aligner.structure import rebuild_arguments
+
+Path = Union[str, "os.PathLike[str]"]
+Arguments = tuple[tuple[object, ...], dict[str, object]]
+
+
+class Replay:
+    """A port that carries the reference's weights, and the reference's inputs to call it with."""
+
+    def __init__(self, reference: Dump, adapter: Adapter, model: Any) -> None:
+        self.reference = reference
+        self.model = model
+        self.transfer: Transfer = Transfer((), (), ())
+        self._adapter = adapter
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """The steps that the reference holds inputs for."""
+        return [call.step for call in self.reference.calls if call.layer == "" and call.number == 0]
+
+    def load(self, renames: Mapping[str, str], allow_missing: bool) -> None:
+        """Give the port the reference's weights.
+
+        Raises:
+            ReplayError: the dump holds no weights, or parameters are left over on either side.
+        """
+        entries = {
+            Slot(entry.key.layer, entry.key.slot): entry
+            for entry in self.reference.entries
+            if entry.key.phase is Phase.PARAMETER
+        }
+        natives = {Slot(p.layer, p.role): p for p in self._adapter.parameters(self.model)}
+        self.transfer = plan(_reference_items(self.reference, entries), self._port_items(natives), renames)
+        ours, theirs = self.transfer.failing
+        if (ours or theirs) and not allow_missing:
+            message = "weights-none" if not entries else "weights-left-over"
+            raise ReplayError(
+                message,
+                reference=os.fspath(self.reference.path),
+                left_reference=left_over(ours),
+                left_port=left_over(theirs),
+            )
+        for match in self.transfer.matches:
+            entry = entries[match.reference.slot]
+            self._adapter.load(natives[match.port.slot], entry.raw(), entry.dtype)
+
+    def _port_items(self, natives: Mapping[Slot, Native]) -> list[Item]:
+        kinds = {path: self._adapter.spec(layer).kind for path, layer in self._adapter.layers(self.model)}
+        return [
+            Item(slot, native.shape, native.name, kinds.get(native.layer, ""), _required(native.buffer, native.role))
+            for slot, native in natives.items()
+        ]
+
+    def set_training(self, training: Optional[bool]) -> None:
+        """Put the port into the mode asked for, or else layer by layer into the reference's."""
+        wanted = bool(self.reference.header.get("training")) if training is None else training
+        self._adapter.set_training(self.model, wanted)
+        if training is not None:
+            return
+        ports = dict(self._adapter.layers(self.model))
+        pairs = {reference: port for reference, port, _ in self.transfer.layers}
+        for path, layer in self.reference.layers.items():
+            port = ports.get(pairs.get(path, path))
+            if port is not None and path and self._adapter.training(port) != layer.training and not layer.children:
+                self._adapter.set_training(port, layer.training)
+
+    def arguments(self, step: int = 0) -> Arguments:
+        """Positional and keyword arguments of the reference's call in this step, as tensors of the port's framework.
+
+        Keyword arguments that the port's own signature does not know are handed over by position, in their order.
+
+        Raises:
+            ReplayError: no such step, or an argument that no dump can hold.
+        """
+        call = next((c for c in self.reference.calls if c.layer == "" and c.step == step and c.number == 0), None)
+        if call is None:
+            have = ", ".join(map(str, self.steps)) or "-"
+            raise ReplayError("step-missing", reference=os.fspath(self.reference.path), step=step, have=have)
+
+        def tensor(slot: str) -> object:
+            entry = self.reference.find(Key(step, Phase.FORWARD, "", 0, slot))
+            if entry is None:
+                raise ReplayError("input-missing", reference=os.fspath(self.reference.path), slot=slot)
+            return self._adapter.from_numpy(entry.raw(), entry.dtype)
+
+        try:
+            args, kwargs = rebuild_arguments(call.inputs, tensor)
+        except LookupError as error:
+            raise ReplayError("input-opaque", kind=str(error)) from error
+        return _fit(self.model, args, kwargs)
+
+    def inputs(self, step: int = 0) -> tuple[object, ...]:
+        """The arguments of a step by position: `net(*replay.inputs(step=0))`."""
+        args, kwargs = self.arguments(step)
+        return (*args, *kwargs.values())
+
+    def run(self, step: int = 0) -> Any:
+        """Call the port once on the reference's arguments of this step."""
+        args, kwargs = self.arguments(step)
+        with self._adapter.running(self.model):
+            return self.model(*args, **kwargs)
+
+    def capture(self, path: Path, options: Optional[Options] = None, progress: Optional[Progress] = None) -> Capture:
+        """A capture of the port whose header tells what it was replayed from: `with replay.capture("port.h5"): ...`."""
+        options = options or Options()
+        options.header = {
+            **options.header,
+            "reference": os.fspath(self.reference.path),
+            "mapping": [list(pair) for pair in self.transfer.layers],
+        }
+        return Capture(self._adapter, self.model, path, options, progress)
+
+    def close(self) -> None:
+        """Close the reference."""
+        self.reference.close()
+
+    def __enter__(self) -> Replay:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        left = len(self.transfer.left_reference), len(self.transfer.left_port)
+        return f"<Replay of {self.reference.path}: {len(self.transfer.matches)} parameters loaded, {left} left over>"
+
+
+def _required(buffer: bool, role: str) -> bool:
+    """Whether a parameter without counterpart must stop the replay; other buffers are constants nets work out anew."""
+    return not buffer or role in ("running_mean", "running_var")
+
+
+def _reference_items(reference: Dump, entries: Mapping[Slot, Entry]) -> list[Item]:
+    """The dump's parameters; the header's table has their own names and which are buffers."""
+    table = {Slot(row[0], row[1]): row for row in reference.header.get("parameters", [])}
+    items = []
+    for slot, entry in entries.items():
+        row = table.get(slot)
+        layer = reference.layers.get(slot.layer)
+        name = row[2] if row else ".".join(slot).lstrip(".")
+        required = _required(bool(row and row[4]), slot.role)
+        items.append(Item(slot, entry.shape, name, layer.spec.kind if layer else "", required))
+    return items
+
+
+def _fit(model: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Arguments:
+    """Arguments that the port's signature takes: unknown keyword names become positions."""
+    function = getattr(model, "construct", None) or getattr(model, "forward", None)
+    if not kwargs or function is None:
+        return args, kwargs
+    try:
+        known = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return args, kwargs
+    if any(p.kind is p.VAR_KEYWORD for p in known.values()) or set(kwargs) <= set(known):
+        return args, kwargs
+    return (*args, *kwargs.values()), {}
+
+
+def replay(
+    reference: Path, model: Any, *, rename: Optional[Mapping[str, str]] = None, allow_missing: bool = False
+) -> Replay:
+    """Load the reference's weights into `model` and make its inputs ready.
+
+    Args:
+        reference: the reference's dump.
+        model: the port; its framework is found from it. It is put into the reference's train or eval mode.
+        rename: reference path or prefix -> port path or prefix, where names and structure do not tell.
+        allow_missing: go on although parameters are left over on either side.
+
+    Raises:
+        ReplayError: parameters are left over; they are named.
+    """
+    dump = open_dump(reference)
+    dump.verify()
+    result = Replay(dump, registry.of(model), model)
+    try:
+        result.load(dict(rename or {}), allow_missing)
+        result.set_training(None)
+    except BaseException:
+        dump.close()
+        raise
+    return result
