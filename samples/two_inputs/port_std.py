@@ -1,6 +1,6 @@
 """The matching net in MindSpore with one mistake: the standard deviation is taken with n.
 
-torch's Tensor.std divides by n - 1, MindSpore's by n: every value comes out too large by the same factor (before the shift).
+torch's Tensor.std divides by n - 1, MindSpore's by n: every value comes out too large by the same factor.
 """
 
 from __future__ import annotations
