@@ -1,0 +1,185 @@
+"""Every sample, as its folder's expected.json says: clean ports are aligned, planted mistakes are found where they are.
+
+All ports run through the Python API in this process, for a framework takes seconds to start; a selection runs through
+the commands that the READMEs show.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aligner
+from aligner.errors import ReplayError
+
+torch = pytest.importorskip("torch", reason="the samples' references are PyTorch nets")
+pytest.importorskip("mindspore", reason="the samples' ports are MindSpore nets")
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = sorted(path.parent for path in ROOT.glob("samples/*/expected.json"))
+EXPECTED = {sample.name: json.loads((sample / "expected.json").read_text()) for sample in SAMPLES}
+CASES = [(sample, port) for sample, ports in EXPECTED.items() for port in ports]
+PLANTED = [(sample, port) for sample, port in CASES if port != "port.py"]
+MISSING = [(sample, port) for sample, port in CASES if EXPECTED[sample][port].get("allow_missing")]
+COMMANDS = [
+    ("lenet_bn", "port_bn_eps.py"),
+    ("renamed", "port.py"),
+    ("conv_valid", "port_no_bias.py"),
+    ("transformer", "port_no_scale.py"),
+]
+CLEAN = 1e-5
+
+Files = Callable[[str], Path]
+
+
+def named(cases: list[tuple[str, str]]) -> pytest.MarkDecorator:
+    """The cases as parameters with ids that read well: "lenet_bn-bn_eps"."""
+    ids = [f"{sample}-{port[:-3].replace('port_', '')}" for sample, port in cases]
+    return pytest.mark.parametrize(("sample", "port"), cases, ids=ids)
+
+
+def build(sample: str, file: str) -> Any:
+    """What `build()` of this file returns; the file is run anew."""
+    path = ROOT / "samples" / sample / file
+    space: dict[str, Any] = {"__name__": f"{sample}_{path.stem}", "__file__": str(path)}
+    exec(compile(path.read_text(), str(path), "exec"), space)
+    return space["build"]()
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Each sample's reference dump, captured when it is first asked for."""
+    folder = tmp_path_factory.mktemp("references")
+
+    def dump(sample: str) -> Path:
+        path = folder / f"{sample}.h5"
+        if not path.exists():
+            net, inputs = build(sample, "reference.py")
+            with torch.no_grad(), aligner.capture(net, path):
+                net(*inputs)
+        return path
+
+    return dump
+
+
+def compare(reference: Path, sample: str, port: str, folder: Path) -> aligner.Comparison:
+    """Replay the port, capture it, compare it."""
+    allowed = EXPECTED[sample][port].get("allow_missing", False)
+    replay = aligner.replay(reference, build(sample, port), allow_missing=allowed)
+    with replay, replay.capture(folder / "port.h5"):
+        replay.model(*replay.inputs(step=0))
+    return aligner.compare(reference, folder / "port.h5")
+
+
+@named([(sample, port) for sample, port in CASES if EXPECTED[sample][port]["outcome"] == "aligned"])
+def test_aligned(sample: str, port: str, references: Files, tmp_path: Path) -> None:
+    result = compare(references(sample), sample, port, tmp_path)
+    limit = result.tolerance if EXPECTED[sample][port].get("below_tolerance") else CLEAN
+    worst = max(verdict.error for verdict in result.verdicts if verdict.error is not None)
+    assert (result.outcome, result.origins, result.first) == ("aligned", (), None)
+    assert worst < limit
+    assert result.counts["unmatched"] == 0
+
+
+@named([(sample, port) for sample, port in CASES if EXPECTED[sample][port]["outcome"] == "diverged"])
+def test_planted_mistake_is_found(sample: str, port: str, references: Files, tmp_path: Path) -> None:
+    wanted = EXPECTED[sample][port]
+    result = compare(references(sample), sample, port, tmp_path)
+    assert result.outcome == "diverged"
+    assert result.origins
+    origin = result.origins[0]
+    assert (origin.layer, origin.where) == (wanted["origin"], wanted["where"])
+    if origin.where == "glue":
+        assert list(origin.between or ()) == wanted["between"]
+    assert {found.layer for found in result.origins} <= {wanted["origin"], *wanted.get("also", ())}
+    assert result.first is not None
+    assert result.first.key.layer == wanted["first"]
+
+
+@named(MISSING)
+def test_parameters_left_over_are_named(sample: str, port: str, references: Files) -> None:
+    layer = EXPECTED[sample][port]["origin"]
+    with pytest.raises(ReplayError, match=rf"\b{layer}\."):
+        aligner.replay(references(sample), build(sample, port))
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`aligner ARGUMENTS` as a user runs it from his own folder."""
+    command = [sys.executable, "-m", "aligner", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+@named(COMMANDS)
+def test_by_commands(sample: str, port: str, tmp_path: Path) -> None:
+    wanted = EXPECTED[sample][port]
+    files = ROOT / "samples" / sample
+    options = ["--allow-missing"] if wanted.get("allow_missing") else []
+    reference = run(tmp_path, "capture", f"{files}/reference.py:build", "-o", "ref.h5")
+    assert reference.returncode == 0, reference.stderr
+    replay = run(tmp_path, "capture", f"{files}/{port}:build", "--from", "ref.h5", "-o", "port.h5", *options)
+    assert replay.returncode == 0, replay.stderr
+    answer = run(tmp_path, "compare", "ref.h5", "port.h5", "--json")
+    told = json.loads(answer.stdout)
+    assert told["outcome"] == wanted["outcome"]
+    if wanted["outcome"] == "aligned":
+        assert answer.returncode == 0
+        assert max(pair["error"] for pair in told["pairs"] if pair["error"] is not None) < CLEAN
+        return
+    assert answer.returncode == 1
+    assert told["origins"][0]["layer"] == wanted["origin"]
+    assert told["origins"][0]["where"] == wanted["where"]
+    assert told["first_divergence"]["layer"] == wanted["first"]
+
+
+@pytest.mark.parametrize("sample", sorted(EXPECTED))
+def test_reference_is_the_same_on_every_run(sample: str) -> None:
+    (first, first_inputs), (second, second_inputs) = build(sample, "reference.py"), build(sample, "reference.py")
+    assert first.state_dict().keys() == second.state_dict().keys()
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+    assert repr(first_inputs) == repr(second_inputs)
+
+
+@pytest.mark.parametrize("sample", sorted(EXPECTED))
+def test_folder_is_complete(sample: str) -> None:
+    folder = ROOT / "samples" / sample
+    files = {path.name for path in folder.glob("port*.py")}
+    told = (folder / "README.md").read_text()
+    assert files == set(EXPECTED[sample])
+    assert len(files) > 1
+    assert [file for file in files if file not in told] == []
+
+
+@pytest.mark.parametrize("sample", sorted(EXPECTED))
+def test_each_file_needs_its_own_framework_only(sample: str) -> None:
+    for path in (ROOT / "samples" / sample).glob("*.py"):
+        other = "mindspore" if path.name == "reference.py" else "torch"
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        modules |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        assert not any(module.partition(".")[0] == other for module in modules), path
+
+
+@named(PLANTED)
+def test_planted_port_is_the_correct_one_with_one_mistake(sample: str, port: str) -> None:
+    """A change in port.py must reach its planted siblings: what differs is a few lines, one of them marked."""
+    folder = ROOT / "samples" / sample
+    clean, planted = (code_lines(folder / file) for file in ("port.py", port))
+    changes = [line for line in difflib.ndiff(clean, planted) if line[0] in "+-"]
+    assert 0 < len(changes) <= 10
+    assert sum("# planted: " in line for line in changes) == 1
+
+
+def code_lines(path: Path) -> list[str]:
+    """The file's lines after its docstring."""
+    text = path.read_text()
+    end = ast.parse(text).body[0].end_lineno
+    return text.splitlines()[end:]
