@@ -6,7 +6,8 @@ A command is a module of this package. It offers
 - `EXAMPLES`: three of (command line, what it does in English, in Chinese), shown at the end of its help;
 - `add_arguments(parser)` for a `cli.parser.Parser`, and `run(options) -> exit code`;
 
-or, when it must read its arguments by itself (a user's script follows), `main(argv, language) -> exit code`.
+or, when it must read its arguments by itself (a user's script follows), `main(argv, language, stream_errors)`, which
+returns the exit code; `stream_errors` is how stdout and stderr treated what they cannot encode before we changed it.
 Only the chosen command is imported, and nothing here imports numpy: `aligner --help` answers at once.
 """
 
@@ -17,11 +18,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Optional, TextIO
 
 from aligner import messages
 from aligner.cli import parser as parsing
 from aligner.errors import AlignerError, UsageError
+from aligner.report.terminal import readable_language
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "capture": (
@@ -49,11 +52,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command line `argv` (without the program's name) and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     language = parsing.spoken_language(arguments)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a layer name that the locale cannot print must not end the program
-            stream.reconfigure(errors="backslashreplace")
+    before = _never_fail_to_print()
+    language = readable_language(language, sys.stdout)
     try:
-        code = _dispatch(arguments, language)
+        code = _dispatch(arguments, language, before)
         sys.stdout.flush()
     except AlignerError as error:
         _say_error(error.text(language), sys.stderr)
@@ -71,7 +73,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return code
 
 
-def _dispatch(arguments: list[str], language: str) -> int:
+def _never_fail_to_print() -> tuple[str, str]:
+    """A layer name that the locale cannot print must not end the program; returns how it was before."""
+    before = (sys.stdout.errors or "strict", sys.stderr.errors or "strict")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    return before
+
+
+def _dispatch(arguments: list[str], language: str, stream_errors: tuple[str, str]) -> int:
     leading, rest = parsing.split_leading(arguments)
     if "--version" in leading:
         from aligner import __version__
@@ -91,7 +102,7 @@ def _dispatch(arguments: list[str], language: str) -> int:
     command = import_module(f"aligner.cli.{name}")
     remaining = [*leading, *rest[1:]]
     if hasattr(command, "main"):
-        return int(command.main(remaining, language))
+        return int(command.main(remaining, language, stream_errors))
     parser = parsing.command_parser(name, command.HELP, command.EXAMPLES, language)
     command.add_arguments(parser)
     if parsing.asks_for_help(remaining):

@@ -66,7 +66,7 @@ def split_leading(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
-    """Whether `-h` or `--help` stands among the options; known apart from parsing, so that nothing exits from inside."""
+    """Whether `-h` or `--help` stands among the options; so nothing need exit from inside the parser."""
     before = list(arguments)[: arguments.index("--")] if "--" in arguments else arguments
     return "-h" in before or "--help" in before
 
@@ -85,7 +85,7 @@ class _Formatter(argparse.HelpFormatter):
         self._language = language
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Optional[str] = None) -> None:
-        super().add_usage(usage, actions, groups, messages.text("help-usage", self._language, {}) + " ")
+        super().add_usage(usage, actions, groups, messages.text("help-usage", self._language, {}))
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return lines.wrap(" ".join(text.split()), width)
@@ -133,6 +133,10 @@ class Parser(argparse.ArgumentParser):
         options = self.parse_args(list(argv))
         options.lang = self.language
         return options
+
+    def options_with_value(self) -> set[str]:
+        """The options that take the next argument as their value."""
+        return {name for action in self._actions if action.nargs is None for name in action.option_strings}
 
     def error(self, message: str) -> NoReturn:
         for pattern, complaint in _COMPLAINTS:
@@ -187,11 +191,22 @@ def add_standing_options(parser: Parser) -> None:
     )
 
 
+def count(text: str) -> int:
+    """A whole number from 1 up, as an option's value.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise UsageError("usage-count", value=text)
+    return int(text)
+
+
 def overview(commands: Mapping[str, Pair], language: str) -> str:
     """What `aligner --help` prints."""
     pick = messages.LANGUAGES.index(language)
     said = partial(messages.text, language=language, facts={})
-    shown = [f"{said('help-usage')} aligner [--lang en|zh] [--version] [-h] COMMAND ...", "", said("help-about"), ""]
+    shown = [f"{said('help-usage')}aligner [--lang en|zh] [--version] [-h] COMMAND ...", "", said("help-about"), ""]
     shown += [f"{said('help-commands')}:"]
     shown += [f"  {name:<9} {pair[pick]}" for name, pair in commands.items()]
     shown += ["", f"{said('help-start')}:"]

@@ -58,7 +58,87 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{option} wants a number {wanted}, but has '{value}'.\nGive a number, for example {example}.",
         "{option} 需要一个{wanted}的数，却得到 '{value}'。\n请给出一个数，例如 {example}。",
     ),
-    "help-usage": ("usage:", "用法："),
+    "usage-tolerance": (
+        "The tolerance '{value}' is no number from 0 up.\nGive one like 1e-3.",
+        "容差 '{value}' 不是大于等于 0 的数。\n请给出形如 1e-3 的数。",
+    ),
+    "usage-count": (
+        "'{value}' is no whole number from 1 up.\nGive one like 20.",
+        "'{value}' 不是大于等于 1 的整数。\n请给出形如 20 的整数。",
+    ),
+    "strict-warnings": (
+        "--strict: diverged, because there are warnings ({count}).",
+        "--strict：存在警告（{count} 条），因此判为超差。",
+    ),
+    "show-layer-unknown": (
+        "{dump} has no layer '{layer}' (it has {count}).{hint}\nRun `aligner show {dump}` for the tree of layers.",
+        "{dump} 中没有层 '{layer}'（共有 {count} 层）。{hint}\n请运行 `aligner show {dump}` 查看层的树形结构。",
+    ),
+    "show-no-counterpart": (
+        "The layer '{layer}' has no counterpart in {port}.\nRun `aligner compare` to see how the layers were paired.",
+        "层 '{layer}' 在 {port} 中没有对应项。\n请运行 `aligner compare` 查看各层的配对情况。",
+    ),
+    "show-against-alone": (
+        "--against sets one layer of two dumps side by side, but no layer is named.\n"
+        "Name one (`aligner show {dump} LAYER --against {port}`), or run `aligner compare {dump} {port}` for all.",
+        "--against 用于并列显示两个转储中的某一层，但未指定层。\n"
+        "请指定一层（`aligner show {dump} 层名 --against {port}`），或运行 `aligner compare {dump} {port}` 比对全部。",
+    ),
+    "show-recovered": (
+        "{dump}: recovered; every record that was captured is in the file now.",
+        "{dump}：已恢复；捕获到的所有记录均已写入文件。",
+    ),
+    "values-selection": (
+        "'{text}' selects nothing that is known here; wanted numbers, colons and `...` with commas between.\n"
+        "For example 0,:3 is the first three elements of row 0.",
+        "无法理解选择 '{text}'；应为以逗号分隔的数字、冒号和 `...`。\n例如 0,:3 表示第 0 行的前三个元素。",
+    ),
+    "values-outside": (
+        "'{text}' lies outside an array of shape {shape}.\n"
+        "Choose a place inside it, or one record of another shape with --slot.",
+        "'{text}' 超出了形状为 {shape} 的数组。\n请选择数组内的位置，或用 --slot 选择其他形状的记录。",
+    ),
+    "doctor-python": ("{version} on {platform}, {path}", "{version}，{platform}，{path}"),
+    "doctor-library": ("{name} {version}", "{name} {version}"),
+    "doctor-library-old": (
+        "{name} {version} is too old, {wanted} or later is needed.\nInstall it: pip install '{name}>={wanted}'",
+        "{name} {version} 过旧，需要 {wanted} 或更高版本。\n请安装：pip install '{name}>={wanted}'",
+    ),
+    "doctor-library-broken": (
+        "{name} cannot be imported: {reason}\nInstall it: pip install {name}",
+        "无法导入 {name}：{reason}\n请安装：pip install {name}",
+    ),
+    "doctor-disk": ("{free} free in {folder}", "{folder} 可用空间 {free}"),
+    "doctor-disk-little": (
+        "only {free} free in {folder}.\nA dump holds every layer's output: write it elsewhere with -o, or choose layers with --layers.",
+        "{folder} 仅剩 {free}。\n转储包含每一层的输出：请用 -o 写到其他位置，或用 --layers 选择部分层。",
+    ),
+    "doctor-disk-readonly": (
+        "{folder} cannot be written to ({free} free).\nWrite dumps elsewhere with -o.",
+        "{folder} 不可写（可用空间 {free}）。\n请用 -o 将转储写到其他位置。",
+    ),
+    "doctor-no-adapters": (
+        "no adapter is installed, so no net can be captured.\nInstall aligner again: its own adapters come with it.",
+        "未安装任何适配器，因此无法捕获网络。\n请重新安装 aligner，其中自带适配器。",
+    ),
+    "doctor-absent": (
+        "not installed: nets of {name} cannot be captured here; comparing dumps needs no framework",
+        "未安装：此处无法捕获 {name} 网络；比对转储不需要任何框架",
+    ),
+    "doctor-adapter": ("{name} {version}, adapter loaded", "{name} {version}，适配器已加载"),
+    "doctor-adapter-failed": (
+        "the adapter of {name} failed: {reason}\nReport this with the adapter's maintainers.",
+        "{name} 的适配器出错：{reason}\n请向该适配器的维护者反馈。",
+    ),
+    "doctor-mindspore-numpy": (
+        "MindSpore misbehaves with numpy {version}.\nInstall numpy 1: pip install 'numpy<2'",
+        "MindSpore 与 numpy {version} 不兼容。\n请安装 numpy 1：pip install 'numpy<2'",
+    ),
+    "doctor-compare-only": (
+        "no framework here: dumps can be compared and shown, nets cannot be captured",
+        "此处没有框架：可以比对和查看转储，但无法捕获网络",
+    ),
+    "help-usage": ("usage: ", "用法："),
     "help-arguments": ("arguments", "参数"),
     "help-options": ("options", "选项"),
     "help-examples": ("examples", "示例"),

@@ -6,7 +6,11 @@ in a name must show, not act.
 
 from __future__ import annotations
 
+import shlex
 from unicodedata import combining, east_asian_width
+
+NO_BREAK = "\u00a0"
+_CLOSING = ",.;:)]，。；：、！？）」』》"
 
 
 def printable(text: str) -> str:
@@ -44,41 +48,49 @@ def pad(text: str, columns: int, *, right: bool = False) -> str:
 
 
 def wrap(text: str, columns: int) -> list[str]:
-    """Lines of at most `columns`; breaks at blanks and beside any wide character, and inside a word only if it must."""
-    columns = max(columns, 8)
+    """Lines of at most `columns`; breaks at blanks and beside wide characters, never at a no-break space.
+
+    A word that is longer than a line stands out rather than being cut: it is a layer's name that someone copies.
+    """
     rows: list[str] = []
     row = ""
     for piece in _pieces(text):
-        if row and width(row) + width(piece.rstrip()) > columns and not _clings(piece):
-            rows.append(row.rstrip())
+        if row and width(row) + width(piece.rstrip(" ")) > columns:
+            rows.append(row)
             row = ""
-        piece = piece if row else piece.lstrip()
-        while width(piece.rstrip()) > columns:
-            rows.append(piece[:columns])
-            piece = piece[columns:]
-        row += piece
-    return [*rows, row.rstrip()] if row.strip() else rows
-
-
-def _clings(piece: str) -> bool:
-    """Closing punctuation stays with what it closes, as Chinese typesetting wants."""
-    return piece.strip() in tuple("，。；：、！？）」』》")
+        row += piece if row else piece.lstrip(" ")
+    rows.append(row)
+    return [row.replace(NO_BREAK, " ").rstrip() for row in rows if row.strip()]
 
 
 def _pieces(text: str) -> list[str]:
-    """The text in unbreakable pieces: words with the blanks after them, and wide characters one by one."""
+    """The text in unbreakable pieces: words with the blanks after them, wide characters one by one.
+
+    Closing punctuation stays with what it closes, as Chinese typesetting wants.
+    """
     pieces: list[str] = []
-    word = ""
+    open_word = False
     for character in text:
-        if east_asian_width(character) in "WF":
-            if word:
-                pieces.append(word)
-            pieces.append(character)
-            word = ""
-        elif character == " ":
-            word += character
-            pieces.append(word)
-            word = ""
+        wide = east_asian_width(character) in "WF"
+        clings = character in _CLOSING or character == " "
+        if pieces and (clings or (open_word and not wide)):
+            pieces[-1] += character
         else:
-            word += character
-    return [*pieces, word] if word else pieces
+            pieces.append(character)
+        open_word = not wide and character != " "
+    return pieces
+
+
+def hang(label: str, text: str, columns: int, indent: int) -> list[str]:
+    """`label`, then `text` beside it from column `indent` on, wrapped there."""
+    rows = wrap(text, columns - indent) or [""]
+    first = pad(label, indent - 1) + " " if indent else label
+    return [(first + rows[0]).rstrip(), *(" " * indent + row for row in rows[1:])]
+
+
+def shell_word(text: str) -> str:
+    """The text as one word of a shell's command line; what cannot be printed is written as an escape bash reads."""
+    if text.isprintable():
+        return shlex.quote(text)
+    escaped = (c if c.isprintable() and c not in "\\'" else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "$'" + "".join("\\'" if c == "'" else c for c in escaped) + "'"

@@ -1,0 +1,135 @@
+"""`aligner compare`: two dumps -> the answer; the report on stdout, progress on stderr, the outcome as exit code."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from typing import TYPE_CHECKING, Optional
+
+from aligner import messages
+from aligner.cli import parser as parsing
+from aligner.errors import UsageError
+
+if TYPE_CHECKING:
+    from aligner.compare.verdict import Comparison
+
+HELP = (
+    "Compare two dumps: pair their layers, measure every difference, and name the layer that is wrong by itself.\n"
+    "Exit code: 0 aligned, 1 diverged, 3 incomparable.",
+    "比对两个转储：配对各层，测量每处差异，并指出自身有误的层。\n退出码：0 一致，1 超差，3 无法比对。",
+)
+EXAMPLES = (
+    ("aligner compare ref.h5 port.h5", "the answer in the first line", "第一行即为结论"),
+    ("aligner compare ref.h5 port.h5 --tolerance 5e-3 --all", "another tolerance, every row", "更换容差，列出所有行"),
+    ("aligner compare ref.h5 port.h5 --json > result.json", "for programs", "供程序读取"),
+)
+RULES = ("scaled", "allclose", "abs", "l2")
+
+
+def add_arguments(parser: parsing.Parser) -> None:
+    """The options of this command."""
+    say = parser.pick
+    add = parser.add_argument
+    add("reference", metavar="REF", help=say("dump of the reference", "标杆的转储"))
+    add("port", metavar="PORT", help=say("dump of the port", "待比对网络的转储"))
+    add(
+        "--tolerance",
+        type=_tolerance,
+        default=1e-3,
+        metavar="X",
+        help=say("largest error that is accepted (1e-3)", "可接受的最大误差（1e-3）"),
+    )
+    add(
+        "--rule",
+        choices=RULES,
+        default="scaled",
+        help=say("what the error is set against (scaled)", "误差的计算规则（scaled）"),
+    )
+    add(
+        "--map",
+        metavar="FILE",
+        help=say("pairs of layers: lines REF = PORT, or JSON", "层的对应关系：每行 标杆 = 待比对，或 JSON"),
+    )
+    add(
+        "--allow-unmatched",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help=say("layers that may lack a counterpart (repeatable)", "允许没有对应项的层（可重复）"),
+    )
+    add("--strict", action="store_true", help=say("warnings count as diverged", "有警告即视为超差"))
+    add("--json", action="store_true", help=say("one JSON document on stdout", "在标准输出给出一份 JSON"))
+    rows = parser.add_mutually_exclusive_group()
+    rows.add_argument(
+        "--limit",
+        type=parsing.count,
+        default=20,
+        metavar="N",
+        help=say("rows of each list (20)", "每个列表的行数（20）"),
+    )
+    rows.add_argument("--all", action="store_true", help=say("all rows of each list", "列出所有行"))
+    add(
+        "--jobs",
+        type=parsing.count,
+        default=1,
+        metavar="N",
+        help=say("pairs measured at a time (1)", "同时比对的记录对数（1）"),
+    )
+
+
+def _tolerance(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise UsageError("usage-tolerance", value=text)
+    return number
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare, write the report, return the exit code."""
+    comparison = _compare(options)
+    code = exit_code(comparison, options.strict)
+    if options.json:
+        from aligner.report import json_
+
+        json_.write(comparison, sys.stdout)
+        return code
+    from aligner.report import text
+    from aligner.report.terminal import terminal
+
+    shape = terminal(sys.stdout, os.environ, options.lang, options.color)
+    text.write(comparison, sys.stdout, shape, None if options.all else options.limit)
+    if options.strict and code != comparison.exit_code:
+        print("\n" + messages.text("strict-warnings", shape.language, {"count": len(comparison.warnings)}))
+    return code
+
+
+def exit_code(comparison: Comparison, strict: bool) -> int:
+    """The comparison's own; with `strict`, a warning makes an aligned one diverged."""
+    return 1 if strict and comparison.exit_code == 0 and comparison.warnings else comparison.exit_code
+
+
+def _compare(options: argparse.Namespace) -> Comparison:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from aligner.compare.comparison import compare
+
+    def measured(executor: Optional[ThreadPoolExecutor]) -> Comparison:
+        return compare(
+            options.reference,
+            options.port,
+            tolerance=options.tolerance,
+            rule=options.rule,
+            map=options.map,
+            allow_unmatched=options.allow_unmatched,
+            executor=executor,
+        )
+
+    if options.jobs == 1:
+        return measured(None)
+    with ThreadPoolExecutor(options.jobs) as executor:
+        return measured(executor)

@@ -1,0 +1,165 @@
+"""`aligner show`: what a dump is, its layers as a tree, one layer's values, or that layer on both sides."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import ExitStack
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from aligner import messages
+from aligner.cli import parser as parsing
+from aligner.errors import UsageError
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump
+    from aligner.report.layer_text import View
+    from aligner.report.terminal import Terminal
+
+HELP = (
+    "Look into a dump: without LAYER what it is and the tree of its layers; with LAYER the settings, parameters, "
+    "inputs and outputs of that layer, and with --against the same layer of the port beside it.\n"
+    "The top-level net is the layer '' (or '(net)').",
+    "查看转储：不带 LAYER 时显示概要和层的树形结构；带 LAYER 时显示该层的设置、参数、输入和输出；"
+    "加上 --against 则与待比对侧的同一层并列显示。\n顶层网络的名称为 ''（或 '(net)'）。",
+)
+EXAMPLES = (
+    ("aligner show ref.h5", "the tree of layers", "层的树形结构"),
+    ("aligner show ref.h5 layer1.0.bn1 --against port.h5", "both sides, worst elements", "两侧对照及差值最大的元素"),
+    ("aligner show ref.h5 fc --slot output.0 --values 0,:5", "some values", "部分数值"),
+)
+
+
+def add_arguments(parser: parsing.Parser) -> None:
+    """The options of this command."""
+    say = parser.pick
+    add = parser.add_argument
+    add("dump", metavar="DUMP", help=say("the dump to look into", "要查看的转储"))
+    add("layer", nargs="?", metavar="LAYER", help=say("dotted path of a layer", "层的路径（以点分隔）"))
+    add("--against", metavar="PORT", help=say("a second dump to set beside it", "并列显示的另一个转储"))
+    add("--tree", action="store_true", help=say("with LAYER: the tree below it", "带 LAYER 时：显示其下的树形结构"))
+    add("--depth", type=parsing.count, metavar="N", help=say("levels of the tree (all)", "树的层数（默认全部）"))
+    add(
+        "--slot",
+        action="append",
+        metavar="GLOB",
+        help=say("only these inputs, outputs, parameters (repeatable)", "只显示这些输入、输出或参数（可重复）"),
+    )
+    add("--values", metavar="SLICE", help=say("print values, for example 0,:3", "打印数值，例如 0,:3"))
+    add(
+        "--worst",
+        type=parsing.count,
+        default=10,
+        metavar="N",
+        help=say("worst elements to show (10)", "差值最大的元素个数（10）"),
+    )
+    add("--recover", action="store_true", help=say("finish a dump whose capture was killed", "补全捕获被中断的转储"))
+    add(
+        "--limit",
+        type=parsing.count,
+        default=20,
+        metavar="N",
+        help=say("rows of each list (20)", "每个列表的行数（20）"),
+    )
+    add("--json", action="store_true", help=say("one JSON document on stdout", "在标准输出给出一份 JSON"))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what was asked for; 0, or 3 by an error when a dump cannot be read."""
+    from aligner.dump.reader import open_dump
+    from aligner.report.terminal import terminal
+
+    if options.recover:
+        _recover(options)
+    with ExitStack() as stack:
+        dump = stack.enter_context(open_dump(options.dump))
+        dump.verify()
+        port = None
+        if options.against is not None:
+            if options.layer is None:
+                raise UsageError("show-against-alone", dump=options.dump, port=options.against)
+            port = stack.enter_context(open_dump(options.against))
+            port.verify()
+        layer = None if options.layer is None else _layer(options.layer, dump, options.dump, options.lang)
+        if options.json:
+            _write_json(dump, layer, port, options)
+        else:
+            shape = terminal(sys.stdout, os.environ, options.lang, options.color)
+            for line in _lines(dump, layer, port, options, shape):
+                print(line)
+    return 0
+
+
+def _lines(dump: Dump, layer: Any, port: Any, options: argparse.Namespace, shape: Terminal) -> list[str]:
+    from aligner.report import dump_text, layer_text
+
+    if layer is None:
+        tree = dump_text.tree_lines(dump, shape, depth=options.depth)
+        return [*dump_text.summary_lines(dump, shape, options.limit), "", *tree]
+    if options.tree or options.depth:
+        return dump_text.tree_lines(dump, shape, layer, options.depth)
+    view = _view(options)
+    if port is None:
+        return layer_text.layer_lines(dump, layer, shape, view)
+    return layer_text.against_lines(dump, layer, port, _port_layer(dump, layer, port, options), shape, view)
+
+
+def _view(options: argparse.Namespace) -> View:
+    from aligner.report.elements import selection
+    from aligner.report.layer_text import View
+
+    chosen = None if options.values is None else selection(options.values)
+    return View(tuple(options.slot or ("*",)), chosen, options.values or "", options.worst)
+
+
+def _write_json(dump: Dump, layer: Any, port: Any, options: argparse.Namespace) -> None:
+    from aligner.report import dump_json, json_
+
+    if layer is None:
+        document = dump_json.dump_document(dump)
+    elif port is None:
+        document = dump_json.layer_document(dump, layer, _view(options))
+    else:
+        port_layer = _port_layer(dump, layer, port, options)
+        document = dump_json.against_document(dump, layer, port, port_layer, _view(options))
+    sys.stdout.write(json_.dumps(document) + "\n")
+
+
+def _layer(name: str, dump: Dump, path: str, language: str) -> str:
+    """The layer that is meant.
+
+    Raises:
+        UsageError: there is none; names those that are near.
+    """
+    if name in dump.layers:
+        return name
+    if name == "(net)":
+        return ""
+    known = [layer for layer in dump.layers if layer]
+    near = [layer for layer in known if layer.endswith(f".{name}")][:3] or get_close_matches(name, known, 3, 0.5)
+    hint = messages.text("did-you-mean", language, {"names": ", ".join(near)}) if near else ""
+    raise UsageError("show-layer-unknown", layer=name, dump=path, count=len(known), hint=hint)
+
+
+def _port_layer(dump: Dump, layer: str, port: Dump, options: argparse.Namespace) -> str:
+    """The port's layer that `compare` pairs with this one.
+
+    Raises:
+        UsageError: the port has no counterpart.
+    """
+    from aligner.compare.pairing import pair_layers
+
+    for pair in pair_layers(dump, port):
+        if pair.reference == layer:
+            return pair.port
+    raise UsageError("show-no-counterpart", layer=layer or "(net)", port=options.against)
+
+
+def _recover(options: argparse.Namespace) -> None:
+    from aligner.dump.recovery import recover
+
+    recover(options.dump)
+    if not options.quiet:
+        print(messages.text("show-recovered", options.lang, {"dump": options.dump}), file=sys.stderr)

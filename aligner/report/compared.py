@@ -1,0 +1,113 @@
+"""What was compared, at a glance: the two dumps, the pairs, how their layers were paired, and what has no partner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from aligner import messages
+from aligner.compare.verdict import Comparison, LayerPair, Outcome, Verdict
+from aligner.record import display
+from aligner.report import lines
+from aligner.report.figures import exact
+from aligner.report.terminal import Terminal
+from aligner.report.words import say
+
+GUESSED_SHOWN = 5
+UNSURE = 0.9
+
+
+def compared_lines(comparison: Comparison, terminal: Terminal, limit: Optional[int]) -> list[str]:
+    """The block "compared"."""
+    language = terminal.language
+    rows = [(say(side, language), dump_line(getattr(comparison, side), language)) for side in ("reference", "port")]
+    rows += [
+        (say("pairs", language), pairs_line(comparison, language)),
+        (say("layers", language), layers_line(comparison.layers, language)),
+    ]
+    covered = comparison.counts.get("covered", 0)
+    if covered:
+        rows.append((say("covered", language), say("covered-count", language, count=covered)))
+    rows.append(
+        (say("rule", language), say(f"rule-{comparison.rule}", language, tolerance=exact(comparison.tolerance)))
+    )
+    indent = max(lines.width(label) for label, _ in rows) + 4
+    shown = [say("compared", language)]
+    for label, text in rows:
+        shown += lines.hang("  " + label, text, terminal.width, indent)
+    return shown + _guessed(comparison.layers, terminal, limit)
+
+
+def dump_line(header: Mapping[str, Any], language: str) -> str:
+    """One dump: file, framework and version, how it ran, the net's class."""
+    mode = header.get("training")
+    words = [
+        f"{header.get('framework', '?')} {header.get('framework_version', '')}".strip(),
+        header.get("device"),
+        header.get("mode"),
+        f"amp {header['amp']}" if header.get("amp") else None,
+        None if mode is None else say("train" if mode else "eval", language),
+        say("steps", language, count=header["steps"]) if header.get("steps", 1) != 1 else None,
+        header.get("model"),
+        say("incomplete", language) if header.get("complete") is False else None,
+    ]
+    known = ", ".join(lines.printable(str(word)) for word in words if word)
+    return f"{lines.printable(str(header.get('path', '?')))}  {known}"
+
+
+def pairs_line(comparison: Comparison, language: str) -> str:
+    """How many pairs, and what became of them."""
+    total = sum(1 for v in comparison.verdicts if v.reference is not None and v.port is not None)
+    counts = [
+        f"{comparison.counts[o.value]} {say('outcome-' + o.value, language)}"
+        for o in Outcome
+        if comparison.counts.get(o.value) and o not in (Outcome.COVERED, Outcome.UNMATCHED)
+    ]
+    return say("pair-counts", language, total=total, counts=", ".join(counts) or "-")
+
+
+def layers_line(pairs: tuple[LayerPair, ...], language: str) -> str:
+    """How many layers were paired, and by what."""
+    ways: dict[str, list[float]] = {}
+    for pair in pairs:
+        ways.setdefault(pair.by, []).append(pair.confidence)
+    told = [say(f"by-{by}", language, count=len(c), least=f"{min(c):.2f}") for by, c in ways.items()]
+    return say("layers-paired", language, total=len(pairs), ways=", ".join(told) or "-")
+
+
+def _guessed(pairs: tuple[LayerPair, ...], terminal: Terminal, limit: Optional[int]) -> list[str]:
+    """Pairs found by structure, least sure first: a wrong one would explain everything below it."""
+    guessed = sorted((p for p in pairs if p.by == "structure" or p.confidence < UNSURE), key=lambda p: p.confidence)
+    if not guessed:
+        return []
+    shown = guessed if limit is None else guessed[:GUESSED_SHOWN]
+    rows = ["", say("guessed", terminal.language)]
+    for pair in shown:
+        names = f"{lines.printable(display(pair.reference))} = {lines.printable(display(pair.port))}"
+        rows.append(f"  {pair.confidence:.2f}  {lines.cut_left(names, terminal.width - 8)}")
+    if len(shown) < len(guessed):
+        rows.append("  " + say("more", terminal.language, count=len(guessed) - len(shown)))
+    return rows
+
+
+def unmatched_lines(comparison: Comparison, terminal: Terminal, limit: Optional[int]) -> list[str]:
+    """What stands in one dump only: by side and layer, with the reason; nothing is dropped."""
+    groups: dict[tuple[str, str, str], list[Verdict]] = {}
+    for verdict in comparison.verdicts:
+        if verdict.outcome is Outcome.UNMATCHED:
+            side = "reference" if verdict.reference is not None else "port"
+            groups.setdefault((side, verdict.key.layer, verdict.reason), []).append(verdict)
+    if not groups:
+        return []
+    language = terminal.language
+    shown = [say("unmatched", language)]
+    for (side, layer, reason), verdicts in list(groups.items())[:limit]:
+        slots = ", ".join(dict.fromkeys(v.key.slot for v in verdicts))
+        text = f"{lines.printable(display(layer))} ({lines.printable(verdicts[0].kind)}) {lines.printable(slots)}"
+        shown += lines.hang("  " + say(side, language), text, terminal.width, 13)
+        if reason:
+            told = messages.text(reason, language, verdicts[0].facts).splitlines()[0]
+            shown += lines.hang("", lines.printable(told), terminal.width, 13)
+    if limit is not None and len(groups) > limit:
+        shown.append("  " + say("more", language, count=len(groups) - limit))
+    return shown

@@ -1,0 +1,135 @@
+"""A dump, a layer, or a layer on both sides for programs: schema "aligner.show/1" (docs/json.md)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Optional
+
+from aligner import messages
+from aligner.record import Layer, Phase
+from aligner.report.elements import select, worst
+from aligner.report.layer_text import View, entries_of
+from aligner.report.statistics import describe
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump, Entry
+
+SCHEMA = "aligner.show/1"
+
+
+def dump_document(dump: Dump) -> dict[str, Any]:
+    """Header, layers, records and notes; no values."""
+    runs = Counter(call.layer for call in dump.calls if call.phase is Phase.FORWARD)
+    return {
+        "schema": SCHEMA,
+        "path": str(dump.path),
+        "header": dict(dump.header),
+        "complete": dump.complete,
+        "recovered": dump.recovered,
+        "layers": [{**_layer(layer), "calls": runs[path]} for path, layer in dump.layers.items()],
+        "records": [_address(entry) for entry in dump.entries],
+        "notes": [
+            {
+                "layer": note.layer,
+                "id": note.message,
+                "facts": dict(note.facts),
+                "text": messages.text(note.message, "en", note.facts),
+            }
+            for note in dump.notes
+        ],
+    }
+
+
+def layer_document(dump: Dump, path: str, view: View) -> dict[str, Any]:
+    """One layer with the statistics of each of its records, and the values that were asked for."""
+    return {
+        "schema": SCHEMA,
+        "path": str(dump.path),
+        "layer": _layer(dump.layers[path]),
+        "records": [_record(entry, view) for entry in entries_of(dump, path, view.slots)],
+    }
+
+
+def against_document(dump: Dump, path: str, port: Dump, port_path: str, view: View) -> dict[str, Any]:
+    """One layer on both sides, record by record, with the elements that differ most."""
+    pairs = []
+    for entry in entries_of(dump, path, view.slots):
+        other = port.find(entry.key._replace(layer=port_path))
+        pairs.append(
+            {
+                "reference": _record(entry, view),
+                "port": None if other is None else _record(other, view),
+                "worst": _worst(entry, other, view.worst),
+            }
+        )
+    return {
+        "schema": SCHEMA,
+        "reference": {"path": str(dump.path), "layer": _layer(dump.layers[path])},
+        "port": {"path": str(port.path), "layer": _layer(port.layers[port_path])},
+        "pairs": pairs,
+    }
+
+
+def _layer(layer: Layer) -> dict[str, Any]:
+    return {
+        "layer": layer.path,
+        "type": layer.type,
+        "kind": layer.spec.kind,
+        "settings": dict(layer.spec.attributes),
+        "children": layer.children,
+        "training": layer.training,
+    }
+
+
+def _address(entry: Entry) -> dict[str, Any]:
+    key = entry.key
+    return {
+        "layer": key.layer,
+        "phase": key.phase.value,
+        "slot": key.slot,
+        "call": key.call,
+        "step": key.step,
+        "order": entry.order,
+        "dtype": entry.dtype,
+        "shape": list(entry.shape),
+        "nbytes": entry.nbytes,
+    }
+
+
+def _record(entry: Entry, view: View) -> dict[str, Any]:
+    array = entry.load()
+    found = describe(array)
+    record = {
+        **_address(entry),
+        "min": found.minimum,
+        "max": found.maximum,
+        "mean": found.mean,
+        "rms": found.rms,
+        "nan": found.nan,
+        "inf": found.inf,
+    }
+    if view.values is not None:
+        record["values"] = _listed(select(array, view.values, view.values_text).tolist())
+    return record
+
+
+def _listed(values: Any) -> Any:
+    """Nested lists with complex numbers as [real, imaginary]."""
+    if isinstance(values, list):
+        return [_listed(value) for value in values]
+    return [values.real, values.imag] if isinstance(values, complex) else values
+
+
+def _worst(entry: Entry, other: Optional[Entry], count: int) -> Optional[list[dict[str, Any]]]:
+    """None where the two cannot be set side by side."""
+    if other is None or entry.shape != other.shape:
+        return None
+    return [
+        {
+            "index": list(one.index),
+            "reference": _listed(one.reference),
+            "port": _listed(one.port),
+            "difference": _listed(one.difference),
+        }
+        for one in worst(entry.load(), other.load(), count)
+    ]

@@ -1,0 +1,137 @@
+"""A dump as text: what it is, and the tree of its layers."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from typing import TYPE_CHECKING, Optional
+
+from aligner import messages
+from aligner.record import Layer, LayerSpec, Phase, display
+from aligner.report import lines
+from aligner.report.compared import dump_line
+from aligner.report.figures import size
+from aligner.report.origins import value
+from aligner.report.terminal import Terminal
+from aligner.report.words import say
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump
+
+
+def summary_lines(dump: Dump, terminal: Terminal, limit: Optional[int] = 20) -> list[str]:
+    """File, framework, how it was made, what it holds, and what could not be captured."""
+    language = terminal.language
+    header = dump.header
+    rows = [
+        (say("dump", language), dump_line({**header, "path": str(dump.path)}, language)),
+        (say("contents", language), contents(dump, language)),
+    ]
+    if header.get("created"):
+        rows.append((say("created", language), f"{header['created']}, aligner {header.get('aligner', '?')}"))
+    if header.get("command"):
+        rows.append((say("command", language), shlex.join(str(word) for word in header["command"])))
+    if header.get("reference"):
+        rows.append((say("reference", language), str(header["reference"])))
+    indent = max(lines.width(label) for label, _ in rows) + 2
+    shown: list[str] = []
+    for label, text in rows:
+        shown += lines.hang(label, lines.printable(text), terminal.width, indent)
+    if dump.recovered:
+        shown += lines.hang("", terminal.paint(say("recovered", language), "yellow"), terminal.width, indent)
+    elif not dump.complete:
+        shown += lines.hang("", terminal.paint(say("not-complete", language), "yellow"), terminal.width, indent)
+    return shown + _notes(dump, terminal, limit)
+
+
+def contents(dump: Dump, language: str) -> str:
+    """How much the dump holds."""
+    return say(
+        "contents-counts",
+        language,
+        layers=len(dump.layers),
+        calls=len(dump.calls),
+        records=len(dump.entries),
+        size=size(sum(entry.nbytes for entry in dump.entries)),
+        steps=len(dump.steps),
+    )
+
+
+def _notes(dump: Dump, terminal: Terminal, limit: Optional[int]) -> list[str]:
+    if not dump.notes:
+        return []
+    shown = ["", say("notes", terminal.language)]
+    for note in dump.notes[:limit]:
+        text = " ".join(messages.text(note.message, terminal.language, note.facts).splitlines())
+        shown += lines.hang("  -", lines.printable(text), terminal.width, 4)
+    if limit is not None and len(dump.notes) > limit:
+        shown.append("  " + say("more", terminal.language, count=len(dump.notes) - limit))
+    return shown
+
+
+def tree_lines(dump: Dump, terminal: Terminal, root: str = "", depth: Optional[int] = None) -> list[str]:
+    """The layers below `root`, one a line: name, kind with settings, output shape, number of calls."""
+    language = terminal.language
+    runs = Counter(call.layer for call in dump.calls if call.phase is Phase.FORWARD)
+    shapes = _output_shapes(dump)
+    prefix = f"{root}." if root else ""
+    below = [layer for path, layer in dump.layers.items() if path == root or not root or path.startswith(prefix)]
+    kept = [layer for layer in below if depth is None or _level(layer.path, root) <= depth]
+    names = ["  " * _level(layer.path, root) + _name(layer, root) for layer in kept]
+    column = min(max((lines.width(name) for name in names), default=0), terminal.width // 2)
+    shown = []
+    for layer, name in zip(kept, names):
+        tail = f" -> {shapes[layer.path]}" if layer.path in shapes else ""
+        if not runs[layer.path]:
+            tail += f"  {say('not-run', language)}"
+        elif runs[layer.path] > 1:
+            tail += f"  {say('times', language, count=runs[layer.path])}"
+        if depth is not None and layer.children and _level(layer.path, root) == depth:
+            hidden = sum(1 for path in dump.layers if path.startswith(f"{layer.path}." if layer.path else ""))
+            tail += f"  [{say('inner-hidden', language, count=hidden - (0 if layer.path else 1))}]"
+        room = terminal.width - column - 1 - lines.width(tail)
+        label = lines.pad(lines.cut_left(name, column), column)
+        shown.append(f"{label} {short_spec(layer.spec, room)}{tail}".rstrip())
+    return shown
+
+
+def _level(path: str, root: str) -> int:
+    """How deep a layer stands below `root`."""
+    if path == root:
+        return 0
+    return path.count(".") + 1 - (root.count(".") + 1 if root else 0)
+
+
+def _name(layer: Layer, root: str) -> str:
+    return lines.printable(display(layer.path) if layer.path == root else layer.path.rpartition(".")[2])
+
+
+def _output_shapes(dump: Dump) -> dict[str, str]:
+    """The shape of each layer's first output, at its first call."""
+    found: dict[str, str] = {}
+    for entry in dump.entries:
+        if entry.key.phase is Phase.FORWARD and entry.key.slot.startswith("output"):
+            found.setdefault(entry.key.layer, shape_text(entry.shape))
+    return found
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape as Python writes it."""
+    return str(tuple(int(n) for n in shape))
+
+
+def settings_text(spec: LayerSpec) -> str:
+    """All settings: "eps=1e-05, momentum=0.1"."""
+    return ", ".join(f"{lines.printable(name)}={value(setting)}" for name, setting in spec.attributes.items())
+
+
+def short_spec(spec: LayerSpec, room: int) -> str:
+    """Kind and as many settings as there is room for; the kind is never cut."""
+    kind = lines.printable(spec.kind)
+    whole = f"{kind}({settings_text(spec)})" if spec.attributes else kind
+    if lines.width(whole) <= room:
+        return whole
+    kept = f"{kind}({settings_text(spec)}"
+    while kept and lines.width(kept) > room - 3:
+        kept = kept[:-1]
+    return kept + "..)" if len(kept) > len(kind) + 4 else kind

@@ -1,0 +1,160 @@
+"""The report for programs: one JSON document, schema "aligner.compare/1" (docs/json.md). Never translated.
+
+NaN and infinities are the strings "nan", "inf" and "-inf": JSON has no numbers for them, and null means "not measured".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Optional, TextIO
+
+from aligner import messages
+from aligner.compare.deviation import Deviation
+from aligner.compare.verdict import Comparison, Origin, Side, Verdict
+from aligner.record import Phase, Scalar
+
+SCHEMA = "aligner.compare/1"
+
+
+def write(comparison: Comparison, out: TextIO) -> None:
+    """Write the document and a newline."""
+    out.write(dumps(document(comparison)) + "\n")
+
+
+def dumps(document: Mapping[str, Any]) -> str:
+    """The text of any of our documents: ASCII only, so that it survives every locale; NaN and Inf as strings."""
+    return json.dumps(plain(document), allow_nan=False, indent=1)
+
+
+def plain(value: Any) -> Any:
+    """The value in what JSON has: numbers that it lacks become strings, tuples lists, numpy scalars numbers."""
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else "nan" if value != value else "inf" if value > 0 else "-inf"
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    item = getattr(value, "item", None)
+    return plain(item()) if callable(item) else str(value)
+
+
+def document(comparison: Comparison) -> dict[str, Any]:
+    """Everything a comparison knows."""
+    ports = {pair.reference: pair.port for pair in comparison.layers}
+    return {
+        "schema": SCHEMA,
+        "outcome": comparison.outcome,
+        "tolerance": comparison.tolerance,
+        "rule": comparison.rule,
+        "reference": _side(comparison.reference),
+        "port": _side(comparison.port),
+        "first_divergence": None if comparison.first is None else _first(comparison.first),
+        "origins": [_origin(origin, comparison) for origin in comparison.origins],
+        "warnings": [_told(message, facts) for message, facts in comparison.warnings],
+        "counts": dict(comparison.counts),
+        "layers": [
+            {"reference": pair.reference, "port": pair.port, "confidence": pair.confidence, "by": pair.by}
+            for pair in comparison.layers
+        ],
+        "pairs": [_pair(verdict, ports) for verdict in comparison.verdicts],
+    }
+
+
+def _side(header: Mapping[str, Any]) -> dict[str, Any]:
+    """A dump's header, with the framework's version under the short name as well."""
+    return {"path": header.get("path"), "version": header.get("framework_version"), **header}
+
+
+def _address(verdict: Verdict) -> dict[str, Any]:
+    key = verdict.key
+    return {"layer": key.layer, "phase": key.phase.value, "slot": key.slot, "call": key.call, "step": key.step}
+
+
+def _figures(deviation: Optional[Deviation]) -> dict[str, Any]:
+    if deviation is None:
+        return {"max_abs": None, "rel_l2": None, "cosine": None}
+    worst = None
+    if deviation.worst is not None and deviation.worst_values is not None:
+        reference, port = deviation.worst_values
+        worst = {"index": deviation.worst, "reference": reference, "port": port}
+    return {
+        "max_abs": deviation.max_abs,
+        "rel_l2": deviation.rel_l2,
+        "cosine": deviation.cosine,
+        "mismatched": deviation.mismatched,
+        "total": deviation.total,
+        "rms": deviation.rms,
+        "nan": deviation.nan,
+        "inf": deviation.inf,
+        "nonfinite": deviation.nonfinite,
+        "worst": worst,
+    }
+
+
+def _first(verdict: Verdict) -> dict[str, Any]:
+    side = verdict.reference or verdict.port
+    order = None if side is None or verdict.key.phase is Phase.PARAMETER else side.order
+    return {**_address(verdict), "order": order, "outcome": verdict.outcome.value, "error": verdict.error} | _figures(
+        verdict.deviation
+    )
+
+
+def _origin(origin: Origin, comparison: Comparison) -> dict[str, Any]:
+    specs = comparison.specs.get(origin.layer)
+    return {
+        "layer": origin.layer,
+        "port_layer": origin.port_layer,
+        "kind": origin.kind,
+        "where": origin.where,
+        "between": origin.between,
+        "phase": origin.phase,
+        "step": origin.step,
+        "call": origin.call,
+        "calls": origin.calls,
+        "slot": origin.slot,
+        "order": origin.order,
+        "own_error": origin.own_error,
+        "input_error": origin.input_error,
+        "ratio": None,
+        "causes": [],
+        "settings": None if specs is None else [{"kind": spec.kind, **spec.attributes} for spec in specs],
+        **_figures(origin.deviation),
+    }
+
+
+def _pair(verdict: Verdict, ports: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        **_address(verdict),
+        "kind": verdict.kind,
+        "outcome": verdict.outcome.value,
+        "error": verdict.error,
+        **_figures(verdict.deviation),
+        "ratio": None,
+        "origin": verdict.origin,
+        "reference": _record(verdict.reference),
+        "port": _record(verdict.port),
+        "reason": _told(verdict.reason, verdict.facts) if verdict.reason else None,
+    }
+
+
+def _record(side: Optional[Side]) -> Optional[dict[str, Any]]:
+    if side is None:
+        return None
+    return {
+        "layer": side.key.layer,
+        "slot": side.key.slot,
+        "call": side.key.call,
+        "order": side.order,
+        "type": side.type,
+        "dtype": side.dtype,
+        "shape": side.shape,
+    }
+
+
+def _told(message: str, facts: Mapping[str, Scalar]) -> dict[str, Any]:
+    """A message by its id, with its facts and its English text; the id and the facts are what programs should read."""
+    return {"id": message, "facts": dict(facts), "text": messages.text(message, "en", facts)}

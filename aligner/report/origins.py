@@ -1,0 +1,96 @@
+"""An origin in words: what is wrong by itself, how far off, and how the two layers' settings differ."""
+
+from __future__ import annotations
+
+from aligner.compare.verdict import Comparison, Origin
+from aligner.record import Attribute, LayerSpec, display
+from aligner.report.figures import element, exact, figure, index
+from aligner.report.lines import hang, printable
+from aligner.report.terminal import Terminal
+from aligner.report.words import say
+
+
+def origin_lines(origin: Origin, comparison: Comparison, label: str, terminal: Terminal) -> list[str]:
+    """The block of one origin: a headline with the layer, and what is known of it below."""
+    indent = 11
+    name = f"{printable(display(origin.layer))} ({printable(origin.kind)})"
+    shown = hang(label, name, terminal.width, indent)
+    shown[0] = terminal.paint(label, "bold", "red") + shown[0][len(label) :]
+    for text in facts(origin, comparison, terminal.language):
+        shown += hang("", text, terminal.width, 2)
+    return shown
+
+
+def facts(origin: Origin, comparison: Comparison, language: str) -> list[str]:
+    """One sentence per thing known about the origin; notebooks print the same ones."""
+    found = [statement(origin, comparison.tolerance, language)]
+    if origin.port_layer != origin.layer:
+        found.append(f"{say('port-layer', language)}: {printable(display(origin.port_layer))}")
+    if origin.where == "layer" and origin.layer in comparison.specs:
+        found += settings(*comparison.specs[origin.layer], language)
+    deviation = origin.deviation
+    if deviation is not None:
+        if deviation.worst_values is not None and deviation.worst is not None:
+            reference, port = (element(value) for value in deviation.worst_values)
+            found.append(say("worst", language, index=index(deviation.worst), reference=reference, port=port))
+        if deviation.mismatched:
+            found.append(say("mismatched", language, count=deviation.mismatched, total=deviation.total))
+        if any((*deviation.nan, *deviation.inf)):
+            counts = zip(("nan_reference", "nan_port", "inf_reference", "inf_port"), (*deviation.nan, *deviation.inf))
+            found.append(say("nonfinite-counts", language, **dict(counts)))
+    if origin.where in ("layer", "glue"):
+        phase = say(f"phase-{origin.phase}", language)
+        found.append(say("seen-at", language, step=origin.step, phase=phase, call=origin.call, order=origin.order))
+    if origin.calls > 1:
+        found.append(say("calls", language, count=origin.calls))
+    return found
+
+
+def statement(origin: Origin, tolerance: float, language: str) -> str:
+    """What is wrong here, in one sentence."""
+    known = {"slot": printable(origin.slot), "own": figure(origin.own_error, tolerance)}
+    if origin.where == "layer":
+        if origin.deviation is not None and origin.deviation.nonfinite:
+            return say("origin-nonfinite", language, **known)
+        if origin.input_error is None:
+            return say("origin-layer-no-input", language, **known)
+        return say("origin-layer", language, input=figure(origin.input_error, tolerance), **known)
+    if origin.where == "glue":
+        before, after = origin.between or ("", "")
+        place = say(
+            "between",
+            language,
+            before=printable(before) or say("own-input", language),
+            after=printable(after) or say("own-output", language),
+        )
+        inside = figure(origin.input_error) if origin.input_error is not None else say("nothing-measured", language)
+        return say("origin-glue", language, place=place, input=inside, **known)
+    return say(f"origin-{origin.where}", language, **known)
+
+
+def settings(reference: LayerSpec, port: LayerSpec, language: str) -> list[str]:
+    """The settings that differ, one sentence each; or that none does."""
+    pairs: list[tuple[str, Attribute, Attribute]] = []
+    absent = say("setting-absent", language)
+    if reference.kind != port.kind:
+        pairs.append((say("setting-kind", language), reference.kind, port.kind))
+    for name in dict.fromkeys((*reference.attributes, *port.attributes)):
+        mine, other = reference.attributes.get(name, absent), port.attributes.get(name, absent)
+        if mine != other or type(mine) is not type(other):
+            pairs.append((name, mine, other))
+    if not pairs:
+        return [say("settings-same", language)]
+    return [
+        say("setting", language, name=printable(name), reference=value(mine), port=value(other))
+        for name, mine, other in pairs
+    ]
+
+
+def value(attribute: Attribute) -> str:
+    """A setting as people write it."""
+    if isinstance(attribute, tuple):
+        inner = ", ".join(value(item) for item in attribute)
+        return f"({inner},)" if len(attribute) == 1 else f"({inner})"
+    if isinstance(attribute, float):
+        return exact(attribute) if 0 < abs(attribute) < 0.01 else repr(attribute)
+    return printable(str(attribute))

@@ -1,0 +1,227 @@
+"""Every phrase a report uses, in English and Chinese. Errors and cautions stand in `aligner.messages`."""
+
+from __future__ import annotations
+
+from aligner.messages import LANGUAGES
+
+WORDS: dict[str, tuple[str, str]] = {
+    # the answer
+    "aligned": ("ALIGNED", "一致"),
+    "diverged": ("DIVERGED", "超差"),
+    "incomparable": ("INCOMPARABLE", "无法比对"),
+    "answer-aligned": (
+        "{pairs:pair}, largest error {error} (tolerance {tolerance})",
+        "共 {pairs} 对，最大误差 {error}（容差 {tolerance}）",
+    ),
+    "answer-layer": (
+        "first layer over {tolerance}: {layer} ({kind}) {slot}",
+        "首个超差层（容差 {tolerance}）：{layer} ({kind}) {slot}",
+    ),
+    "answer-parameter": (
+        "first parameter over {tolerance}: {slot} of {layer} ({kind})",
+        "首个超差参数（容差 {tolerance}）：{layer} ({kind}) 的 {slot}",
+    ),
+    "answer-input": (
+        "the nets were given different inputs: {slot}",
+        "两个网络的输入不同：{slot}",
+    ),
+    "answer-nonfinite": (
+        "first NaN or Inf on one side only: {layer} ({kind}) {slot}",
+        "首个仅一侧出现 NaN 或 Inf 的层：{layer} ({kind}) {slot}",
+    ),
+    "answer-shapes": (
+        "first that cannot be compared: {layer} ({kind}) {slot}",
+        "首个无法逐元素比对的层：{layer} ({kind}) {slot}",
+    ),
+    "answer-unmatched": (
+        "{pairs:pair} within {tolerance}, but {count:record} without a counterpart; the first: {layer}",
+        "{pairs} 对均在容差 {tolerance} 内，但有 {count} 条记录没有对应项，首个为：{layer}",
+    ),
+    "answer-nothing": ("no pair of records could be compared", "没有任何一对记录可以比对"),
+    "max-abs": ("max|d| {value}", "最大差值 {value}"),
+    "error": ("error {value}", "误差 {value}"),
+    # origins
+    "origin": ("origin", "源头"),
+    "origins": ("origin {number} of {count}", "源头 {number}/{count}"),
+    "origin-layer": (
+        "wrong by itself: what goes in agrees ({input}), {slot} is off by {own}",
+        "该层自身有误：输入一致（{input}），{slot} 误差为 {own}",
+    ),
+    "origin-layer-no-input": (
+        "wrong by itself: {slot} is off by {own}, nothing before it is",
+        "该层自身有误：{slot} 误差为 {own}，此前均一致",
+    ),
+    "origin-nonfinite": (
+        "wrong by itself: {slot} has NaN or Inf where the reference has none, or the other way round",
+        "该层自身有误：{slot} 仅在一侧出现 NaN 或 Inf",
+    ),
+    "origin-glue": (
+        "the code of this layer itself, {place}: {slot} is off by {own}, the layers inside agree ({input})",
+        "问题在该层自身的代码中，位于{place}：{slot} 误差为 {own}，其内部各层一致（{input}）",
+    ),
+    "origin-parameters": (
+        "wrong before anything runs: the values of {slot} are off by {own}",
+        "运行之前就已不同：{slot} 的数值误差为 {own}",
+    ),
+    "origin-inputs": (
+        "the nets were not run on the same data: {slot} is off by {own}; run the port with --from",
+        "两个网络使用的数据不同：{slot} 误差为 {own}；请用 --from 运行移植网络",
+    ),
+    "between": ("between {before} and {after}", "{before} 与 {after} 之间"),
+    "own-input": ("its input", "其输入"),
+    "own-output": ("its output", "其输出"),
+    "nothing-measured": ("not measured", "未测量"),
+    "port-layer": ("in the port", "待比对侧"),
+    "setting": (
+        "{name}: {reference} in the reference, {port} in the port",
+        "{name}：标杆为 {reference}，待比对为 {port}",
+    ),
+    "setting-kind": ("layer", "层类型"),
+    "setting-absent": ("not set", "未设置"),
+    "settings-same": ("the settings of both layers are the same", "两侧层的设置相同"),
+    "worst": (
+        "worst at {index}: reference {reference}, port {port}",
+        "最大差值位于 {index}：标杆 {reference}，待比对 {port}",
+    ),
+    "nonfinite-counts": (
+        "NaN: {nan_reference} in the reference, {nan_port} in the port; Inf: {inf_reference}, {inf_port}",
+        "NaN：标杆 {nan_reference} 个，待比对 {nan_port} 个；Inf：{inf_reference}，{inf_port} 个",
+    ),
+    "mismatched": ("{count} of {total} elements over the tolerance", "{total} 个元素中有 {count} 个超差"),
+    "seen-at": (
+        "step {step}, {phase}, call {call}, order {order}",
+        "第 {step} 步，{phase}，第 {call} 次调用，序号 {order}",
+    ),
+    "calls": ("the same in {count:call} of this layer", "该层的 {count} 次调用均如此"),
+    "more-origins": ("{count:more origin} (--all shows them)", "另有 {count} 个源头（用 --all 查看）"),
+    # what was compared
+    "compared": ("compared", "比对对象"),
+    "reference": ("reference", "标杆"),
+    "port": ("port", "待比对"),
+    "pairs": ("pairs", "记录对"),
+    "pair-counts": ("{total}: {counts}", "{total}：{counts}"),
+    "layers": ("layers", "层"),
+    "layers-paired": ("{total} paired: {ways}", "已配对 {total}：{ways}"),
+    "by-name": ("{count} by name", "按名称 {count}"),
+    "by-map": ("{count} by --map", "按 --map {count}"),
+    "by-structure": ("{count} by structure (confidence {least} and up)", "按结构 {count}（置信度不低于 {least}）"),
+    "by-replay": ("{count} as the weights were loaded", "按权重加载的映射 {count}"),
+    "covered": ("covered", "已涵盖"),
+    "covered-count": (
+        "{count:record} without a counterpart: values that were compared elsewhere",
+        "{count} 条记录没有同名对应项，但其数值已在别处比对",
+    ),
+    "rule": ("rule", "规则"),
+    "rule-scaled": (
+        "scaled: |d| <= {tolerance} * (min(1, rms) + |ref|)",
+        "scaled：|差| <= {tolerance} * (min(1, rms) + |标杆|)",
+    ),
+    "rule-allclose": ("allclose: |d| <= {tolerance} * (1 + |ref|)", "allclose：|差| <= {tolerance} * (1 + |标杆|)"),
+    "rule-abs": ("abs: |d| <= {tolerance}", "abs：|差| <= {tolerance}"),
+    "rule-l2": ("l2: ||d|| <= {tolerance} * ||ref||", "l2：||差|| <= {tolerance} * ||标杆||"),
+    "train": ("train", "训练模式"),
+    "eval": ("eval", "推理模式"),
+    "incomplete": ("incomplete", "不完整"),
+    "steps": ("{count:step}", "{count} 步"),
+    # pairing shown
+    "guessed": ("paired by structure, least sure first", "按结构配对（置信度从低到高）"),
+    "unmatched": ("without a counterpart", "没有对应项"),
+    "records": ("{count:record}", "{count} 条记录"),
+    # the table
+    "table": ("records over the tolerance, in execution order", "超差记录（按执行顺序）"),
+    "column-order": ("order", "序号"),
+    "column-outcome": ("outcome", "结论"),
+    "column-error": ("error", "误差"),
+    "column-max": ("max|d|", "最大差值"),
+    "column-layer": ("layer and slot", "层与位置"),
+    "more": ("{count} more (--limit N or --all shows them)", "另有 {count} 条（用 --limit N 或 --all 查看）"),
+    "shapes": ("shape {reference} against {port}", "形状 {reference} 与 {port} 不同"),
+    # outcomes of a record
+    "outcome-aligned": ("aligned", "一致"),
+    "outcome-rounding": ("rounding", "舍入"),
+    "outcome-origin": ("origin", "源头"),
+    "outcome-inherited": ("inherited", "受前层影响"),
+    "outcome-nonfinite": ("nan/inf", "溢出"),
+    "outcome-covered": ("covered", "已涵盖"),
+    "outcome-unmatched": ("unmatched", "未匹配"),
+    "outcome-incomparable": ("incomparable", "不可比"),
+    # phases
+    "phase-forward": ("forward", "前向"),
+    "phase-backward": ("backward", "反向"),
+    "phase-parameter": ("parameter", "参数"),
+    "phase-gradient": ("gradient", "梯度"),
+    "phase-update": ("update", "更新"),
+    # the end
+    "warnings": ("warnings", "警告"),
+    "next": ("next", "下一步"),
+    # show
+    "layer": ("layer", "层"),
+    "type": ("type", "类型"),
+    "settings": ("settings", "设置"),
+    "mode": ("mode", "模式"),
+    "dump": ("dump", "转储"),
+    "framework": ("framework", "框架"),
+    "model": ("model", "网络"),
+    "created": ("created", "创建时间"),
+    "command": ("command", "命令"),
+    "environment": ("environment", "环境"),
+    "contents": ("contents", "内容"),
+    "contents-counts": (
+        "{layers:layer}, {calls:call}, {records:record}, {size}, {steps:step}",
+        "{layers} 层，{calls} 次调用，{records} 条记录，{size}，{steps} 步",
+    ),
+    "recovered": ("read through its journal: the capture did not end properly", "通过日志读取：捕获未正常结束"),
+    "not-complete": ("incomplete: the capture was interrupted or failed", "不完整：捕获被中断或失败"),
+    "notes": ("not captured, or captured in another way", "未捕获或以其他方式捕获"),
+    "parameters": ("parameters", "参数"),
+    "parameter-count": ("{count:parameter}", "{count} 个参数"),
+    "call-title": ("step {step}, {phase}, call {call}", "第 {step} 步，{phase}，第 {call} 次调用"),
+    "not-run": ("never ran in this capture", "本次捕获中未运行"),
+    "times": ("{count:call}", "{count} 次调用"),
+    "inner-hidden": ("{count:layer} inside", "内含 {count} 层"),
+    "column-slot": ("slot", "位置"),
+    "column-dtype": ("dtype", "类型"),
+    "column-shape": ("shape", "形状"),
+    "column-min": ("min", "最小"),
+    "column-mean": ("mean", "均值"),
+    "column-rms": ("rms", "均方根"),
+    "column-largest": ("max", "最大"),
+    "column-index": ("index", "索引"),
+    "column-difference": ("difference", "差值"),
+    "nan-inf": ("NaN {nan}, Inf {inf}", "NaN {nan} 个，Inf {inf} 个"),
+    "empty": ("empty", "空"),
+    "values": ("values of {slot}[{selection}]", "{slot}[{selection}] 的数值"),
+    "worst-elements": ("worst elements of {slot}", "{slot} 中差值最大的元素"),
+    "equal": ("equal in every bit", "逐位相同"),
+    "no-counterpart": ("no such record in the port", "待比对侧没有该记录"),
+    "elements": ("{count:element}", "{count} 个元素"),
+    # notebook
+    "open-below": ("the layers over the tolerance", "超差的层"),
+    "curve": ("error over execution order, log scale", "误差随执行顺序的变化（对数轴）"),
+    "curve-tolerance": ("tolerance", "容差"),
+    "column-reference": ("reference", "标杆"),
+    "column-port": ("port", "待比对"),
+    "column-kind": ("kind", "类型"),
+    "column-calls": ("calls", "调用"),
+    "column-name": ("layer", "层"),
+    "rows-more": ("{count:more row}", "另有 {count} 行"),
+    # doctor
+    "good": ("good", "正常"),
+    "bad": ("PROBLEM", "问题"),
+    "note": ("note", "提示"),
+}
+
+
+class Count(int):
+    """A number that brings its noun: f"{Count(1):record}" is "1 record", f"{Count(2):record}" "2 records"."""
+
+    def __format__(self, noun: str) -> str:
+        if not noun:
+            return str(int(self))
+        return f"{int(self)} {noun}" + ("" if self == 1 else "s")
+
+
+def say(word: str, language: str, **facts: object) -> str:
+    """The phrase in `language`, filled with the facts."""
+    counted = {name: Count(fact) if type(fact) is int else fact for name, fact in facts.items()}
+    return WORDS[word][LANGUAGES.index(language)].format_map(counted)
