@@ -17,4 +17,133 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Hand over a torch.nn.Module or a mindspore.nn.Cell.",
         "{type} 不是此处已知框架（{known}）的模型。\n请传入 torch.nn.Module 或 mindspore.nn.Cell。",
     ),
+    "mindspore-graph-mode": (
+        "MindSpore is in GRAPH_MODE: the net is compiled as a whole, and hooks on its layers never run.\n"
+        "Call mindspore.set_context(mode=mindspore.PYNATIVE_MODE), or set MS_JIT=0 in the environment, and capture again.",
+        "MindSpore 处于 GRAPH_MODE：网络被整体编译，各层上的钩子不会运行。\n"
+        "请调用 mindspore.set_context(mode=mindspore.PYNATIVE_MODE)，或设置环境变量 MS_JIT=0，然后重新捕获。",
+    ),
+    "mindspore-jit-outside": (
+        "'{function}' is compiled by @mindspore.jit: the layers it runs cannot be seen from outside.\n"
+        "Set MS_JIT=0 in the environment to run it as plain Python, and capture again.",
+        "'{function}' 由 @mindspore.jit 编译：从外部看不到它运行的各层。\n"
+        "请设置环境变量 MS_JIT=0，使其按普通 Python 运行，然后重新捕获。",
+    ),
+    "mindspore-jit-inside": (
+        "{layer} ({type}) is compiled by @mindspore.jit: it is captured as a whole, the layers inside it are not.\n"
+        "Set MS_JIT=0 in the environment to run it as plain Python and see them.",
+        "{layer}（{type}）由 @mindspore.jit 编译：它作为整体被捕获，其内部各层不会被捕获。\n"
+        "请设置环境变量 MS_JIT=0，使其按普通 Python 运行，即可看到内部各层。",
+    ),
+    "mindspore-graph-cell": (
+        "{layer} ({type}) runs a compiled MindIR graph: neither it nor what is inside it can be observed.\n"
+        "Capture the net from which the MindIR file was exported.",
+        "{layer}（{type}）运行的是已编译的 MindIR 图：它本身及其内部均无法观察。\n请捕获导出该 MindIR 文件的原始网络。",
+    ),
+    "mindspore-own-call": (
+        "{layer} ({type}) has a __call__ of its own that passes MindSpore's by: its inputs and outputs are not seen.\n"
+        "Name the method construct, or call super().__call__ in it.",
+        "{layer}（{type}）自定义了 __call__ 且绕过了 MindSpore 的实现：看不到它的输入和输出。\n"
+        "请将该方法改名为 construct，或在其中调用 super().__call__。",
+    ),
+    "mindspore-plain-list": (
+        "'{attribute}' keeps cells in a plain list or dict: MindSpore does not count their parameters among the net's.\n"
+        "They are captured all the same; use nn.CellList or nn.CellDict so that they are trained and saved.",
+        "'{attribute}' 用普通的列表或字典保存 Cell：MindSpore 不会把它们的参数算作网络参数。\n"
+        "这里仍会捕获它们；请改用 nn.CellList 或 nn.CellDict，使其能被训练和保存。",
+    ),
+    "mindspore-device": (
+        "The device '{name}' cannot be used with this MindSpore ({reason}); usable here: {known}.\n"
+        "Choose another one with --device, or install the MindSpore built for it.",
+        "此 MindSpore 无法使用设备 '{name}'（{reason}）；此处可用：{known}。\n"
+        "请用 --device 选择其他设备，或安装为该设备构建的 MindSpore。",
+    ),
+    "mindspore-usable": (
+        "MindSpore {version} runs on {device}.\nNothing to do.",
+        "MindSpore {version} 可在 {device} 上运行。\n无需处理。",
+    ),
+    "mindspore-old": (
+        "MindSpore {version} is older than 2.7, the oldest this adapter was written for.\n"
+        "Install MindSpore 2.7 or later.",
+        "MindSpore {version} 早于 2.7，而 2.7 是本适配器支持的最低版本。\n请安装 MindSpore 2.7 或更高版本。",
+    ),
+    "mindspore-numpy": (
+        "MindSpore {version} is built for numpy 1 and numpy {numpy} is installed: some operators fail once per run.\n"
+        'Install "numpy<2" in this environment.',
+        "MindSpore {version} 基于 numpy 1 构建，而当前安装的是 numpy {numpy}：部分算子每次运行会失败一次。\n"
+        '请在此环境中安装 "numpy<2"。',
+    ),
+    "mindspore-operators": (
+        "MindSpore imports, but a first small run does not work: {reason}\n"
+        "Check its log above, the versions of numpy and protobuf, and the device.",
+        "MindSpore 可以导入，但首次小规模运行失败：{reason}\n请检查上方日志、numpy 和 protobuf 的版本以及设备。",
+    ),
+    # torch
+    "torch-plain-container": (
+        "Layer {layer} stands in a plain list or dict, which torch does not register: "
+        "its weights are in no state_dict and no optimizer has them.\n"
+        "It is captured all the same; keep layers in nn.ModuleList or nn.ModuleDict.",
+        "层 {layer} 位于普通列表或字典中，torch 没有注册它：其权重既不在 state_dict 中，也不在优化器中。\n"
+        "它仍会被采集；请用 nn.ModuleList 或 nn.ModuleDict 保存各层。",
+    ),
+    "torch-plain-parameter": (
+        "Parameter {name} of {layer} stands in a plain attribute, which torch does not register.\n"
+        "It is captured all the same; keep it in nn.ParameterList or nn.ParameterDict.",
+        "{layer} 的参数 {name} 位于普通属性中，torch 没有注册它。\n"
+        "它仍会被采集；请用 nn.ParameterList 或 nn.ParameterDict 保存。",
+    ),
+    "torch-scripted": (
+        "{layer} is scripted or traced: the layers inside it run in C++ and cannot be observed.\n"
+        "Capture the net before torch.jit.script or torch.jit.trace to see them.",
+        "{layer} 经过 script 或 trace：其内部各层在 C++ 中运行，无法观察。\n"
+        "请在 torch.jit.script 或 torch.jit.trace 之前采集网络。",
+    ),
+    "torch-lazy": (
+        "{layer} is a lazy layer whose parameters have no shape yet.\n"
+        "Run the net once before capturing it to have them in the dump.",
+        "{layer} 是惰性层，其参数尚无形状。\n请先运行一次网络再采集，使其进入转储。",
+    ),
+    "torch-fused-attention": (
+        "In eval mode torch runs attention layers like {layer} in one fused piece; "
+        "while captured, the layers inside run one by one, which can change the last bits.\n"
+        "Nothing to do; torch.backends.mha.set_fastpath_enabled(False) gives the same numbers without capture.",
+        "在 eval 模式下，torch 会把 {layer} 这类注意力层融合成一步运行；采集时其内部各层逐个运行，最低几位可能不同。\n"
+        "无需处理；不采集时用 torch.backends.mha.set_fastpath_enabled(False) 可得到相同的数值。",
+    ),
+    "torch-compiled": (
+        "The net was compiled by torch.compile; while captured it runs eagerly where torch can be told so "
+        "(here: {can_stop}), which can change the last bits.\n"
+        "If that is False, capture the net before compiling it: compiled layers cannot be observed.",
+        "网络经过 torch.compile 编译；若 torch 允许（此处：{can_stop}），采集时以 eager 方式运行，最低几位可能不同。\n"
+        "若为 False，请在编译之前采集：编译后的层无法观察。",
+    ),
+    "torch-device-unknown": (
+        "'{device}' is not a device that torch can be told to use here; known are: {known}.\n"
+        "Choose one of these with --device.",
+        "'{device}' 不是此处可指定给 torch 的设备；可用名称：{known}。\n请用 --device 选择其中之一。",
+    ),
+    "torch-device-absent": (
+        "The device '{device}' cannot be used by this torch: {reason}.\n"
+        "Use --device cpu, or install the torch and driver for it.",
+        "此 torch 无法使用设备 '{device}'：{reason}。\n请使用 --device cpu，或安装相应的 torch 与驱动。",
+    ),
+    "torch-imitated": (
+        "What is imported as torch is not PyTorch but an imitation: {file}.\n"
+        "Capture the reference in an environment where `import torch` finds PyTorch.",
+        "以 torch 之名导入的并非 PyTorch，而是其替代实现：{file}。\n请在 `import torch` 能找到 PyTorch 的环境中采集标杆。",
+    ),
+    "torch-found": ("torch {version} on Python {python}", "torch {version}，Python {python}"),
+    "torch-numpy-works": ("torch and numpy {numpy} exchange arrays", "torch 与 numpy {numpy} 可交换数组"),
+    "torch-numpy-broken": (
+        "torch cannot exchange arrays with numpy {numpy}: {reason}\n"
+        "Install a numpy that this torch was built for (torch before 2.3 needs numpy<2).",
+        "torch 无法与 numpy {numpy} 交换数组：{reason}\n请安装与该 torch 匹配的 numpy（2.3 之前的 torch 需要 numpy<2）。",
+    ),
+    "torch-gpu": ("{count} GPU(s) usable by torch, first: {name}", "torch 可用 GPU {count} 个，第一个：{name}"),
+    "torch-no-gpu": ("torch sees no GPU; it runs on the CPU", "torch 未发现 GPU，在 CPU 上运行"),
+    "torch-no-stance": (
+        "torch {version} cannot be told to leave out torch.compile.\n"
+        "Capture nets before compiling them, or use torch 2.6 or later.",
+        "torch {version} 无法被要求跳过 torch.compile。\n请在编译之前采集网络，或使用 torch 2.6 及以上版本。",
+    ),
 }

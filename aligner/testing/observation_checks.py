@@ -65,9 +65,7 @@ class ObservationChecks(Supplies):
 
     def test_a_layers_weights_explain_its_output(self, adapter: Adapter) -> None:
         net = self.net(adapter, "norm")
-        weights: dict[tuple[str, str], Any] = {
-            (p.layer, p.role): adapter.read(p).copy() for p in adapter.parameters(net)
-        }
+        weights: dict[str, Any] = {f"{p.layer}.{p.role}": adapter.read(p).copy() for p in adapter.parameters(net)}
         with Recorder(adapter).attach(net) as recorder:
             self.run(adapter, net, self.x(adapter, "norm"))
         x, y = recorder.only("before", "fc").values["input.0"], recorder.only("after", "fc").values["output.0"]

@@ -1,0 +1,12 @@
+"""The adapter for torch; the only package that imports it.
+
+adapter.py is the contract's class and sends each question on: layers.py walks the net, spec.py reads settings,
+observation.py and roots.py install hooks, tensors.py and parameters.py carry values, dropout.py, eager.py and
+surroundings.py look after what stands around a run.
+"""
+
+from __future__ import annotations
+
+from aligner_hooks.torch_.adapter import TorchAdapter
+
+__all__ = ["TorchAdapter"]

@@ -1,0 +1,93 @@
+"""TorchAdapter: what aligner.adapter asks of a framework, answered for torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Optional
+
+import torch
+from torch import nn
+
+from aligner.adapter import After, Before, Finding, Handle, Parameter
+from aligner.record import Array, LayerSpec, Note, Scalar
+from aligner_hooks.torch_ import dropout, layers, observation, parameters, roots, spec, surroundings, tensors
+
+
+class TorchAdapter:
+    """The adapter for torch 1.11 and later."""
+
+    name = "torch"
+
+    def version(self) -> str:
+        return str(torch.__version__)
+
+    def is_model(self, value: object) -> bool:
+        return isinstance(value, nn.Module) and surroundings.is_real_torch()
+
+    def is_tensor(self, value: object) -> bool:
+        return isinstance(value, torch.Tensor)
+
+    def layers(self, model: object) -> Iterator[tuple[str, object]]:
+        for place in layers.walk(model):
+            yield place.path, place.module
+
+    def type_name(self, layer: object) -> str:
+        return spec.type_name(layer)
+
+    def spec(self, layer: object) -> LayerSpec:
+        return spec.read(layer)
+
+    def observe(self, layer: object, before: Before, after: After) -> Handle:
+        return observation.observe(layer, before, after)
+
+    def watch_roots(self, on_root: Callable[[object], None]) -> Handle:
+        return roots.watch(on_root)
+
+    def dtype(self, tensor: Any) -> str:
+        return tensors.dtype_word(tensor)
+
+    def to_numpy(self, tensor: Any) -> Array:
+        return tensors.to_numpy(tensor)
+
+    def from_numpy(self, array: Array, dtype: str) -> object:
+        return tensors.from_numpy(array, dtype)
+
+    def parameters(self, model: object) -> Iterator[Parameter]:
+        return parameters.walk(model)
+
+    def read(self, parameter: Parameter) -> Array:
+        return tensors.to_numpy(parameter.tensor)
+
+    def load(self, parameter: Parameter, array: Array, dtype: str) -> None:
+        parameters.load(parameter, array, dtype)
+
+    def training(self, layer: Any) -> bool:
+        return bool(layer.training)
+
+    def set_training(self, model: object, training: bool) -> None:
+        layers.set_training(model, training)
+
+    def silence_dropout(self, model: object) -> Handle:
+        return dropout.silence(model)
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def random_state(self) -> Optional[bytes]:
+        return bytes(torch.get_rng_state().numpy().tobytes())
+
+    def device(self, name: str) -> Callable[[object], object]:
+        return surroundings.device(name)
+
+    def running(self, model: object) -> AbstractContextManager[object]:
+        return surroundings.running()
+
+    def environment(self, model: object) -> Mapping[str, Scalar]:
+        return surroundings.environment(model)
+
+    def cautions(self, model: object) -> Iterator[Note]:
+        return layers.cautions(model)
+
+    def doctor(self) -> Iterator[Finding]:
+        return surroundings.doctor()

@@ -1,0 +1,54 @@
+"""Parameters and buffers of a torch net: torch's own names are the canonical ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from aligner.adapter import Parameter
+from aligner.record import Array
+from aligner_hooks.torch_ import layers, tensors
+
+
+def walk(model: Any) -> Iterator[Parameter]:
+    """Parameters, then buffers, of each layer in turn; a tied one once, under its first name."""
+    seen: set[int] = set()
+    for place in layers.walk(model):
+        module = place.module
+        trained = [*module._parameters.items(), *layers.plain_parameters(module)]
+        for name, tensor in trained:
+            yield from _parameter(place, name, tensor, seen, trainable=True)
+        for name, tensor in module._buffers.items():
+            yield from _parameter(place, name, tensor, seen, trainable=False)
+
+
+def _parameter(place: layers.Place, name: str, tensor: Any, seen: set[int], trainable: bool) -> Iterator[Parameter]:
+    # A lazy layer's parameter has no shape yet; cautions() tells of it.
+    if tensor is None or id(tensor) in seen or layers.is_unmaterialised(tensor):
+        return
+    seen.add(id(tensor))
+    yield Parameter(
+        name=f"{place.raw}.{name}" if place.raw else name,
+        layer=place.path,
+        role=name,
+        shape=tuple(tensor.shape),
+        dtype=tensors.dtype_word(tensor),
+        trainable=trainable and bool(tensor.requires_grad),
+        tensor=tensor,
+    )
+
+
+def load(parameter: Parameter, array: Array, dtype: str) -> None:
+    """Copy values into the parameter where it is, converted to its dtype.
+
+    Raises:
+        ValueError: the array has another shape.
+    """
+    tensor: Any = parameter.tensor
+    if tuple(array.shape) != tuple(tensor.shape):
+        raise ValueError(f"{parameter.name} has shape {tuple(tensor.shape)}, the values have {tuple(array.shape)}")
+    # A parameter made in inference mode may be changed in inference mode only.
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        tensor.copy_(tensors.from_numpy(array, dtype))

@@ -1,0 +1,110 @@
+"""torch tensors to numpy and back, bit by bit."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NoReturn, Optional
+
+import numpy as np
+import torch
+
+from aligner.dtypes import DTYPES
+from aligner.record import Array
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+@cache
+def dtype_of(dtype: Any) -> str:
+    """A torch dtype's word: "bfloat16" for torch.bfloat16."""
+    return str(dtype).partition(".")[2]
+
+
+def dtype_word(tensor: Any) -> str:
+    """The word for a tensor's dtype."""
+    return dtype_of(tensor.dtype)
+
+
+@cache
+def _carrier(dtype: Any) -> Optional[Any]:
+    """The integer type that numpy shares with torch, for a dtype that numpy lacks."""
+    return {"bfloat16": torch.int16, "float8_e4m3fn": torch.uint8, "float8_e5m2": torch.uint8}.get(dtype_of(dtype))
+
+
+def to_numpy(tensor: Any) -> Array:
+    """The exact bits on the host, sharing the tensor's memory where that can be.
+
+    Raises:
+        ValueError: the tensor has no readable values; the text says why.
+    """
+    if type(tensor) in _PLAIN:
+        return _read(tensor)
+    # A subclass may answer detach() or numpy() with anything; underneath it is a tensor like others.
+    disable = getattr(torch._C, "DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)
+    with disable():
+        return _read(tensor)
+
+
+def _read(tensor: Any) -> Array:
+    if tensor.layout is not torch.strided:
+        tensor = _strided(tensor)
+    if tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+        _refuse(tensor)
+    try:
+        plain = tensor.detach()
+        if plain.device.type != "cpu":
+            plain = plain.cpu()
+        if plain.is_complex():
+            plain = plain.resolve_conj()
+        plain = plain.resolve_neg().contiguous()
+        if plain.numel() and plain.data_ptr() == 0:
+            _refuse(tensor)
+        carrier = _carrier(plain.dtype)
+        if carrier is None:
+            bits: Array = plain.numpy()
+            return bits
+        storage = DTYPES[dtype_of(plain.dtype)].storage
+        bits = plain.view(carrier).numpy().view(storage)
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        # A tensor made by a transform (vmap), or of a type that numpy lacks: torch's own words are the best there are.
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"torch cannot show the values of this {_describe(tensor)}: {first}") from error
+    return bits
+
+
+def _strided(tensor: Any) -> Any:
+    if str(tensor.layout) == "torch._mkldnn":
+        return tensor.to_dense()
+    return _refuse(tensor)
+
+
+def _refuse(tensor: Any) -> NoReturn:
+    """Say why a tensor has no readable values."""
+    if tensor.is_nested:
+        reason = "a nested tensor holds rows of different lengths and has no one shape"
+    elif tensor.layout is not torch.strided:
+        reason = "a sparse tensor stores some of its values only; to_dense() in the net makes it readable"
+    elif tensor.is_meta:
+        reason = "it is on the meta device, where tensors have a shape and no values"
+    elif tensor.is_quantized:
+        reason = "a quantized tensor stores codes, not values; dequantize() in the net makes it readable"
+    else:
+        reason = "its memory was given back"
+    raise ValueError(f"no values can be read from this {_describe(tensor)}: {reason}")
+
+
+def _describe(tensor: Any) -> str:
+    kind = type(tensor).__name__
+    return f"{dtype_word(tensor)} tensor" if type(tensor) in _PLAIN else f"{dtype_word(tensor)} {kind}"
+
+
+def from_numpy(array: Array, dtype: str) -> Any:
+    """A tensor with these bits and memory of its own."""
+    native = DTYPES[dtype].storage.newbyteorder("=")
+    own = np.array(array, dtype=native, order="C", copy=True)
+    target = getattr(torch, dtype)
+    carrier = _carrier(target)
+    if carrier is None:
+        return torch.from_numpy(own)
+    # A view in the carrier's type: torch.from_numpy knows no uint16 before 2.3.
+    return torch.from_numpy(own.view(np.int16 if carrier is torch.int16 else np.uint8)).view(target)
