@@ -1,0 +1,247 @@
+"""The JSON sections of a dump: header, index (of records), layers and calls; to bytes and back.
+
+The index and the calls are tables by column with repeated words kept once, because fifty thousand of them must be
+read in a moment. Layers and calls are read only when somebody asks for them. What comes back is checked: a section
+may have been written by anybody.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Optional
+
+from aligner.dump import names
+from aligner.record import Attribute, Call, Key, Layer, LayerSpec, Note, Phase
+
+VALUES = "values"  # a record holds its values; later formats of a record have other words
+
+
+class Row(NamedTuple):
+    """One record as the index knows it; `size` bytes lie at `offset` of the file."""
+
+    key: Key
+    order: int
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+    checksum: int
+    form: str
+
+
+@dataclass
+class Content:
+    """All of a dump but its data, as it is being written or was found in a journal."""
+
+    header: dict[str, Any]
+    layers: dict[str, Layer]
+    rows: list[Row]
+    calls: list[Call]
+    notes: list[Note]
+
+
+def to_json(value: object) -> bytes:
+    """Compact JSON as UTF-8; half characters are spelled out, what JSON has no word for becomes its `str`."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+    return text.encode("utf-8", "backslashreplace")
+
+
+def from_json(data: bytes) -> Any:
+    """What `to_json` wrote.
+
+    Raises:
+        ValueError: it is no JSON, or nested too deep.
+    """
+    try:
+        return json.loads(data.decode("utf-8"))
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+
+
+def _plain(value: object) -> object:
+    """A JSON value for something else: numpy scalars their number, sets and mappings their items, the rest text."""
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=str)
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "ndim", None) == 0:
+        plain = item()
+        if isinstance(plain, (bool, int, float, str)):
+            return plain
+    try:
+        return str(value)
+    except Exception as error:  # a foreign __str__ may raise anything, and must not cost the dump
+        return f"<{type(value).__name__}: {type(error).__name__}>"
+
+
+def plain_header(header: Mapping[str, Any]) -> dict[str, Any]:
+    """The header as it will be read back: plain JSON values only, whatever was given."""
+    result: dict[str, Any] = {}
+    for key, value in header.items():
+        try:
+            result[str(key)] = from_json(to_json(value))
+        except (TypeError, ValueError):  # keys that JSON lacks, values that hold themselves
+            result[str(key)] = str(_plain(value))
+    return result
+
+
+class _Table:
+    """Words kept once; a word's number is its place."""
+
+    def __init__(self) -> None:
+        self._places: dict[Any, int] = {}
+
+    def number(self, word: Any) -> int:
+        return self._places.setdefault(word, len(self._places))
+
+    def words(self) -> list[Any]:
+        return list(self._places)
+
+
+def _columns(header: Sequence[str], rows: Iterable[tuple[int, ...]]) -> dict[str, list[int]]:
+    columns = list(zip(*rows)) or [()] * len(header)
+    return {name: list(column) for name, column in zip(header, columns)}
+
+
+_RECORD = ("step", "phase", "layer", "call", "slot", "order", "dtype", "shape", "offset", "size", "checksum", "form")
+_CALL = ("step", "phase", "layer", "number", "first", "last", "inputs", "outputs")
+
+
+def encode(content: Content) -> dict[str, bytes]:
+    """The sections by name."""
+    return {
+        "header": to_json(content.header),
+        "index": to_json(_index(content.rows, content.notes)),
+        "layers": to_json([layer_json(layer) for layer in content.layers.values()]),
+        "calls": to_json(_calls(content.calls)),
+    }
+
+
+def layer_json(layer: Layer) -> list[Any]:
+    """A layer as a list."""
+    spec = layer.spec
+    attributes = {names.plain(str(name)): value for name, value in spec.attributes.items()}
+    words = (names.plain(word) for word in (layer.path, layer.type, spec.kind))
+    return [*words, attributes, layer.children, layer.training]
+
+
+def _index(rows: Iterable[Row], notes: Iterable[Note]) -> dict[str, Any]:
+    phase, layer, slot, dtype, shape, form = (_Table() for _ in range(6))
+    numbers = [
+        (
+            row.key.step,
+            phase.number(row.key.phase.value),
+            layer.number(row.key.layer),
+            row.key.call,
+            slot.number(row.key.slot),
+            row.order,
+            dtype.number(row.dtype),
+            shape.number(row.shape),
+            row.offset,
+            row.size,
+            row.checksum,
+            form.number(row.form),
+        )
+        for row in rows
+    ]
+    tables = {"phase": phase, "layer": layer, "slot": slot, "dtype": dtype, "shape": shape, "form": form}
+    return {
+        "tables": {name: table.words() for name, table in tables.items()},
+        "records": _columns(_RECORD, numbers),
+        "notes": [[note.layer, note.message, dict(note.facts)] for note in notes],
+    }
+
+
+def _calls(calls: Iterable[Call]) -> dict[str, Any]:
+    phase, layer, structure = _Table(), _Table(), _Table()
+    numbers = [
+        (
+            call.step,
+            phase.number(call.phase.value),
+            layer.number(call.layer),
+            call.number,
+            call.first,
+            -1 if call.last is None else call.last,
+            structure.number(to_json(call.inputs).decode()),
+            structure.number(to_json(call.outputs).decode()),
+        )
+        for call in calls
+    ]
+    tables = {"phase": phase.words(), "layer": layer.words()}
+    structures = [json.loads(text) for text in structure.words()]
+    return {"tables": {**tables, "structure": structures}, "calls": _columns(_CALL, numbers)}
+
+
+# --- Back from JSON. Whatever does not fit raises ValueError.
+
+
+def demand(good: bool, what: str) -> None:
+    """Stop at something that cannot be."""
+    if not good:
+        raise ValueError(what)
+
+
+def text(value: object) -> str:
+    """A word that may be printed."""
+    if not isinstance(value, str) or not names.is_plain(value):
+        raise ValueError(f"{str(value)[:80]!r} is no name")
+    return value
+
+
+def layers_from(value: object) -> dict[str, Layer]:
+    """The layers of the layers section, by path."""
+    demand(isinstance(value, list), "the layers are no list")
+    layers = [layer_from(item) for item in value]  # type: ignore[attr-defined]  # demanded to be a list
+    return {layer.path: layer for layer in layers}
+
+
+def layer_from(item: Any) -> Layer:
+    """A layer from its list."""
+    demand(isinstance(item, list) and len(item) == 6 and isinstance(item[3], dict), "a layer is damaged")
+    path, kind_of, kind, attributes, children, training = item
+    spec = LayerSpec(text(kind), {text(name): attribute_from(a) for name, a in attributes.items()})
+    return Layer(text(path), text(kind_of), spec, bool(children), bool(training))
+
+
+def attribute_from(value: Any) -> Attribute:
+    """A setting: lists were tuples."""
+    if isinstance(value, list):
+        return tuple(attribute_from(item) for item in value)
+    demand(not isinstance(value, dict), "a setting is damaged")
+    attribute: Attribute = value
+    return attribute
+
+
+def note_from(item: Any) -> Note:
+    """A note from its list."""
+    demand(isinstance(item, list) and len(item) == 3 and isinstance(item[2], dict), "a note is damaged")
+    return Note(text(item[0]), text(item[1]), {str(name): fact for name, fact in item[2].items()})
+
+
+def calls_from(value: Any) -> list[Call]:
+    """The calls of the calls section."""
+    try:
+        tables, columns = value["tables"], value["calls"]
+        phases = [Phase(word) for word in tables["phase"]]
+        layers = [text(word) for word in tables["layer"]]
+        structures = tables["structure"]
+        rows = zip(*(columns[name] for name in _CALL))
+        demand(len({len(columns[name]) for name in _CALL}) == 1, "the columns of the calls differ in length")
+        return [
+            call_from(step, phases[phase], layers[layer], number, first, last, structures[given], structures[made])
+            for step, phase, layer, number, first, last, given, made in rows
+        ]
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"the calls are damaged ({type(error).__name__}: {error})") from error
+
+
+def call_from(
+    step: Any, phase: Phase, layer: str, number: Any, first: Any, last: Any, inputs: object, outputs: object
+) -> Call:
+    """A call with its numbers checked; `last` is -1 where the layer raised."""
+    demand(all(type(n) is int for n in (step, number, first, last)), "a call's number is none")
+    ended: Optional[int] = None if last < 0 else last
+    return Call(step, phase, layer, number, first, ended, inputs, outputs)
