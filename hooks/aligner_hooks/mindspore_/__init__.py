@@ -1,0 +1,12 @@
+"""MindSpore behind aligner's adapter contract (PyNative mode).
+
+layers: which cells there are · hooks: what is called when they run · tensors: values · parameters: weights in
+canonical words · spec: settings in canonical words · dropout: silenced in train mode · runtime: seeds, devices, modes.
+`adapter` puts them behind one class. This package is the only importer of mindspore.
+"""
+
+from __future__ import annotations
+
+from aligner_hooks.mindspore_.adapter import MindSporeAdapter
+
+__all__ = ["MindSporeAdapter"]

@@ -1,0 +1,125 @@
+"""The MindSpore adapter: one class that puts this package behind aligner's contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Callable, Optional
+
+import mindspore
+from mindspore import nn
+
+from aligner.adapter import After, Before, Finding, Parameter
+from aligner.record import Array, LayerSpec, Note, Scalar
+from aligner_hooks.mindspore_ import dropout, hooks, layers, parameters, runtime, spec, tensors
+from aligner_hooks.mindspore_.patches import Handle
+
+
+class MindSporeAdapter:
+    """MindSpore in PyNative mode; see aligner.adapter.Adapter for what each method promises."""
+
+    name = "mindspore"
+
+    def version(self) -> str:
+        """The version of MindSpore."""
+        return str(mindspore.__version__)
+
+    def is_model(self, value: object) -> bool:
+        """Whether it is a Cell of MindSpore itself, and a net or layer rather than an optimizer."""
+        if not isinstance(value, nn.Cell) or isinstance(value, nn.Optimizer):
+            return False
+        return not any(base.__module__.startswith(("mindtorch.", "msadapter.")) for base in type(value).__mro__)
+
+    def is_tensor(self, value: object) -> bool:
+        """Whether it is a tensor of MindSpore."""
+        return tensors.is_tensor(value)
+
+    def layers(self, model: Any) -> Iterator[tuple[str, object]]:
+        """All cells with their paths."""
+        return ((place.path, place.cell) for place in layers.places(model))
+
+    def type_name(self, layer: object) -> str:
+        """The class as users write it: "mindspore.nn.Conv2d"."""
+        return spec.type_name(layer)
+
+    def spec(self, layer: Any) -> LayerSpec:
+        """Kind and settings in canonical words."""
+        return spec.spec(layer)
+
+    def observe(self, layer: Any, before: Before, after: After) -> Handle:
+        """Call back around each run of the layer."""
+        return hooks.observe(layer, before, after)
+
+    def watch_roots(self, on_root: Callable[[object], None]) -> Handle:
+        """Call back when a net that no other cell called is about to run."""
+        return hooks.watch_roots(on_root)
+
+    def dtype(self, tensor: object) -> str:
+        """The word for the tensor's type."""
+        return tensors.dtype(tensor)
+
+    def to_numpy(self, tensor: object) -> Array:
+        """The tensor's exact bits."""
+        return tensors.to_numpy(tensor)
+
+    def from_numpy(self, array: Array, dtype: str) -> object:
+        """A tensor with these bits."""
+        return tensors.from_numpy(array, dtype)
+
+    def parameters(self, model: Any) -> Iterator[Parameter]:
+        """Parameters and buffers in canonical words."""
+        return parameters.parameters(model)
+
+    def read(self, parameter: Parameter) -> Array:
+        """The parameter's bits in canonical layout."""
+        return parameters.read(parameter)
+
+    def load(self, parameter: Parameter, array: Array, dtype: str) -> None:
+        """New values for the parameter."""
+        parameters.load(parameter, array, dtype)
+
+    def training(self, layer: Any) -> bool:
+        """Whether the layer is in train mode (cells are born in eval mode)."""
+        return bool(layer.training)
+
+    def set_training(self, model: Any, training: bool) -> None:
+        """The whole model, and the cells in plain lists that MindSpore's own set_train does not reach."""
+        model.set_train(training)
+        for place in layers.places(model):
+            if place.listed:
+                place.cell.set_train(training)
+
+    def silence_dropout(self, model: Any) -> Handle:
+        """Make every dropout inactive."""
+        return dropout.silence(model)
+
+    def seed(self, seed: int) -> None:
+        """Seed MindSpore's random numbers."""
+        runtime.seed(seed)
+
+    def random_state(self) -> Optional[bytes]:
+        """None: the operators of nn and ops keep their state inside, where it cannot be read.
+
+        `mindspore.get_rng_state` tells of mint's generator only; an unchanged one would prove nothing.
+        """
+        return None
+
+    def device(self, name: str) -> Callable[[object], object]:
+        """Select a device."""
+        return runtime.device(name)
+
+    def running(self, model: object) -> AbstractContextManager[object]:
+        """Eagerly, layer by layer."""
+        return runtime.running()
+
+    def environment(self, model: Any) -> Mapping[str, Scalar]:
+        """Header facts."""
+        return runtime.environment(model)
+
+    def cautions(self, model: Any) -> Iterator[Note]:
+        """What of this net cannot be observed."""
+        return layers.cautions(model)
+
+    def doctor(self) -> Iterator[Finding]:
+        """What is usable here and what is wrong."""
+        return runtime.doctor()

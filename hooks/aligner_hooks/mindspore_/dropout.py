@@ -1,0 +1,92 @@
+"""Dropout made inactive in train mode, wherever MindSpore keeps it, and given back."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from functools import partial, wraps
+from typing import Any, Callable
+
+import mindspore
+from mindspore import nn, ops
+
+from aligner_hooks.mindspore_.layers import places
+from aligner_hooks.mindspore_.patches import Handle
+
+CELLS = tuple(
+    getattr(nn, name)
+    for name in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "DropoutExt", "Dropout2dExt")
+    if hasattr(nn, name)
+)
+PRIMITIVES = (ops.Dropout, ops.Dropout2D, ops.Dropout3D)
+# Functions that drop, and the argument that makes them keep everything.
+FUNCTIONS: dict[str, tuple[str, object]] = {
+    "dropout": ("training", False),
+    "dropout1d": ("training", False),
+    "dropout2d": ("training", False),
+    "dropout3d": ("training", False),
+    "scaled_dot_product_attention": ("dropout_p", 0.0),
+    "flash_attention_score": ("keep_prob", 1.0),
+}
+
+
+def silence(model: nn.Cell) -> Handle:
+    """Every dropout of the model keeps everything until the handle is removed."""
+    handle = Handle()
+    try:
+        for _, cell, _ in places(model):
+            if isinstance(cell, CELLS):
+                _hold(handle, cell, "training", False)
+            elif isinstance(cell, nn.MultiheadAttention):
+                _hold(handle, cell, "dropout", 0.0)
+            else:
+                for primitive in vars(cell).values():
+                    if isinstance(primitive, PRIMITIVES):
+                        _hold(handle, primitive, "keep_prob", 1.0)
+        _silence_functions(handle)
+    except BaseException:
+        handle.remove()
+        raise
+    return handle
+
+
+def _hold(handle: Handle, owner: Any, name: str, value: object) -> None:
+    """Set an attribute and note how to set it back."""
+    before = getattr(owner, name)
+    object.__setattr__(owner, name, value)
+    handle.add(lambda: object.__setattr__(owner, name, before))
+
+
+def _silence_functions(handle: Handle) -> None:
+    """Replace the functions wherever a module holds them: users write `from mindspore.ops import dropout`."""
+    quiet: dict[int, tuple[Any, Callable[..., Any]]] = {}
+    for original, argument, value in _functions():
+        quiet.setdefault(id(original), (original, _with(original, argument, value)))
+    for module in list(sys.modules.values()):
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            original, replacement = quiet.get(id(value), (None, None))
+            if replacement is not None and original is value:
+                setattr(module, name, replacement)
+                handle.add(partial(setattr, module, name, value))
+
+
+def _functions() -> Iterator[tuple[Any, str, object]]:
+    homes = [ops, ops.function.nn_func, getattr(getattr(mindspore.mint, "nn", None), "functional", None)]
+    for home in homes:
+        for name, (argument, value) in FUNCTIONS.items():
+            function = getattr(home, name, None)
+            if inspect.isfunction(function) and argument in inspect.signature(function).parameters:
+                yield function, argument, value
+
+
+def _with(function: Callable[..., Any], argument: str, value: object) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def quiet(*args: object, **kwargs: object) -> object:
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments[argument] = value
+        return function(*bound.args, **bound.kwargs)
+
+    return quiet

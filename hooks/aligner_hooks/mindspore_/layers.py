@@ -1,0 +1,115 @@
+"""Which cells a net has and what they are called, including those MindSpore itself does not know of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from mindspore import nn
+
+from aligner.record import Note, Scalar, display
+
+# Loss and AMP wrappers hold the cell they are around under this name.
+WRAPPED = "_backbone"
+MAX_NESTING = 8
+
+
+class Place(NamedTuple):
+    """A cell and where it stands; `listed` is the path of the plain list, tuple or dict it stands in, else ""."""
+
+    path: str
+    cell: nn.Cell
+    listed: str
+
+
+def places(model: nn.Cell) -> Iterator[Place]:
+    """Every cell once, under its first path, parents before children, registered children before hidden ones.
+
+    A wrapper of MindSpore and the cell inside it have one path; the inner one, which the user wrote, is given.
+    """
+    seen: set[int] = set()
+    paths: set[str] = set()
+
+    def walk(path: str, cell: nn.Cell, listed: str) -> Iterator[Place]:
+        if id(cell) in seen or isinstance(cell, nn.Optimizer):
+            return
+        seen.add(id(cell))
+        children = registered(cell)
+        if is_wrapper(cell):
+            yield from walk(path, children.pop(WRAPPED), listed)
+        elif path not in paths:  # not so for a plain list that has the name of a registered child
+            paths.add(path)
+            yield Place(path, cell, listed)
+        for name, child in children.items():
+            yield from walk(_join(path, name), child, "")
+        for attribute, name, child in _hidden(cell):
+            yield from walk(_join(path, name), child, _join(path, attribute))
+
+    yield from walk("", model, "")
+
+
+def registered(cell: nn.Cell) -> dict[str, nn.Cell]:
+    """The children MindSpore knows of."""
+    return {name: child for name, child in cell._cells.items() if child is not None}
+
+
+def is_wrapper(cell: nn.Cell) -> bool:
+    """Whether MindSpore put this cell around another one: an AMP cast, or a loss.
+
+    A net of the user's may call a part of itself `_backbone`: that is no wrapper.
+    """
+    library = next(base for base in type(cell).__mro__ if base.__module__.startswith("mindspore."))
+    return library is not nn.Cell and isinstance(registered(cell).get(WRAPPED), nn.Cell)
+
+
+def compiled(cell: nn.Cell) -> bool:
+    """Whether the cell's construct is compiled by @ms.jit, so that nothing inside it can be observed."""
+    construct = cell.construct
+    code = getattr(construct, "__code__", None)
+    return bool(getattr(construct, "__wrapped_by_jit__", False)) or getattr(code, "co_name", "") == "staging_specialize"
+
+
+def cautions(model: nn.Cell) -> Iterator[Note]:
+    """What of this net cannot be seen, and why."""
+    for path, cell, listed in places(model):
+        facts: dict[str, Scalar] = {"layer": display(path), "type": type(cell).__name__}
+        if listed:
+            yield Note(path, "mindspore-plain-list", {"attribute": listed, **facts})
+        if isinstance(cell, nn.GraphCell):
+            yield Note(path, "mindspore-graph-cell", facts)
+        elif compiled(cell):
+            yield Note(path, "mindspore-jit-inside", facts)
+        elif _bypasses_hooks(type(cell)):
+            yield Note(path, "mindspore-own-call", facts)
+
+
+def _bypasses_hooks(kind: type[nn.Cell]) -> bool:
+    """Whether the class has a `__call__` of its own that does not go on to MindSpore's, where hooks are run."""
+    code = getattr(kind.__call__, "__code__", None)
+    return kind.__call__ is not nn.Cell.__call__ and code is not None and "__call__" not in code.co_names
+
+
+def _hidden(cell: nn.Cell) -> Iterator[tuple[str, str, nn.Cell]]:
+    """Cells in plain list, tuple and dict attributes as ("blocks", "blocks.0", cell).
+
+    A SequentialCell keeps its children in such a list as well; they have been seen under their registered path.
+    """
+    for attribute, value in list(vars(cell).items()):
+        if isinstance(value, (list, tuple, dict)) and attribute not in ("_cells", "_params", "_buffers"):
+            for name, child in _within(attribute, value, 0):
+                yield attribute, name, child
+
+
+def _within(name: str, value: Any, depth: int) -> Iterator[tuple[str, nn.Cell]]:
+    if isinstance(value, nn.Cell):
+        yield name, value
+    elif depth < MAX_NESTING and isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _within(f"{name}.{index}", item, depth + 1)
+    elif depth < MAX_NESTING and isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _within(f"{name}.{key}", item, depth + 1)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

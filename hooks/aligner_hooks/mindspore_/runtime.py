@@ -1,0 +1,136 @@
+"""The surroundings of a run: mode, device, seeds, compiled code, and what is wrong with MindSpore here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Callable, Optional
+
+import mindspore
+import numpy as np
+from mindspore import nn
+
+from aligner.adapter import Finding
+from aligner.errors import AdapterError
+from aligner.record import Scalar
+
+# What users call a device -> what MindSpore calls it. Only "CPU" was ever run here; the others are from its manual.
+DEVICES = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "ascend": "Ascend", "npu": "Ascend"}
+# Set to "0", MindSpore runs @ms.jit functions as the plain Python they are. It is read at each call.
+JIT_SWITCH = "MS_JIT"
+
+
+def in_graph_mode() -> bool:
+    """Whether cells are compiled as a whole; `MS_JIT=0` turns that off as well."""
+    return mindspore.get_context("mode") == mindspore.GRAPH_MODE and os.environ.get(JIT_SWITCH) != "0"
+
+
+def jit_executor() -> Optional[type]:
+    """The class whose instances compile and run @ms.jit functions, or None if this MindSpore has it elsewhere."""
+    for module in ("mindspore.graph.api", "mindspore.common.api"):  # 2.8 moved it
+        try:
+            found = getattr(import_module(module), "_JitExecutor", None)
+        except ImportError:
+            continue
+        if isinstance(found, type):
+            return found
+    return None
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Eagerly and layer by layer: what is decorated with @ms.jit runs as plain Python.
+
+    MindSpore records gradients only for what `value_and_grad` calls: nothing needs to be turned off for that.
+    """
+    if in_graph_mode():
+        raise AdapterError("mindspore-graph-mode")
+    before = os.environ.get(JIT_SWITCH)
+    os.environ[JIT_SWITCH] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(JIT_SWITCH, None)
+        else:
+            os.environ[JIT_SWITCH] = before
+
+
+def device(name: str) -> Callable[[object], object]:
+    """Select the device for everything that runs from now on; models and tensors go there by themselves."""
+    target = DEVICES.get(name.lower())
+    if target is None:
+        raise AdapterError("mindspore-device", name=name, reason="unknown", known=", ".join(sorted(DEVICES)))
+    try:
+        if mindspore.get_context("device_target") != target:
+            if hasattr(mindspore, "set_device"):
+                mindspore.set_device(target)
+            else:
+                mindspore.set_context(device_target=target)
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = f"{error}".strip().splitlines()[0]
+        here = str(mindspore.get_context("device_target")).lower()
+        raise AdapterError("mindspore-device", name=name, reason=reason, known=here) from error
+    return lambda value: value
+
+
+def seed(number: int) -> None:
+    """Seed both of MindSpore's kinds of random numbers.
+
+    `set_seed` is for nn and ops and seeds numpy too, from which MindSpore draws initial weights (nn.LSTM);
+    `manual_seed` is for mint.
+    """
+    mindspore.set_seed(number)
+    if hasattr(mindspore, "manual_seed"):
+        mindspore.manual_seed(number)
+
+
+def environment(model: Optional[nn.Cell]) -> Mapping[str, Scalar]:
+    """Header facts: where and how this net runs."""
+    level = amp_level(model) if model is not None else ""
+    return {
+        "device": str(mindspore.get_context("device_target")),
+        "mode": "graph" if in_graph_mode() else "pynative",
+        "amp": level or None,
+        "numpy_supported": numpy_supported(),
+    }
+
+
+def amp_level(model: nn.Cell) -> str:
+    """ "O2", "auto" ... as auto_mixed_precision notes it on the net, "to_float" for casts set by hand, or ""."""
+    level = str(vars(model).get("_amp_level") or "")
+    if not level and any(cell.mixed_precision_type is not None for _, cell in model.cells_and_names()):
+        return "to_float"
+    return level if level != "O0" else ""
+
+
+def numpy_supported() -> bool:
+    """MindSpore is built against numpy 1: with numpy 2 some operators raise a SystemError once."""
+    return int(np.__version__.partition(".")[0]) < 2
+
+
+def doctor() -> Iterator[Finding]:
+    """What is usable and what is wrong here."""
+    version = str(mindspore.__version__)
+    here = str(mindspore.get_context("device_target"))
+    yield Finding(True, "mindspore-usable", {"version": version, "device": here})
+    if tuple(int(part) for part in version.split(".")[:2]) < (2, 7):
+        yield Finding(False, "mindspore-old", {"version": version})
+    if not numpy_supported():
+        yield Finding(False, "mindspore-numpy", {"version": version, "numpy": np.__version__})
+    if in_graph_mode():
+        yield Finding(False, "mindspore-graph-mode", {})
+    problem = _broken_operator()
+    if problem:
+        yield Finding(False, "mindspore-operators", {"reason": problem})
+
+
+def _broken_operator() -> str:
+    """The first line of what goes wrong in a tiny run, or ""."""
+    try:
+        value: Any = (mindspore.ops.relu(mindspore.Tensor([[1.0, -2.0]], mindspore.float32)) + 1).asnumpy()
+    except Exception as error:  # whatever a broken installation raises is the finding
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return "" if value.tolist() == [[2.0, 1.0]] else f"relu([1, -2]) + 1 is {value.tolist()}"

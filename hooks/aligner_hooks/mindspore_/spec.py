@@ -1,0 +1,62 @@
+"""A cell's type and settings in the words of aligner.vocabulary."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+from mindspore import nn
+
+from aligner.record import Attribute, LayerSpec
+from aligner_hooks.mindspore_.kinds import table
+
+# amp level O1 rewrites the source of each class it casts in: "Conv2dOpt" in a module called "NetOpt_1402820".
+REWRITTEN = re.compile(r"Opt(_\d+)+$")
+
+
+def spec(cell: nn.Cell) -> LayerSpec:
+    """Kind and settings.
+
+    A subclass of a known class is that kind as long as it runs the known `construct`; else it is a layer of the
+    user's own, named and described by what it holds.
+    """
+    kind = written(type(cell))
+    for base in kind.__mro__:
+        if base in table():
+            word, read = table()[base]
+            if word == "Linear" and getattr(cell, "activation", None) is not None:
+                break  # a Dense with an activation in it is no Linear
+            return LayerSpec(word, read(cell))
+        if "construct" in vars(base):
+            break
+    return LayerSpec(kind.__name__, _own_settings(cell))
+
+
+def type_name(cell: object) -> str:
+    """The class as users write it: "mindspore.nn.Conv2d" for the library's, with its module for others."""
+    kind = written(type(cell))
+    for module, short in (("mindspore.mint.", "mindspore.mint.nn"), ("mindspore.nn.", "mindspore.nn")):
+        if kind.__module__.startswith(module):
+            return f"{short}.{kind.__qualname__}"
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def written(kind: type) -> type:
+    """The class the user wrote, where AMP level O1 has put a rewritten one in its place."""
+    return kind.__mro__[1] if REWRITTEN.search(kind.__module__) and "Opt" in kind.__name__ else kind
+
+
+@cache
+def _common() -> frozenset[str]:
+    """What every cell has."""
+    return frozenset(vars(nn.Cell())) | {"fp16", "fp32", "bf16", "training"}
+
+
+def _own_settings(cell: Any) -> dict[str, Attribute]:
+    """Public plain values that the class set itself."""
+    return {
+        name: value
+        for name, value in vars(cell).items()
+        if isinstance(value, (bool, int, float, str)) and not name.startswith("_") and name not in _common()
+    }

@@ -1,0 +1,80 @@
+"""Values: exact bits out of MindSpore's tensors, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import mindspore
+import numpy as np
+from mindspore import Tensor
+
+from aligner.dtypes import DTYPES
+from aligner.record import Array
+
+# Sparse values are no Tensors, yet a layer may be given one: they are tensors whose values we cannot write.
+SPARSE = tuple(getattr(mindspore, name) for name in ("COOTensor", "CSRTensor", "RowTensor") if hasattr(mindspore, name))
+
+
+@cache
+def words() -> Mapping[Any, str]:
+    """aligner's word for each of MindSpore's types."""
+    known = {getattr(mindspore, name): name for name in DTYPES if hasattr(mindspore, name)}
+    known[mindspore.bool_] = "bool"
+    return known
+
+
+@cache
+def types() -> Mapping[str, Any]:
+    """MindSpore's type for each of aligner's words."""
+    return {word: kind for kind, word in words().items()}
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is one of MindSpore's tensors, dense or sparse."""
+    return isinstance(value, (Tensor, *SPARSE))
+
+
+def dtype(tensor: Any) -> str:
+    """The word for its type."""
+    kind = tensor.dtype
+    return words().get(kind) or str(kind).lower()
+
+
+def to_numpy(tensor: Any) -> Array:
+    """The exact bits, sharing memory with the tensor where MindSpore allows it."""
+    reason = _unreadable(tensor)
+    if reason:
+        raise ValueError(reason)
+    word = dtype(tensor)
+    storage = DTYPES[word].storage
+    if DTYPES[word].decode is None:
+        array: Array = tensor.asnumpy()
+        return array
+    # numpy knows neither bfloat16 nor float8, and with numpy 2 asnumpy() raises for them: the bits it is.
+    return np.frombuffer(tensor.get_bytes(), storage).reshape(tensor.shape)
+
+
+def _unreadable(tensor: Any) -> str:
+    """Why there are no values to read, or ""."""
+    if isinstance(tensor, SPARSE):
+        return f"{type(tensor).__name__} is sparse: its values have no place in a dense array"
+    if dtype(tensor) not in DTYPES:
+        return f"numpy has no counterpart of {dtype(tensor)}, and neither has the dump"
+    if getattr(tensor, "is_meta", False):
+        return "it is on the meta device, which keeps shapes but no values"
+    if getattr(tensor, "has_init", False):
+        return "its values are made when it is first used; call init_parameters_data() on the net before"
+    return ""
+
+
+def from_numpy(array: Array, dtype: str) -> Tensor:
+    """A tensor with these bits, sharing no memory."""
+    if dtype not in types():
+        raise ValueError(f"this MindSpore has no {dtype}")
+    array = np.asarray(array)
+    if DTYPES[dtype].decode is None:
+        return Tensor(array.astype(array.dtype.newbyteorder("="), order="C"), types()[dtype])
+    # The outer Tensor: what comes of the bytes is of an inner class without operators.
+    return Tensor(Tensor.convert_bytes_to_tensor(array.tobytes(), array.shape, types()[dtype]))
