@@ -12,18 +12,26 @@ from __future__ import annotations
 
 import zlib
 from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aligner.record import Array
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Words = npt.NDArray[np.uint64]
+else:
+    Words = Any
+
 BLOCK = 1 << 16
-WORD = np.dtype("<u8")
+WORD: np.dtype[np.uint64] = np.dtype("<u8")
 _WORDS = BLOCK // 8
 
 
 @cache
-def weights() -> Array:
+def weights() -> Words:
     """The weights of the places in a block: splitmix64 of 1, 2, 3, ..., with the lowest bit set."""
     z = np.arange(1, _WORDS + 1, dtype=WORD) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -62,7 +70,7 @@ class Checksum:
         if whole < piece.size:
             self._partial(np.frombuffer(piece[whole:].tobytes().ljust(8, b"\0"), WORD))
 
-    def _partial(self, words: Array) -> None:
+    def _partial(self, words: Words) -> None:
         end = self._place + words.size
         part = np.einsum("ij,j->i", words.reshape(1, -1), weights()[self._place : end])
         self._sum += int(part[0])

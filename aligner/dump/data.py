@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Union
 
 import numpy as np
 
+from aligner.dtypes import DTYPES
 from aligner.dump.checksum import Checksum
 from aligner.dump.reserve import Reserve
-from aligner.dtypes import DTYPES
 from aligner.record import Array
 
 PIECE = 1 << 20  # bytes at a time: written and summed while they are in the processor's cache
@@ -43,12 +44,12 @@ class DataFile:
         self._descriptor = os.open(path, CREATE, 0o666)
         self._reserve = Reserve(self._descriptor)
 
-    def put(self, offset: int, data: bytes) -> None:
+    def put(self, offset: int, data: Union[bytes, memoryview]) -> None:
         """Write all of `data` at `offset`."""
-        view = memoryview(data)
-        while view.nbytes:
-            count = os.pwrite(self._descriptor, view, offset)
-            view, offset = view[count:], offset + count
+        count = os.pwrite(self._descriptor, data, offset)
+        while count < len(data):  # a signal came, or the disk is nearly full; the next write says which
+            data, offset = memoryview(data)[count:], offset + count
+            count = os.pwrite(self._descriptor, data, offset)
 
     def append(self, flat: Array, known: int, room: int) -> tuple[int, int]:
         """Write a record's bytes behind the last one's and keep `room` bytes behind them.
@@ -67,17 +68,11 @@ class DataFile:
         align = PAGE if flat.size >= PIECE else 8
         offset = -(-self.end // align) * align
         end = offset + flat.size
-        try:
-            if flat.size <= PIECE and known >= 0:
-                count = os.pwrite(self._descriptor, flat, offset)
-                if count < flat.size:
-                    self._pieces(flat[count:], offset + count)
-            else:
-                known = self._pieces(flat, offset)
-            self._reserve.reach_behind(end, room)
-        except OSError:
-            self._reserve.give_back()
-            raise
+        self._reserve.reach(end + room)
+        if known >= 0 and flat.size <= PIECE:
+            self.put(offset, flat.data)
+        else:
+            known = self._pieces(flat, offset)
         self.end = end
         return offset, known
 
@@ -86,21 +81,19 @@ class DataFile:
         for at in range(0, flat.size, PIECE):
             piece = flat[at : at + PIECE]
             total.update(piece)
-            done = 0
-            while done < piece.size:
-                done += os.pwrite(self._descriptor, piece[done:], offset + at + done)
+            self.put(offset + at, piece.data)
         return total.value()
 
     def keep(self, room: int) -> None:
         """Make sure of `room` bytes behind the data."""
-        self._reserve.reach_behind(self.end, room)
+        self._reserve.reach(self.end + room)
 
     def holds(self, flat: Array, offset: int) -> bool:
         """Whether exactly these bytes lie at `offset`."""
         buffer = np.empty(min(flat.size, PIECE), np.uint8)
         for at in range(0, flat.size, PIECE):
             piece = flat[at : at + PIECE]
-            read = os.preadv(self._descriptor, [buffer[: piece.size]], offset + at)
+            read = os.preadv(self._descriptor, [buffer[: piece.size].data], offset + at)
             if read != piece.size or not np.array_equal(buffer[:read], piece):
                 return False
         return True

@@ -1,8 +1,10 @@
 """What is wrong with an HDF5 file that is not as aligner writes it. (See inspect.)"""
 
 from __future__ import annotations
+
 from pathlib import Path
 from typing import Any, Optional
+
 from aligner.errors import DumpError
 
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aligner.dtypes import DTYPES
 from aligner.dump.sections import VALUES, Row, demand, text
-from aligner.record import Array, Key, Phase
+from aligner.record import Key, Phase
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Numbers = npt.NDArray[np.int64]
+else:
+    Numbers = Any
 
 _MAX_RANK = 32
 _MAX_SIDE = 1 << 40
@@ -110,7 +117,7 @@ def _decode(tables: Any, records: Any, start: int, end: int) -> Index:
     )
 
 
-def _numbers(column: Any) -> Array:
+def _numbers(column: Any) -> Numbers:
     """A column of the index as an array of numbers that are not negative."""
     demand(isinstance(column, list), "a column is none")
     if not column:
@@ -122,7 +129,7 @@ def _numbers(column: Any) -> Array:
 
 
 def _check_places(
-    column: dict[str, Array], elements: list[int], dtypes: list[str], forms: list[str], start: int, end: int
+    column: dict[str, Numbers], elements: list[int], dtypes: list[str], forms: list[str], start: int, end: int
 ) -> None:
     """Every record's bytes lie among the data, as many as its shape takes."""
     if not column["size"].size:

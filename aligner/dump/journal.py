@@ -7,6 +7,7 @@ whose writer died. Closing the dump removes the journal.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import zlib
 from collections.abc import Iterator
@@ -17,11 +18,6 @@ from typing import Any
 from aligner.dump import sections
 from aligner.dump.sections import Content, Row
 from aligner.record import Key, Phase
-
-try:
-    import fcntl
-except ImportError:  # not POSIX: a dump in the making cannot be told from an abandoned one
-    fcntl = None  # type: ignore[assignment]  # the module or None
 
 
 def path_of(dump: Path) -> Path:
@@ -36,8 +32,6 @@ def line(content: bytes) -> bytes:
 
 def lock(descriptor: int) -> bool:
     """Take the writer's lock; False if a living process holds it. Where locks are not to be had, True."""
-    if fcntl is None:
-        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -153,8 +147,9 @@ def _tell(content: Content, item: Any) -> None:
         key = Key(step, Phase(phase), sections.text(layer), call, sections.text(slot))
         content.rows.append(Row(key, order, dtype, tuple(shape), offset, size, checksum, form))
     elif word == "call":
-        step, phase, layer, *numbers, inputs, outputs = rest
-        call_ = sections.call_from(step, Phase(phase), sections.text(layer), *numbers, inputs, outputs)
+        step, phase, layer, number, first, last, *structures = rest
+        inputs, outputs = structures
+        call_ = sections.call_from(step, Phase(phase), sections.text(layer), number, first, last, inputs, outputs)
         content.calls.append(call_)
     elif word == "layer":
         layer_ = sections.layer_from(rest)

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Optional, Union, overload
 import numpy as np
 
 from aligner.dump import index, journal, kinds, sections, userblock
-from aligner.dump.entry import Entry
+from aligner.dump.entry import Entry as Entry
 from aligner.dump.hdf5 import BASE, SUPERBLOCK_SIZE
-from aligner.dump.index import Index
 from aligner.dump.userblock import Section, UserBlock
 from aligner.errors import DumpError
 from aligner.record import Array, Call, Key, Layer, Note
@@ -264,7 +263,7 @@ class Dump:
         done = 0
         while done < piece.size:
             try:
-                count = os.preadv(self._descriptor, [piece[done:]], offset + done)
+                count = os.preadv(self._descriptor, [piece[done:].data], offset + done)
             except OSError as error:
                 raise DumpError("dump-unreadable", path=self.path, reason=error.strerror or error) from error
             if not count:
