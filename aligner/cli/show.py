@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from aligner import messages
 from aligner.cli import parser as parsing
 from aligner.errors import UsageError
+from aligner.record import display
 
 if TYPE_CHECKING:
+    from aligner.compare.pairing import Pair
     from aligner.dump.reader import Dump
     from aligner.report.layer_text import View
     from aligner.report.terminal import Terminal
@@ -103,7 +105,8 @@ def _lines(dump: Dump, layer: Any, port: Any, options: argparse.Namespace, shape
     view = _view(options)
     if port is None:
         return layer_text.layer_lines(dump, layer, shape, view)
-    return layer_text.against_lines(dump, layer, port, _port_layer(dump, layer, port, options), shape, view)
+    other, pairs = _counterpart(dump, layer, port, options.against)
+    return layer_text.against_lines(dump.layers[layer], port.layers[other], pairs, shape, view)
 
 
 def _view(options: argparse.Namespace) -> View:
@@ -122,8 +125,8 @@ def _write_json(dump: Dump, layer: Any, port: Any, options: argparse.Namespace) 
     elif port is None:
         document = dump_json.layer_document(dump, layer, _view(options))
     else:
-        port_layer = _port_layer(dump, layer, port, options)
-        document = dump_json.against_document(dump, layer, port, port_layer, _view(options))
+        other, pairs = _counterpart(dump, layer, port, options.against)
+        document = dump_json.against_document(dump, layer, port, other, pairs, _view(options))
     sys.stdout.write(json_.dumps(document) + "\n")
 
 
@@ -143,18 +146,21 @@ def _layer(name: str, dump: Dump, path: str, language: str) -> str:
     raise UsageError("show-layer-unknown", layer=name, dump=path, count=len(known), hint=hint)
 
 
-def _port_layer(dump: Dump, layer: str, port: Dump, options: argparse.Namespace) -> str:
-    """The port's layer that `compare` pairs with this one.
+def _counterpart(dump: Dump, layer: str, port: Dump, path: str) -> tuple[str, list[Pair]]:
+    """The port's layer that `compare` pairs with this one, and their records in pairs.
 
     Raises:
         UsageError: the port has no counterpart.
     """
-    from aligner.compare.pairing import pair_layers
+    from aligner.compare.layers import pair_layers
+    from aligner.compare.net import survey
+    from aligner.compare.pairing import pair_records
 
-    for pair in pair_layers(dump, port):
-        if pair.reference == layer:
-            return pair.port
-    raise UsageError("show-no-counterpart", layer=layer or "(net)", port=options.against)
+    pairing = pair_layers(survey(dump), survey(port), mapping=port.header.get("mapping"))
+    other = next((pair.port for pair in pairing.layers if pair.reference == layer), None)
+    if other is None:
+        raise UsageError("show-no-counterpart", layer=display(layer), port=path)
+    return other, [p for p in pair_records(dump, port, pairing) if p.reference and p.entry.key.layer == layer]
 
 
 def _recover(options: argparse.Namespace) -> None:

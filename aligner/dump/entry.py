@@ -179,3 +179,8 @@ class Entry:
         key, sizes = self.key, "x".join(map(str, self.shape)) or "scalar"
         where = f"step {key.step} {key.phase.value} call {key.call}"
         return f"<Entry {display(key.layer)} {key.slot} {self.dtype} {sizes} ({where})>"
+
+    def _repr_html_(self) -> str:
+        from aligner.notebook.html import entry_html
+
+        return entry_html(self)

@@ -83,6 +83,11 @@ class LayerView:
     def __repr__(self) -> str:
         return f"<{display(self.path)}: {self.type}, {len(self.calls)} calls, {len(self.entries)} records>"
 
+    def _repr_html_(self) -> str:
+        from aligner.notebook.html import layer_view_html
+
+        return layer_view_html(self)
+
 
 def layer_view(dump: Dump, path: str) -> LayerView:
     """The view of one layer.

@@ -98,6 +98,28 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Choose a place inside it, or one record of another shape with --slot.",
         "'{text}' 超出了形状为 {shape} 的数组。\n请选择数组内的位置，或用 --slot 选择其他形状的记录。",
     ),
+    "notebook-layer-unknown": (
+        "The comparison has no layer '{layer}' (it has {count}).{hint}\n"
+        "`[pair.reference for pair in result.layers]` lists them.",
+        "比对结果中没有层 '{layer}'（共有 {count} 层）。{hint}\n可用 `[pair.reference for pair in result.layers]` 列出。",
+    ),
+    "notebook-slot-unknown": (
+        "{layer} has no record '{slot}' in this comparison.\nIt has: {known}.",
+        "比对结果中 {layer} 没有记录 '{slot}'。\n现有：{known}。",
+    ),
+    "notebook-no-tensor": (
+        "{layer} has no {which} among the compared records.\nLook at `.pairs` for what it has.",
+        "比对的记录中 {layer} 没有 {which}。\n请用 `.pairs` 查看现有记录。",
+    ),
+    "notebook-one-side": (
+        "{name} stands in one of the two dumps only, so there is no second array.\nUse the side that is there.",
+        "{name} 只存在于其中一个转储，没有另一侧的数组。\n请使用存在的一侧。",
+    ),
+    "notebook-changed": (
+        "{path} has no record {name} any more: the file was written anew after the comparison.\n"
+        "Compare again: aligner.compare(...).",
+        "{path} 中已没有记录 {name}：该文件在比对之后被重新写入。\n请重新运行 aligner.compare(...)。",
+    ),
     "doctor-python": ("{version} on {platform}, {path}", "{version}，{platform}，{path}"),
     "doctor-library": ("{name} {version}", "{name} {version}"),
     "doctor-library-old": (

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner import messages
 from aligner.record import Layer, Phase
 from aligner.report.elements import select, worst
-from aligner.report.layer_text import View, entries_of
-from aligner.report.statistics import describe
+from aligner.report.layer_text import View, chosen, entries_of
 
 if TYPE_CHECKING:
-    from aligner.dump.reader import Dump, Entry
+    from aligner.compare.pairing import Pair
+    from aligner.dump.entry import Entry
+    from aligner.dump.reader import Dump
 
 SCHEMA = "aligner.show/1"
 
@@ -50,23 +52,26 @@ def layer_document(dump: Dump, path: str, view: View) -> dict[str, Any]:
     }
 
 
-def against_document(dump: Dump, path: str, port: Dump, port_path: str, view: View) -> dict[str, Any]:
+def against_document(
+    dump: Dump, layer: str, port: Dump, other: str, pairs: Sequence[Pair], view: View
+) -> dict[str, Any]:
     """One layer on both sides, record by record, with the elements that differ most."""
-    pairs = []
-    for entry in entries_of(dump, path, view.slots):
-        other = port.find(entry.key._replace(layer=port_path))
-        pairs.append(
+    counterparts = {pair.entry.key: pair.port for pair in pairs if pair.reference is not None}
+    rows = []
+    for entry in chosen([pair.reference for pair in pairs if pair.reference is not None], view.slots):
+        partner = counterparts[entry.key]
+        rows.append(
             {
                 "reference": _record(entry, view),
-                "port": None if other is None else _record(other, view),
-                "worst": _worst(entry, other, view.worst),
+                "port": None if partner is None else _record(partner, view),
+                "worst": _worst(entry, partner, view.worst),
             }
         )
     return {
         "schema": SCHEMA,
-        "reference": {"path": str(dump.path), "layer": _layer(dump.layers[path])},
-        "port": {"path": str(port.path), "layer": _layer(port.layers[port_path])},
-        "pairs": pairs,
+        "reference": {"path": str(dump.path), "layer": _layer(dump.layers[layer])},
+        "port": {"path": str(port.path), "layer": _layer(port.layers[other])},
+        "pairs": rows,
     }
 
 
@@ -97,8 +102,7 @@ def _address(entry: Entry) -> dict[str, Any]:
 
 
 def _record(entry: Entry, view: View) -> dict[str, Any]:
-    array = entry.load()
-    found = describe(array)
+    found = entry.statistics()
     record = {
         **_address(entry),
         "min": found.minimum,
@@ -109,7 +113,7 @@ def _record(entry: Entry, view: View) -> dict[str, Any]:
         "inf": found.inf,
     }
     if view.values is not None:
-        record["values"] = _listed(select(array, view.values, view.values_text).tolist())
+        record["values"] = _listed(select(entry.load(), view.values, view.values_text).tolist())
     return record
 
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
-from aligner.record import Key, Layer, Phase, display
+from aligner.record import Layer, Phase, display
 from aligner.report import lines
 from aligner.report.dump_text import settings_text, shape_text
 from aligner.report.elements import Selection, difference, select, worst
 from aligner.report.figures import element, figure, index
 from aligner.report.origins import settings
-from aligner.report.statistics import describe
 from aligner.report.terminal import Terminal
 from aligner.report.words import say
 
 if TYPE_CHECKING:
-    from aligner.dump.reader import Dump, Entry
+    from aligner.compare.pairing import Pair
+    from aligner.dump.entry import Entry
+    from aligner.dump.reader import Dump
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,17 @@ class View:
     values: Optional[Selection] = None
     values_text: str = ""
     worst: int = 10
-    port_keys: dict[Key, Key] = field(default_factory=dict)
+
+
+def chosen(entries: Iterable[Entry], slots: Sequence[str] = ("*",)) -> list[Entry]:
+    """The records whose slots match: parameters first, then in execution order."""
+    own = [entry for entry in entries if any(fnmatchcase(entry.key.slot, pattern) for pattern in slots)]
+    return sorted(own, key=lambda entry: (entry.key.phase is not Phase.PARAMETER, entry.order))
 
 
 def entries_of(dump: Dump, layer: str, slots: Sequence[str] = ("*",)) -> list[Entry]:
-    """The layer's records: parameters first, then in execution order."""
-    from fnmatch import fnmatchcase
-
-    own = [e for e in dump.entries if e.key.layer == layer and any(fnmatchcase(e.key.slot, p) for p in slots)]
-    return sorted(own, key=lambda e: (e.key.phase is not Phase.PARAMETER, e.order))
+    """The layer's own records, in the order they are shown."""
+    return chosen((entry for entry in dump.entries if entry.key.layer == layer), slots)
 
 
 def layer_lines(dump: Dump, path: str, terminal: Terminal, view: View) -> list[str]:
@@ -87,14 +91,14 @@ def _entry_lines(entry: Entry, terminal: Terminal) -> list[str]:
 
 
 def statistics_text(entry: Entry, language: str) -> str:
-    """Smallest, mean, largest and rms; NaN and Inf only where there are some."""
-    found = describe(entry.load())
-    if found.total == 0:
+    """Smallest, mean, largest and rms of the finite values; NaN and Inf only where there are some."""
+    found = entry.statistics()
+    if found.count == 0:
         return say("empty", language)
-    parts = []
     named = (("min", found.minimum), ("mean", found.mean), ("largest", found.maximum), ("rms", found.rms))
-    for name, number in named:
-        parts.append(f"{say('column-' + name, language)} {'-' if number is None else f'{number:.5g}'}")
+    parts = [
+        f"{say('column-' + name, language)} {'-' if number != number else f'{number:.5g}'}" for name, number in named
+    ]
     if found.nan or found.inf:
         parts.append(say("nan-inf", language, nan=found.nan, inf=found.inf))
     return "  ".join(parts)
@@ -102,25 +106,26 @@ def statistics_text(entry: Entry, language: str) -> str:
 
 def _values(entry: Entry, view: View, terminal: Terminal) -> list[str]:
     assert view.values is not None
-    chosen = select(entry.load(), view.values, view.values_text)
-    text = np.array2string(chosen, max_line_width=terminal.width - 4, threshold=1000, floatmode="maxprec")
+    part = select(entry.load(), view.values, view.values_text)
+    text = np.array2string(part, max_line_width=terminal.width - 4, threshold=1000, floatmode="maxprec")
     return ["    " + row for row in text.splitlines()]
 
 
-def against_lines(dump: Dump, path: str, port: Dump, port_path: str, terminal: Terminal, view: View) -> list[str]:
+def against_lines(layer: Layer, other: Layer, pairs: Sequence[Pair], terminal: Terminal, view: View) -> list[str]:
     """The layer on both sides: settings that differ, each record's figures, and the worst elements."""
     language = terminal.language
-    shown = head_lines(dump.layers[path], terminal)
-    if port_path != path:
-        shown += lines.hang("", f"{say('port-layer', language)}: {lines.printable(port_path)}", terminal.width, 0)
+    shown = head_lines(layer, terminal)
+    if other.path != layer.path:
+        shown += lines.hang("", f"{say('port-layer', language)}: {lines.printable(other.path)}", terminal.width, 0)
     shown += [""]
-    for text in settings(dump.layers[path].spec, port.layers[port_path].spec, language):
+    for text in settings(layer.spec, other.spec, language):
         shown += lines.hang("", text, terminal.width, 0)
-    for title, group in _groups(entries_of(dump, path, view.slots), language):
+    counterparts = {pair.entry.key: pair.port for pair in pairs if pair.reference is not None}
+    own = chosen([pair.reference for pair in pairs if pair.reference is not None], view.slots)
+    for title, group in _groups(own, language):
         shown += ["", title]
         for entry in group:
-            other = port.find(view.port_keys.get(entry.key, entry.key._replace(layer=port_path)))
-            shown += _pair_lines(entry, other, terminal, view)
+            shown += _pair_lines(entry, counterparts[entry.key], terminal, view)
     return shown
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aligner.compare.deviation import Deviation
 from aligner.compare.verdict import Comparison, Origin
 from aligner.record import Attribute, LayerSpec, display
 from aligner.report.figures import element, exact, figure, index
@@ -30,19 +31,26 @@ def facts(origin: Origin, comparison: Comparison, language: str) -> list[str]:
         found += settings(*comparison.specs[origin.layer], language)
     deviation = origin.deviation
     if deviation is not None:
-        if deviation.worst_values is not None and deviation.worst is not None:
-            reference, port = (element(value) for value in deviation.worst_values)
-            found.append(say("worst", language, index=index(deviation.worst), reference=reference, port=port))
+        found += worst_facts(deviation, language)
         if deviation.mismatched:
             found.append(say("mismatched", language, count=deviation.mismatched, total=deviation.total))
-        if any((*deviation.nan, *deviation.inf)):
-            counts = zip(("nan_reference", "nan_port", "inf_reference", "inf_port"), (*deviation.nan, *deviation.inf))
-            found.append(say("nonfinite-counts", language, **dict(counts)))
     if origin.where in ("layer", "glue"):
         phase = say(f"phase-{origin.phase}", language)
         found.append(say("seen-at", language, step=origin.step, phase=phase, call=origin.call, order=origin.order))
     if origin.calls > 1:
         found.append(say("calls", language, count=origin.calls))
+    return found
+
+
+def worst_facts(deviation: Deviation, language: str) -> list[str]:
+    """The place that differs most with both values, and how many values are not numbers."""
+    found = []
+    if deviation.worst_values is not None and deviation.worst is not None:
+        reference, port = (element(value) for value in deviation.worst_values)
+        found.append(say("worst", language, index=index(deviation.worst), reference=reference, port=port))
+    if any((*deviation.nan, *deviation.inf)):
+        counts = zip(("nan_reference", "nan_port", "inf_reference", "inf_port"), (*deviation.nan, *deviation.inf))
+        found.append(say("nonfinite-counts", language, **dict(counts)))
     return found
 
 

@@ -50,6 +50,11 @@ def report_lines(comparison: Comparison, terminal: Terminal, limit: Optional[int
 
 def answer(comparison: Comparison, language: str) -> str:
     """The one sentence: which layer is the first that differs, and by how much."""
+    return _answer(comparison, language).replace(lines.NO_BREAK, " ")
+
+
+def _answer(comparison: Comparison, language: str) -> str:
+    """The same with no-break spaces between words that belong together on a line."""
     tolerance = exact(comparison.tolerance)
     pairs = [v for v in comparison.verdicts if v.reference is not None and v.port is not None]
     if comparison.outcome == "aligned":
@@ -98,7 +103,7 @@ def answer_lines(comparison: Comparison, terminal: Terminal) -> list[str]:
     """The outcome's word and the sentence, hung beside it."""
     word = say(comparison.outcome, terminal.language)
     indent = lines.width(word) + 2
-    shown = lines.hang(word, answer(comparison, terminal.language), terminal.width, indent)
+    shown = lines.hang(word, _answer(comparison, terminal.language), terminal.width, indent)
     shown[0] = terminal.paint(word, *STYLES.get(comparison.outcome, ())) + shown[0][len(word) :]
     return shown
 

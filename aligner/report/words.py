@@ -203,6 +203,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "column-port": ("port", "待比对"),
     "column-kind": ("kind", "类型"),
     "column-calls": ("calls", "调用"),
+    "column-call": ("call", "调用"),
+    "equal-values": ("both sides have the same values", "两侧数值相同"),
     "column-name": ("layer", "层"),
     "rows-more": ("{count:more row}", "另有 {count} 行"),
     # doctor
