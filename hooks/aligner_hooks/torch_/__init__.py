@@ -1,7 +1,7 @@
 """The adapter for torch; the only package that imports it.
 
 adapter.py is the contract's class and sends each question on: layers.py walks the net, spec.py reads settings,
-observation.py and roots.py install hooks, tensors.py and parameters.py carry values, dropout.py, eager.py and
+calls.py tells of their calls, tensors.py and parameters.py carry values, dropout.py, eager.py and
 surroundings.py look after what stands around a run.
 """
 

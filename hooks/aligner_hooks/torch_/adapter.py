@@ -11,7 +11,7 @@ from torch import nn
 
 from aligner.adapter import After, Before, Finding, Handle, Parameter
 from aligner.record import Array, LayerSpec, Note, Scalar
-from aligner_hooks.torch_ import dropout, layers, observation, parameters, roots, spec, surroundings, tensors
+from aligner_hooks.torch_ import calls, dropout, layers, parameters, spec, surroundings, tensors
 
 
 class TorchAdapter:
@@ -33,16 +33,16 @@ class TorchAdapter:
             yield place.path, place.module
 
     def type_name(self, layer: object) -> str:
-        return spec.type_name(layer)
+        return spec.type_name(layers.unwrapped(layer))
 
     def spec(self, layer: object) -> LayerSpec:
-        return spec.read(layer)
+        return spec.read(layers.unwrapped(layer))
 
     def observe(self, layer: object, before: Before, after: After) -> Handle:
-        return observation.observe(layer, before, after)
+        return calls.observe(layer, before, after)
 
     def watch_roots(self, on_root: Callable[[object], None]) -> Handle:
-        return roots.watch(on_root)
+        return calls.watch_roots(on_root)
 
     def dtype(self, tensor: Any) -> str:
         return tensors.dtype_word(tensor)
@@ -63,7 +63,7 @@ class TorchAdapter:
         parameters.load(parameter, array, dtype)
 
     def training(self, layer: Any) -> bool:
-        return bool(layer.training)
+        return bool(layers.unwrapped(layer).training)
 
     def set_training(self, model: object, training: bool) -> None:
         layers.set_training(model, training)

@@ -75,8 +75,8 @@ def silence(model: Any) -> Handle:
                 silence.replace(owner, name, _recurrent_without)
         silence.replace(functional, "scaled_dot_product_attention", _attention_without)
         for place in layers.walk(model):
-            if _drops_by_itself(place.module):
-                silence.still(place.module)
+            if _drops_by_itself(place.content):
+                silence.still(place.content)
     except BaseException:
         silence.remove()
         raise

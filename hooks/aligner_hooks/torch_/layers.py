@@ -20,54 +20,58 @@ _PLAIN_DEPTH = 3
 class Place:
     """A layer where it stands. `path` is the canonical one, `raw` the one torch prints in a state_dict.
 
-    `registered` is false for a layer in a plain list or dict, which torch does not know of.
+    `module` is what is called and observed, `content` the layer itself: they differ where torch.compile or a
+    data-parallel wrapper stands around it. `registered` is false for a layer in a plain list or dict, which torch
+    does not know of.
     """
 
     path: str
     raw: str
     module: Any
+    content: Any
     registered: bool = True
 
 
 def walk(model: Any) -> Iterator[Place]:
     """Every layer once, parents before children, in the order they are defined."""
     registered = {id(module) for module in model.modules()}
-    return _walk(Place("", "", model), registered, set())
+    return _walk("", "", model, True, registered, set())
 
 
-def _walk(place: Place, registered: set[int], seen: set[int]) -> Iterator[Place]:
-    if id(place.module) in seen:
+def _walk(
+    path: str, raw: str, module: Any, is_registered: bool, registered: set[int], seen: set[int]
+) -> Iterator[Place]:
+    inside, content = _unwrap(module)
+    raw = _join(raw, inside) if inside else raw
+    if id(content) in seen:
         return
-    seen.add(id(place.module))
-    inner = _wrapped(place.module)
-    if inner is not None:
-        # The wrapper has no path of its own in a port: its place is the net's inside it.
-        name, module = inner
-        yield from _walk(Place(place.path, _join(place.raw, name), module, place.registered), registered, seen)
-        return
-    yield place
-    for name, child in place.module._modules.items():
+    seen.add(id(content))
+    yield Place(path, raw, module, content, is_registered)
+    for name, child in content._modules.items():
         if child is not None:
-            inside = Place(_join(place.path, name), _join(place.raw, name), child, place.registered)
-            yield from _walk(inside, registered, seen)
-    for name, child in _plain(place.module, nn.Module):
-        if id(child) not in registered and id(child) not in seen:
-            registered.update(id(module) for module in child.modules())
-            yield from _walk(Place(_join(place.path, name), _join(place.raw, name), child, False), registered, seen)
+            yield from _walk(_join(path, name), _join(raw, name), child, is_registered, registered, seen)
+    for name, child in _plain(content, nn.Module):
+        if id(child) not in registered:
+            registered.update(id(inner) for inner in child.modules())
+            yield from _walk(_join(path, name), _join(raw, name), child, False, registered, seen)
 
 
-def _wrapped(module: Any) -> Any:
-    """The name and module inside torch.compile's and the data-parallel wrappers; None for anything else."""
-    children = module._modules
-    if len(children) != 1:
-        return None
-    ((name, child),) = children.items()
-    if name == "_orig_mod" and type(module).__name__ == "OptimizedModule":
-        return name, child
-    parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    if name == "module" and isinstance(module, parallel):
-        return name, child
-    return None
+def unwrapped(module: Any) -> Any:
+    """The layer inside torch.compile's and the data-parallel wrappers, or the layer itself."""
+    return _unwrap(module)[1]
+
+
+def _unwrap(module: Any) -> tuple[str, Any]:
+    """The path through wrappers that have no place in a port, and what stands inside them."""
+    inside = ""
+    while True:
+        if type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules:
+            name = "_orig_mod"
+        elif isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            name = "module"
+        else:
+            return inside, module
+        inside, module = _join(inside, name), module._modules[name]
 
 
 def plain_parameters(module: Any) -> Iterator[tuple[str, Any]]:
@@ -117,7 +121,7 @@ def cautions(model: Any) -> Iterator[Note]:
     """What cannot be observed fully, and why."""
     fused = None
     for place in walk(model):
-        module, path = place.module, place.path
+        module, path = place.content, place.path
         if not place.registered:
             yield Note(path, "torch-plain-container", {"layer": path})
         for name, _ in plain_parameters(module):

@@ -16,7 +16,7 @@ def walk(model: Any) -> Iterator[Parameter]:
     """Parameters, then buffers, of each layer in turn; a tied one once, under its first name."""
     seen: set[int] = set()
     for place in layers.walk(model):
-        module = place.module
+        module = place.content
         trained = [*module._parameters.items(), *layers.plain_parameters(module)]
         for name, tensor in trained:
             yield from _parameter(place, name, tensor, seen, trainable=True)

@@ -57,7 +57,7 @@ def _read(tensor: Any) -> Array:
         if plain.is_complex():
             plain = plain.resolve_conj()
         plain = plain.resolve_neg().contiguous()
-        if plain.numel() and plain.data_ptr() == 0:
+        if plain.numel() and _storage_bytes(plain) == 0:
             _refuse(tensor)
         carrier = _carrier(plain.dtype)
         if carrier is None:
@@ -70,6 +70,11 @@ def _read(tensor: Any) -> Array:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"torch cannot show the values of this {_describe(tensor)}: {first}") from error
     return bits
+
+
+def _storage_bytes(tensor: Any) -> int:
+    """How much memory stands behind a tensor: none where a sharded parameter was set free. torch 2.0 and later tell."""
+    return int(tensor.untyped_storage().nbytes()) if hasattr(tensor, "untyped_storage") else -1
 
 
 def _strided(tensor: Any) -> Any:
