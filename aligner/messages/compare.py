@@ -2,4 +2,120 @@
 
 from __future__ import annotations
 
-MESSAGES: dict[str, tuple[str, str]] = {}
+MESSAGES: dict[str, tuple[str, str]] = {
+    "rule-unknown": (
+        "There is no rule '{rule}'; the rules are: {known}.\nChoose one of these with --rule.",
+        "没有名为 '{rule}' 的规则；可用的规则有：{known}。\n请用 --rule 选择其中之一。",
+    ),
+    "tolerance-invalid": (
+        "The tolerance must be a number from 0 up, not {value}.\nGive one such as --tolerance 1e-3.",
+        "容差必须是不小于 0 的数，而不是 {value}。\n请给出例如 --tolerance 1e-3。",
+    ),
+    "map-unreadable": (
+        "The layer map {path} cannot be read: {reason}.\nGive a text file with lines 'REF = PORT', or JSON.",
+        "无法读取层映射文件 {path}：{reason}。\n请提供每行为 'REF = PORT' 的文本文件或 JSON 文件。",
+    ),
+    "map-line": (
+        "Line {line} of the layer map {path} is not 'REF = PORT': {text}\n"
+        "Write one pair of layers or prefixes per line; # begins a comment.",
+        "层映射文件 {path} 的第 {line} 行不是 'REF = PORT' 的形式：{text}\n请每行写一对层或前缀；# 之后为注释。",
+    ),
+    "map-json": (
+        "The layer map {path} is not an object of names or a list of pairs of names: {reason}.\n"
+        'Write {{"encoder.0": "layers.0"}} or [["encoder.0", "layers.0"]].',
+        "层映射文件 {path} 既不是名称对象，也不是名称对的列表：{reason}。\n"
+        '请写成 {{"encoder.0": "layers.0"}} 或 [["encoder.0", "layers.0"]]。',
+    ),
+    "map-unknown": (
+        "The layer map names '{name}', which is no layer of the {side}; close ones: {close}.\n"
+        "Run `aligner show` on the dump for its layers and mend the map.",
+        "层映射中的 '{name}' 不是 {side} 中的层；相近的层有：{close}。\n请对转储运行 `aligner show` 查看各层并修正映射。",
+    ),
+    "nothing-matched": (
+        "No layer of {reference_model} in {reference} has a counterpart in {port_model} in {port}: these are two models.\n"
+        "Check that both dumps are of the same net; if its layers only have other names, give --map.",
+        "{reference} 中的 {reference_model} 没有任何层能与 {port} 中的 {port_model} 配对：它们是两个不同的模型。\n"
+        "请确认两个转储来自同一网络；如果只是层名不同，请使用 --map。",
+    ),
+    "only-reference": (
+        "Only the reference has this.\nIf that is meant, allow it with --allow-unmatched; else look for it in the port.",
+        "仅标杆中存在。\n如属预期，请用 --allow-unmatched 允许；否则请在待比对网络中查找。",
+    ),
+    "only-port": (
+        "Only the port has this.\nIf that is meant, allow it with --allow-unmatched; else look for it in the reference.",
+        "仅待比对网络中存在。\n如属预期，请用 --allow-unmatched 允许；否则请在标杆中查找。",
+    ),
+    "covered-elsewhere": (
+        "The same value was compared as {slot} of {layer}.",
+        "同一数值已作为 {layer} 的 {slot} 比对。",
+    ),
+    "covered-inside": (
+        "It lies inside {layer}, which is one piece on the other side and was compared as a whole.",
+        "它位于 {layer} 内部；该层在另一侧是一个整体，已整体比对。",
+    ),
+    "covered-children": (
+        "It only holds layers that were all compared.",
+        "它只是容器，其中的各层均已比对。",
+    ),
+    "covered-around": (
+        "It holds no weights, and the outputs of {layer} around it agree.",
+        "它没有权重，且包含它的 {layer} 的输出一致。",
+    ),
+    "covered-output": (
+        "Only one side passes this argument, and the outputs of {layer} agree.",
+        "只有一侧传入了该参数，而 {layer} 的输出一致。",
+    ),
+    "covered-counter": (
+        "{role} only counts; no result depends on it.",
+        "{role} 只用于计数，不影响任何结果。",
+    ),
+    "shapes-differ": (
+        "The reference's shape is {reference}, the port's {port}.\nCompare the two layers' settings and inputs.",
+        "标杆的形状为 {reference}，待比对的形状为 {port}。\n请核对两层的设置与输入。",
+    ),
+    "shapes-differ-same-count": (
+        "The reference's shape is {reference}, the port's {port}, with as many elements: a transpose or reshape is missing.\n"
+        "Bring the port's tensor into the reference's layout.",
+        "标杆的形状为 {reference}，待比对的形状为 {port}，元素个数相同：缺少转置或变形。\n请把待比对张量调整为标杆的布局。",
+    ),
+    "complex-and-real": (
+        "The reference is {reference} and the port {port}: one is complex.\nBring both to the same kind of number.",
+        "标杆为 {reference}，待比对为 {port}：其中之一是复数。\n请使两侧的数值类型一致。",
+    ),
+    "dump-incomplete": (
+        "The capture of the {side} {path} did not end well; what was captured until then is compared.",
+        "{side} 转储 {path} 的采集没有正常结束；只比对此前已采集的内容。",
+    ),
+    "training-differs": (
+        "The nets ran in other modes: training is {reference} in the reference, {port} in the port.\n"
+        "Capture both with --eval or both with --train.",
+        "两个网络的运行模式不同：标杆的 training 为 {reference}，待比对为 {port}。\n请都用 --eval 或都用 --train 采集。",
+    ),
+    "mode-differs": (
+        "{count} layers that depend on the mode differ in it, first {layer}: {reference} in the reference, {port} in the port.\n"
+        "Call eval() and set_train(False) on the whole nets.",
+        "有 {count} 个依赖运行模式的层模式不同，首先是 {layer}：标杆为 {reference}，待比对为 {port}。\n"
+        "请对整个网络调用 eval() 与 set_train(False)。",
+    ),
+    "amp-differs": (
+        "AMP differs: {reference} in the reference, {port} in the port.\n"
+        "Errors up to the shorter type's round-off are to be expected.",
+        "混合精度设置不同：标杆为 {reference}，待比对为 {port}。\n误差可达较低精度类型的舍入误差。",
+    ),
+    "dropout-differs": (
+        "Dropout differs: {reference} in the reference, {port} in the port.\nCapture both without --keep-dropout.",
+        "Dropout 状态不同：标杆为 {reference}，待比对为 {port}。\n采集时请都不要使用 --keep-dropout。",
+    ),
+    "steps-differ": (
+        "The reference holds {reference} steps, the port {port}; those on one side only are unmatched.",
+        "标杆有 {reference} 步，待比对有 {port} 步；只在一侧出现的步没有配对。",
+    ),
+    "nan-on-both": (
+        "{count} pairs hold NaN at the same places on both sides, first {layer} {slot}; their other values were compared.",
+        "有 {count} 对数据在两侧相同位置含有 NaN，首先是 {layer} 的 {slot}；其余数值已比对。",
+    ),
+    "dtype-class-differs": (
+        "{count} pairs are integers on one side only, first {layer} {slot} ({reference}, {port}); compared by value.",
+        "有 {count} 对数据仅一侧为整数，首先是 {layer} 的 {slot}（{reference}，{port}）；已按数值比对。",
+    ),
+}

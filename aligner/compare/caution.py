@@ -1,0 +1,79 @@
+"""What a reader should know besides the verdicts: other circumstances, incomplete dumps, NaN on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from aligner.compare.layers import Pairing
+from aligner.compare.net import Net
+from aligner.compare.reading import Reading
+from aligner.dtypes import DTYPES
+from aligner.record import Scalar, display
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump
+
+Caution = tuple[str, Mapping[str, Scalar]]
+
+_STATE_MATTERS = frozenset(
+    {"BatchNorm", "InstanceNorm", "Dropout", "RReLU", "MultiheadAttention", "LSTM", "GRU", "RNN"}
+)
+
+
+def cautions(
+    reference: Dump, port: Dump, nets: tuple[Net, Net], pairing: Pairing, readings: Sequence[Reading]
+) -> Iterator[Caution]:
+    """All warnings of a comparison."""
+    for side, dump in (("reference", reference), ("port", port)):
+        if not dump.complete:
+            yield "dump-incomplete", {"side": side, "path": str(dump.path)}
+        for note in dump.notes:
+            yield note.message, {**note.facts, "layer": display(note.layer), "side": side}
+    yield from _circumstances(reference, port)
+    yield from _states(nets, pairing)
+    yield from _values(readings)
+
+
+def _circumstances(reference: Dump, port: Dump) -> Iterator[Caution]:
+    ours, theirs = reference.header, port.header
+    for name, message in (("training", "training-differs"), ("amp", "amp-differs"), ("dropout", "dropout-differs")):
+        if name in ours and name in theirs and ours[name] != theirs[name]:
+            yield message, {"reference": str(ours[name]), "port": str(theirs[name])}
+    steps = set(reference.steps), set(port.steps)
+    if steps[0] != steps[1]:
+        yield "steps-differ", {"reference": len(steps[0]), "port": len(steps[1])}
+
+
+def _states(nets: tuple[Net, Net], pairing: Pairing) -> Iterator[Caution]:
+    """Layers whose result depends on the mode, in train mode on one side and eval mode on the other."""
+    other = []
+    for pair in pairing.layers:
+        one, two = nets[0].layers.get(pair.reference), nets[1].layers.get(pair.port)
+        if one is not None and two is not None and one.training != two.training and one.spec.kind in _STATE_MATTERS:
+            other.append((pair.reference, one.training))
+    if other:
+        first, training = other[0]
+        mode = ("train", "eval") if training else ("eval", "train")
+        yield "mode-differs", {"count": len(other), "layer": display(first), "reference": mode[0], "port": mode[1]}
+
+
+def _values(readings: Sequence[Reading]) -> Iterator[Caution]:
+    both = [r for r in readings if r.deviation is not None and all(r.deviation.nan) and not r.deviation.nonfinite]
+    if both:
+        yield "nan-on-both", {"count": len(both), **_where(both[0])}
+    kinds = [r for r in readings if r.deviation is not None and _exact(r) in ((True, False), (False, True))]
+    if kinds:
+        entry, other = kinds[0].pair.reference, kinds[0].pair.port
+        types = {"reference": entry.dtype if entry else "", "port": other.dtype if other else ""}
+        yield "dtype-class-differs", {"count": len(kinds), **_where(kinds[0]), **types}
+
+
+def _exact(reading: Reading) -> tuple[bool, bool]:
+    entry, other = reading.pair.reference, reading.pair.port
+    return (entry is not None and DTYPES[entry.dtype].exact), (other is not None and DTYPES[other.dtype].exact)
+
+
+def _where(reading: Reading) -> Mapping[str, Scalar]:
+    key = reading.pair.entry.key
+    return {"layer": display(key.layer), "slot": key.slot}

@@ -1,0 +1,127 @@
+"""Two dumps in, one Comparison out: pair, measure, cover, find origins, conclude.
+
+open_dump -> survey -> pair_layers -> pair_records -> read (Deviation) -> cover -> Trace -> Verdict -> Comparison
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
+from functools import partial
+from typing import Optional, Union
+
+from aligner.compare.conclusion import conclude
+from aligner.compare.cover import cover
+from aligner.compare.layers import pair_layers
+from aligner.compare.naming import LayerMap, read_map
+from aligner.compare.net import Net, survey
+from aligner.compare.pairing import Pair, pair_records
+from aligner.compare.reading import Reading, read
+from aligner.compare.sorting import in_reading_order
+from aligner.compare.tolerance import Tolerance
+from aligner.compare.verdict import Comparison as Comparison
+from aligner.dump.reader import Dump, open_dump
+from aligner.errors import IncomparableError
+from aligner.record import display
+
+Source = Union[str, "os.PathLike[str]", Dump]
+Progress = Callable[[int, int, int], None]
+
+
+def compare(
+    reference: Source,
+    port: Source,
+    *,
+    tolerance: float = 1e-3,
+    rule: str = "scaled",
+    map: Optional[LayerMap] = None,
+    allow_unmatched: Sequence[str] = (),
+    executor: Optional[Executor] = None,
+    progress: Optional[Progress] = None,
+) -> Comparison:
+    """Compare the port's dump with the reference's, record by record.
+
+    Args:
+        reference: path of the reference's dump, or the open dump.
+        port: path of the port's dump, or the open dump.
+        tolerance: what the rule's figure may be at most.
+        rule: "scaled", "allclose", "abs" or "l2" (see Tolerance).
+        map: pairs of layers that overrule what is found by names and structure: a mapping, or a file with JSON or
+            lines "REF = PORT". A name also stands for everything inside the layer.
+        allow_unmatched: globs of layers that may be without a counterpart.
+        executor: runs one job per pair; results are taken in order. Threads share the open dumps.
+        progress: called with pairs done, pairs in all, and bytes read so far.
+
+    Raises:
+        UsageError: an option cannot be meant like this, or the map names unknown layers.
+        DumpError: one of the files is not a dump, or is damaged.
+        IncomparableError: no layer of one net has a counterpart in the other.
+    """
+    rules = Tolerance(tolerance, rule)
+    given = read_map(map)
+    with ExitStack() as opened:
+        one, other = (_opened(source, opened) for source in (reference, port))
+        one.verify()
+        other.verify()
+        nets = survey(one), survey(other)
+        pairing = pair_layers(*nets, given, other.header.get("mapping"))
+        pairs = in_reading_order(pair_records(one, other, pairing), *nets)
+        _check_same_model(one, other, nets, pairs)
+        readings = _measured(pairs, rules, executor, progress)
+        cover(readings, *nets, pairing)
+        return conclude(one, other, nets, pairing, readings, rules, tuple(allow_unmatched))
+
+
+def _opened(source: Source, stack: ExitStack) -> Dump:
+    """The dump; one that is opened here is closed here."""
+    return stack.enter_context(open_dump(source)) if isinstance(source, (str, os.PathLike)) else source
+
+
+def _measured(
+    pairs: Sequence[Pair], tolerance: Tolerance, executor: Optional[Executor], progress: Optional[Progress]
+) -> list[Reading]:
+    job = partial(read, tolerance=tolerance)
+    results: Iterable[Reading] = map_in_order(executor, job, pairs)
+    readings: list[Reading] = []
+    done = 0
+    for reading in results:
+        readings.append(reading)
+        if reading.matched:
+            done += sum(e.nbytes for e in (reading.pair.reference, reading.pair.port) if e is not None)
+        if progress is not None:
+            progress(len(readings), len(pairs), done)
+    return readings
+
+
+def map_in_order(
+    executor: Optional[Executor], job: Callable[[Pair], Reading], pairs: Sequence[Pair]
+) -> Iterable[Reading]:
+    """The results in the order of the pairs, by the executor if there is one."""
+    return (job(pair) for pair in pairs) if executor is None else executor.map(job, pairs)
+
+
+def _check_same_model(one: Dump, other: Dump, nets: tuple[Net, Net], pairs: Sequence[Pair]) -> None:
+    """Two nets that have nothing in common below the top are other models, not a diverged port."""
+    matched = [pair for pair in pairs if pair.reference is not None and pair.port is not None]
+    if any(pair.entry.key.layer for pair in matched):
+        return
+    inner = [any(entry.key.layer for entry in dump.entries) for dump in (one, other)]
+    if matched and not all(inner):
+        return  # one side was captured as a black box
+    raise IncomparableError(
+        "nothing-matched",
+        reference=str(one.path),
+        reference_model=_model(one, nets[0]),
+        port=str(other.path),
+        port_model=_model(other, nets[1]),
+    )
+
+
+def _model(dump: Dump, net: Net) -> str:
+    """The net's class and its first layers, for a person to see that these are two nets."""
+    root = net.layers.get("")
+    name = str(dump.header.get("model") or (root.type if root is not None else "?"))
+    first = [display(visit.call.layer) for visit in net.visits if visit.call.layer][:3]
+    return f"{name} ({', '.join(first)}, ...)" if first else name

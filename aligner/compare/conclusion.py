@@ -1,0 +1,199 @@
+"""From readings to the answer: origins, one verdict for every record, warnings, counts."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+from aligner.compare.caution import cautions
+from aligner.compare.layers import Pairing
+from aligner.compare.net import CallId, Net, nest
+from aligner.compare.origin import Birth, Trace
+from aligner.compare.reading import Reading
+from aligner.compare.tolerance import Tolerance
+from aligner.compare.verdict import Comparison, Origin, Outcome, Side, Verdict
+from aligner.record import LayerSpec, Phase
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump, Entry
+
+AMP_EPS = 4e-4
+"""What a layer may add by itself when AMP computes in float16 behind float32 tensors (0.4 of its eps)."""
+
+
+def conclude(
+    reference: Dump,
+    port: Dump,
+    nets: tuple[Net, Net],
+    pairing: Pairing,
+    readings: Sequence[Reading],
+    tolerance: Tolerance,
+    allowed: Sequence[str],
+) -> Comparison:
+    """The whole answer."""
+    trace = _traced(reference, port, pairing, readings)
+    origins, index = _origins(trace, readings, nets[0], pairing)
+    verdicts = tuple(_verdict(reading, trace, origins, index, nets, allowed) for reading in readings)
+    failing = [verdict for verdict in verdicts if verdict.fails]
+    outcome = "diverged" if failing else "aligned"
+    if any(origin.where == "inputs" for origin in origins):
+        outcome = "incomparable"
+    counts = Counter(verdict.outcome.value for verdict in verdicts)
+    return Comparison(
+        reference=_header(reference),
+        port=_header(port),
+        tolerance=tolerance.value,
+        rule=tolerance.rule,
+        outcome=outcome,
+        verdicts=verdicts,
+        origins=origins,
+        layers=tuple(pairing.layers),
+        first=next(iter(failing), None),
+        warnings=tuple(cautions(reference, port, nets, pairing, readings)),
+        counts={outcome.value: counts.get(outcome.value, 0) for outcome in Outcome},
+        specs=_specs(origins, nets),
+        unpaired=_unpaired(nets, pairing),
+    )
+
+
+def _header(dump: Dump) -> Mapping[str, Any]:
+    return {**dump.header, "path": str(dump.path)}
+
+
+def _traced(reference: Dump, port: Dump, pairing: Pairing, readings: Sequence[Reading]) -> Trace:
+    """Follow the readings through the calls of the reference, step by step."""
+    back = {other: one for one, other in pairing.calls.items()}
+    trace = Trace(AMP_EPS if reference.header.get("amp") or port.header.get("amp") else 0.0)
+    parameters = trace.parameters(r for r in readings if r.pair.entry.key.phase is Phase.PARAMETER and r.pair.reference)
+    for step in sorted({reading.pair.entry.key.step for reading in readings}):
+        here = [reading for reading in readings if reading.pair.entry.key.step == step]
+        grouped: dict[CallId, list[Reading]] = {}
+        for reading in here:
+            call = _call(reading, back)
+            if reading.pair.entry.key.phase is Phase.FORWARD and call is not None:
+                grouped.setdefault(call, []).append(reading)
+        calls = {call: records for call, records in grouped.items() if any(r.matched for r in records)}
+        visits = nest(c for c in reference.calls if c.step == step and c.phase is Phase.FORWARD)
+        trace.step(visits, calls, parameters)
+        trace.later(r for r in here if r.pair.entry.key.phase not in (Phase.FORWARD, Phase.PARAMETER))
+    return trace
+
+
+def _call(reading: Reading, back: Mapping[CallId, CallId]) -> Optional[CallId]:
+    """The reference's call that a record belongs to, also one that only the port has."""
+    key = reading.pair.entry.key
+    call = CallId(key.layer, key.call)
+    return call if reading.pair.reference is not None else back.get(call)
+
+
+def _origins(
+    trace: Trace, readings: Iterable[Reading], net: Net, pairing: Pairing
+) -> tuple[tuple[Origin, ...], Mapping[int, int]]:
+    """Births that something over tolerance goes back to, one Origin per place; and the origin of each birth."""
+    needed = {b for r in readings if r.matched and r.over for b in trace.reached.get(id(r), ())[:1]}
+    groups: dict[object, list[int]] = {}
+    for number in sorted(needed, key=lambda n: (trace.births[n].key.step, trace.births[n].order)):
+        groups.setdefault(trace.births[number].place, []).append(number)
+    ports: dict[str, str] = {}
+    for pair in pairing.layers:
+        ports.setdefault(pair.reference, pair.port)
+    origins = []
+    index: dict[int, int] = {}
+    for place, numbers in enumerate(groups.values()):
+        origins.append(_origin([trace.births[n] for n in numbers], net, ports))
+        index.update((number, place) for number in numbers)
+    return tuple(origins), index
+
+
+def _origin(births: Sequence[Birth], net: Net, ports: Mapping[str, str]) -> Origin:
+    """One place that is wrong; its first call tells where, its worst record how much."""
+    first = births[0]
+    worst = max(births, key=lambda birth: birth.reading.error)
+    return Origin(
+        layer=first.layer,
+        port_layer=ports.get(first.layer, first.layer),
+        kind=net.kind(first.layer),
+        where=first.where,
+        step=first.key.step,
+        phase=first.key.phase.value,
+        call=first.key.call,
+        slot=first.key.slot,
+        order=first.order,
+        own_error=worst.reading.error,
+        input_error=first.input_error,
+        deviation=worst.reading.deviation,
+        between=first.between,
+        calls=len({(birth.key.step, birth.key.layer, birth.key.call) for birth in births}),
+    )
+
+
+def _verdict(
+    reading: Reading,
+    trace: Trace,
+    origins: Sequence[Origin],
+    index: Mapping[int, int],
+    nets: tuple[Net, Net],
+    allowed: Sequence[str],
+) -> Verdict:
+    births = trace.reached.get(id(reading), ())
+    own = bool(births) and trace.births[births[0]].reading is reading
+    origin = next((index[birth] for birth in births if birth in index), None)
+    outcome = _outcome(reading, own)
+    entry = reading.pair.entry
+    sides = tuple(_side(e, net) for e, net in zip((reading.pair.reference, reading.pair.port), nets))
+    kind = nets[0 if reading.pair.reference is not None else 1].kind(entry.key.layer)
+    matched = reading.deviation is not None
+    return Verdict(
+        key=entry.key,
+        kind=kind,
+        outcome=outcome,
+        reference=sides[0],
+        port=sides[1],
+        error=reading.error if matched else None,
+        deviation=reading.deviation,
+        origin=None if outcome in (Outcome.ALIGNED, Outcome.COVERED) else origin,
+        reason=reading.reason,
+        facts=reading.facts,
+        allowed=outcome is Outcome.UNMATCHED and any(fnmatch.fnmatchcase(entry.key.layer, glob) for glob in allowed),
+    )
+
+
+def _outcome(reading: Reading, own: bool) -> Outcome:
+    if reading.covered:
+        return Outcome.COVERED
+    if not reading.matched:
+        return Outcome.UNMATCHED
+    if reading.deviation is None:
+        return Outcome.INCOMPARABLE
+    if not reading.over:
+        return Outcome.ALIGNED
+    if reading.nonfinite:
+        return Outcome.NONFINITE
+    return Outcome.ORIGIN if own else Outcome.INHERITED
+
+
+def _side(entry: Optional[Entry], net: Net) -> Optional[Side]:
+    if entry is None:
+        return None
+    layer = net.layers.get(entry.key.layer)
+    return Side(entry.key, entry.order, layer.type if layer is not None else "", entry.dtype, tuple(entry.shape))
+
+
+def _specs(origins: Iterable[Origin], nets: tuple[Net, Net]) -> Mapping[str, tuple[LayerSpec, LayerSpec]]:
+    found = {}
+    for origin in origins:
+        one, other = nets[0].layers.get(origin.layer), nets[1].layers.get(origin.port_layer)
+        if one is not None and other is not None:
+            found[origin.layer] = (one.spec, other.spec)
+    return found
+
+
+def _unpaired(nets: tuple[Net, Net], pairing: Pairing) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    paired = {p.reference for p in pairing.layers}, {p.port for p in pairing.layers}
+    ours, theirs = (
+        tuple(dict.fromkeys(v.call.layer for v in net.visits if v.call.layer not in known))
+        for net, known in zip(nets, paired)
+    )
+    return ours, theirs

@@ -1,0 +1,254 @@
+"""Which layer and which call of the port stands for which of the reference."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Optional
+
+from aligner.compare.naming import by_map, by_name, by_replay, family
+from aligner.compare.net import CallId, Net, Visit
+from aligner.compare.sequence import BEST, Feature, align, rising
+from aligner.compare.verdict import LayerPair
+
+COMPOSITES = frozenset({"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell", "MultiheadAttention"})
+"""Kinds that one framework builds of layers and the other does not: they stand in the row of leaves."""
+
+LARGEST = 6000
+"""Longer rows are cut at calls that are unique on both sides, and at this length if there are none."""
+
+
+@dataclass
+class Pairing:
+    """The result, filled step by step; what was found first is never overruled."""
+
+    layers: list[LayerPair] = field(default_factory=list)
+    calls: dict[CallId, CallId] = field(default_factory=dict)
+    """Calls of the first step; later steps follow them."""
+    alone: set[CallId] = field(default_factory=set)
+    """The reference's calls of the first step that have no counterpart."""
+
+    def add(self, pairs: Iterable[LayerPair]) -> None:
+        """Take in pairs of layers that are both still free."""
+        ours, theirs = {p.reference for p in self.layers}, {p.port for p in self.layers}
+        for pair in pairs:
+            if pair.reference not in ours and pair.port not in theirs:
+                self.layers.append(pair)
+                ours.add(pair.reference)
+                theirs.add(pair.port)
+
+    @property
+    def single(self) -> Mapping[str, str]:
+        """Layers with one counterpart that has no other."""
+        ours = Counter(pair.reference for pair in self.layers)
+        theirs = Counter(pair.port for pair in self.layers)
+        return {p.reference: p.port for p in self.layers if ours[p.reference] == theirs[p.port] == 1}
+
+    def counterpart(self, call: CallId, single: Mapping[str, str]) -> Optional[CallId]:
+        """The port's call; one that the first step does not have follows its layer, if that has one counterpart."""
+        found = self.calls.get(call)
+        if found is None and call not in self.alone and call.layer in single:
+            found = CallId(single[call.layer], call.number)
+        return found
+
+
+def pair_layers(
+    reference: Net, port: Net, given: Optional[Mapping[str, str]] = None, mapping: object = None
+) -> Pairing:
+    """Pair layers and calls: the user's map, the replay's, equal paths, then likeness and order.
+
+    Raises:
+        UsageError: the map names layers that are in neither dump.
+    """
+    pairing = Pairing()
+    pairing.add(by_map(given or {}, reference, port))
+    pairing.add(by_replay(mapping, reference, port))
+    pairing.add(by_name(reference, port))
+    _pair_calls(pairing, reference, port)
+    _pair_rows(pairing, reference, port)
+    _pair_parents(pairing, reference, port)
+    _pair_owners(pairing, reference, port)
+    pairing.alone.update(visit.id for visit in reference.visits if visit.id not in pairing.calls)
+    place = {path: index for index, path in enumerate(reference.paths)}
+    pairing.layers.sort(key=lambda pair: place[pair.reference])
+    return pairing
+
+
+def _pair_calls(pairing: Pairing, reference: Net, port: Net) -> None:
+    """The i-th call of a layer meets the i-th call of its counterpart, if there are as many (parents: at any rate)."""
+    ours, theirs = reference.by_layer(), port.by_layer()
+    for pair in pairing.layers:
+        one, other = ours.get(pair.reference, []), theirs.get(pair.port, [])
+        if len(one) == len(other) or pair.by == "map" or (pair.reference in reference.inner or pair.port in port.inner):
+            pairing.calls.update((a.id, b.id) for a, b in zip(one, other))
+
+
+def _pair_rows(pairing: Pairing, reference: Net, port: Net) -> None:
+    """Calls without a counterpart, aligned by likeness between those that have one."""
+    where = {visit.id: index for index, visit in enumerate(port.visits)}
+    ours = {visit.id: index for index, visit in enumerate(reference.visits)}
+    fixed = sorted(
+        (ours[a], where[b]) for a, b in pairing.calls.items() if _in_row(reference, reference.visits[ours[a]])
+    )
+    kept = [fixed[i] for i in rising([b for _, b in fixed])]
+    taken = set(pairing.calls.values())
+    one = [i for i, v in enumerate(reference.visits) if v.id not in pairing.calls and _in_row(reference, v)]
+    other = [j for j, v in enumerate(port.visits) if v.id not in taken and _in_row(port, v)]
+    found: list[tuple[int, int, float]] = []
+    for rows, columns in _segments(one, other, kept):
+        found += _aligned(reference, port, rows, columns)
+    used = {i for i, _, _ in found}, {j for _, j, _ in found}
+    rest = [i for i in one if i not in used[0]], [j for j in other if j not in used[1]]
+    found += _unique(reference, port, *rest)
+    _take(pairing, reference, port, found)
+
+
+def _in_row(net: Net, visit: Visit) -> bool:
+    return visit.call.layer not in net.inner or net.kind(visit.call.layer) in COMPOSITES
+
+
+def _segments(
+    one: Sequence[int], other: Sequence[int], anchors: Sequence[tuple[int, int]]
+) -> list[tuple[list[int], list[int]]]:
+    """Cut two rising rows of indices at anchors that rise on both sides."""
+    parts = []
+    i = j = 0
+    for end, stop in [*anchors, (1 << 60, 1 << 60)]:
+        rows, columns = [], []
+        while i < len(one) and one[i] < end:
+            rows.append(one[i])
+            i += 1
+        while j < len(other) and other[j] < stop:
+            columns.append(other[j])
+            j += 1
+        if rows and columns:
+            parts.append((rows, columns))
+    return parts
+
+
+def _aligned(reference: Net, port: Net, rows: Sequence[int], columns: Sequence[int]) -> list[tuple[int, int, float]]:
+    if max(len(rows), len(columns)) > LARGEST:
+        anchors = _unique(reference, port, rows, columns)
+        anchors = [anchors[k] for k in rising([b for _, b, _ in anchors])]
+        if anchors:
+            parts = _segments(
+                [i for i in rows if i not in {a for a, _, _ in anchors}],
+                [j for j in columns if j not in {b for _, b, _ in anchors}],
+                [(a, b) for a, b, _ in anchors],
+            )
+            return anchors + [pair for part in parts for pair in _aligned(reference, port, *part)]
+        pieces = range(0, max(len(rows), len(columns)), LARGEST)
+        return [
+            pair for k in pieces for pair in _aligned(reference, port, rows[k : k + LARGEST], columns[k : k + LARGEST])
+        ]
+    ours = [_feature(reference, reference.visits[i]) for i in rows]
+    theirs = [_feature(port, port.visits[j]) for j in columns]
+    return [(rows[i], columns[j], _sure(score, ours[i])) for i, j, score in align(ours, theirs)]
+
+
+def _sure(score: float, feature: Feature) -> float:
+    """How sure a pair by likeness is, 0 to 1: a layer without weights has less that can agree."""
+    return round(min(1.0, max(0.1, score / (BEST if feature.weights else BEST - 2.0))), 2)
+
+
+def _feature(net: Net, visit: Visit) -> Feature:
+    layer = visit.call.layer
+    kind = net.kind(layer)
+    inputs, outputs = visit.shapes
+    parts = ("", *layer.split("."))
+    return Feature(kind, family(kind), outputs, inputs, net.weights(layer), (parts[-1], parts[-2]))
+
+
+def _unique(reference: Net, port: Net, one: Sequence[int], other: Sequence[int]) -> list[tuple[int, int, float]]:
+    """Calls that are alike in everything but the name and the only ones so, wherever they stand."""
+    rows: list[dict[object, list[int]]] = [{}, {}]
+    for net, indices, table in ((reference, one, rows[0]), (port, other, rows[1])):
+        for index in indices:
+            feature = _feature(net, net.visits[index])
+            if feature.weights:
+                signature = (feature.kind, feature.outputs, feature.inputs, feature.weights)
+                table.setdefault(signature, []).append(index)
+    return [
+        (ours[0], rows[1][signature][0], 0.8)
+        for signature, ours in rows[0].items()
+        if len(ours) == 1 and len(rows[1].get(signature, ())) == 1
+    ]
+
+
+def _take(pairing: Pairing, reference: Net, port: Net, found: Sequence[tuple[int, int, float]]) -> None:
+    """Add pairs of calls, and the pairs of layers they mean."""
+    known = {(pair.reference, pair.port) for pair in pairing.layers}
+    sure: dict[tuple[str, str], list[float]] = {}
+    for i, j, confidence in found:
+        one, other = reference.visits[i].id, port.visits[j].id
+        pairing.calls[one] = other
+        sure.setdefault((one.layer, other.layer), []).append(confidence)
+    for (ours, theirs), values in sure.items():
+        if (ours, theirs) not in known:
+            pairing.layers.append(LayerPair(ours, theirs, min(values), "structure"))
+
+
+def _pair_parents(pairing: Pairing, reference: Net, port: Net) -> None:
+    """Layers that hold others: those that hold the same pairs, and agree in shapes, kind and name."""
+    taken = {p.reference for p in pairing.layers}, {p.port for p in pairing.layers}
+    where = {visit.id: visit for visit in port.visits}
+    common: Counter[tuple[str, str]] = Counter()
+    totals: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    for visit in reference.visits:
+        other = pairing.calls.get(visit.id)
+        if other is None or not _in_row(reference, visit):
+            continue
+        ours = {v.call.layer for v in _around(visit)} - taken[0]
+        theirs = {v.call.layer for v in _around(where[other])} - taken[1]
+        totals[0].update(ours)
+        totals[1].update(theirs)
+        common.update((a, b) for a in ours for b in theirs)
+    first = _first(reference), _first(port)
+    ranked = []
+    for (a, b), count in common.items():
+        overlap = count / (totals[0][a] + totals[1][b] - count)
+        one, two = first[0][a], first[1][b]
+        alike = [one.shapes[1] == two.shapes[1], one.shapes[0] == two.shapes[0]]
+        alike += [reference.kind(a) == port.kind(b), a.rpartition(".")[2] == b.rpartition(".")[2]]
+        if overlap >= 0.5 and (alike[0] or overlap >= 0.8):
+            ranked.append((-overlap, -sum(alike), one.call.first, two.call.first, a, b))
+    pairs = [
+        LayerPair(a, b, round(-overlap * (0.8 - score * 0.04), 2), "structure")
+        for overlap, score, *_, a, b in sorted(ranked)
+    ]
+    pairing.add(pairs)
+    ours_by, theirs_by = reference.by_layer(), port.by_layer()
+    for pair in pairing.layers:
+        if pair.reference in first[0] and pair.port in first[1] and pair.reference not in taken[0]:
+            calls = zip(ours_by[pair.reference], theirs_by[pair.port])
+            pairing.calls.update((x.id, y.id) for x, y in calls)
+
+
+def _around(visit: Visit) -> Iterable[Visit]:
+    parent = visit.parent
+    while parent is not None:
+        yield parent
+        parent = parent.parent
+
+
+def _first(net: Net) -> Mapping[str, Visit]:
+    found: dict[str, Visit] = {}
+    for visit in net.visits:
+        found.setdefault(visit.call.layer, visit)
+    return found
+
+
+def _pair_owners(pairing: Pairing, reference: Net, port: Net) -> None:
+    """Layers that never run but own parameters (attention's out_proj): by their parent's counterpart and name."""
+    counterparts = {pair.reference: pair.port for pair in pairing.layers}
+    ours, theirs = _first(reference), _first(port)
+    found = []
+    for path in reference.parameters:
+        if path in counterparts or path in ours:
+            continue
+        parent, _, last = path.rpartition(".")
+        wanted = f"{counterparts.get(parent, parent)}.{last}".lstrip(".")
+        if wanted in port.parameters and wanted not in theirs:
+            found.append(LayerPair(path, wanted, 0.9, "structure"))
+    pairing.add(found)

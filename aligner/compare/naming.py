@@ -1,0 +1,195 @@
+"""Pairs of layers by what they are called: the user's map, the map a replay left, and equal paths."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from aligner.compare.net import Net, ancestors
+from aligner.compare.verdict import LayerPair
+from aligner.errors import UsageError
+from aligner.record import display
+from aligner.vocabulary import KINDS
+
+LayerMap = Union[str, "os.PathLike[str]", Mapping[str, str]]
+
+WRAPPERS = frozenset({"_backbone", "_orig_mod"})
+"""Path parts that AMP and compilers put in; adapters drop them, dumps of other origin may not."""
+
+_FAMILIES = (
+    "ReLU ReLU6 LeakyReLU PReLU RReLU ELU CELU SELU GELU SiLU Mish Hardswish Hardsigmoid Hardtanh Hardshrink "
+    "Softshrink Softplus Softsign Threshold Sigmoid LogSigmoid Tanh Tanhshrink Softmax LogSoftmax Softmin",
+    "BatchNorm LayerNorm RMSNorm GroupNorm InstanceNorm LocalResponseNorm",
+    "MaxPool1d AvgPool1d AdaptiveAvgPool1d AdaptiveMaxPool1d MaxPool2d AvgPool2d AdaptiveAvgPool2d AdaptiveMaxPool2d "
+    "MaxPool3d AvgPool3d AdaptiveAvgPool3d AdaptiveMaxPool3d",
+    "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d",
+    "LSTM GRU RNN",
+    "LSTMCell GRUCell RNNCell",
+    "Upsample PixelShuffle ConvTranspose",
+    "Sequential ModuleList ModuleDict",
+)
+_FAMILY = {kind: group.split()[0] for group in _FAMILIES for kind in group.split()}
+
+
+def family(kind: str) -> str:
+    """The group of kinds that are mistaken for one another; "" for a class the vocabulary does not know."""
+    return _FAMILY.get(kind, kind) if kind in KINDS else ""
+
+
+def read_map(given: Optional[LayerMap]) -> Mapping[str, str]:
+    """The user's map: a mapping, or a file that holds JSON (an object or a list of pairs) or lines "REF = PORT".
+
+    Raises:
+        UsageError: the file is missing or a line cannot be read.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        return {_root(str(a)): _root(str(b)) for a, b in given.items()}
+    path = Path(given)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise UsageError("map-unreadable", path=str(path), reason=str(reason)) from error
+    if text.lstrip()[:1] in ("{", "["):
+        return _from_json(path, text)
+    pairs = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        content = line.partition("#")[0].strip()
+        if content:
+            reference, equals, port = content.partition("=")
+            if not equals:
+                raise UsageError("map-line", path=str(path), line=number, text=content)
+            pairs[_root(reference.strip())] = _root(port.strip())
+    return pairs
+
+
+def _from_json(path: Path, text: str) -> Mapping[str, str]:
+    try:
+        content: Any = json.loads(text)
+        items = content.items() if isinstance(content, dict) else [(pair[0], pair[1]) for pair in content]
+        pairs = dict(items)
+    except (ValueError, TypeError, LookupError) as error:
+        raise UsageError("map-json", path=str(path), reason=str(error)) from error
+    if not all(isinstance(name, str) for pair in pairs.items() for name in pair):
+        raise UsageError("map-json", path=str(path), reason="names must be strings")
+    return {_root(a): _root(b) for a, b in pairs.items()}
+
+
+def _root(name: str) -> str:
+    return "" if name in ("(net)", ".") else name
+
+
+def by_map(given: Mapping[str, str], reference: Net, port: Net) -> list[LayerPair]:
+    """Pairs the user asked for: a path, or a prefix that stands for every layer inside.
+
+    Raises:
+        UsageError: a name is in neither dump; says which ones are close.
+    """
+    paths = reference.paths, port.paths
+    for name, other in given.items():
+        _known(name, paths[0], "reference")
+        _known(other, paths[1], "port")
+    pairs: list[LayerPair] = []
+    available = set(paths[1])
+    for path in paths[0]:
+        prefix = _longest(path, given)
+        if prefix is not None:
+            rest = path[len(prefix) :].lstrip(".")
+            wanted = ".".join(part for part in (given[prefix], rest) if part)
+            if wanted in available:
+                pairs.append(LayerPair(path, wanted, 1.0, "map"))
+    return pairs
+
+
+def _known(name: str, paths: Sequence[str], side: str) -> None:
+    if not any(path == name or path.startswith(f"{name}.") for path in paths):
+        close = difflib.get_close_matches(name, paths, n=3, cutoff=0.5)
+        shown = ", ".join(display(path) for path in close) or "-"
+        raise UsageError("map-unknown", name=name, side=side, close=shown)
+
+
+def _longest(path: str, given: Mapping[str, str]) -> Optional[str]:
+    """The longest name in the map that is this path or stands before it; the net's own "" only stands for itself."""
+    if path in given:
+        return path
+    return next((prefix for prefix in ancestors(path) if prefix and prefix in given), None)
+
+
+def by_replay(mapping: object, reference: Net, port: Net) -> list[LayerPair]:
+    """Pairs by which the weights were loaded; where a layer got weights from two, the surer one."""
+    if not isinstance(mapping, (list, tuple)):
+        return []
+    known = set(reference.paths), set(port.paths)
+    found: list[LayerPair] = []
+    for item in mapping:
+        if isinstance(item, (list, tuple)) and len(item) >= 2 and item[0] in known[0] and item[1] in known[1]:
+            sure = float(item[2]) if len(item) > 2 and isinstance(item[2], (int, float)) else 1.0
+            by = "name" if item[0] == item[1] and sure == 1.0 else "replay"
+            found.append(LayerPair(item[0], item[1], sure, by))
+    return sorted(found, key=lambda pair: -pair.confidence)
+
+
+def by_name(reference: Net, port: Net) -> list[LayerPair]:
+    """Layers with equal paths that do not contradict each other."""
+    doubtful = _misnumbered(reference, port)
+    outputs = tuple(_outputs(net) for net in (reference, port))
+    theirs = {canonical(path): path for path in reversed(port.paths)}
+    theirs.update({path: path for path in port.paths})
+    pairs = []
+    for path in reference.paths:
+        other = theirs.get(path) or theirs.get(canonical(path))
+        if path == "" and "" in port.paths:
+            other = ""
+        if other is None or any(p in doubtful for p in (path, *ancestors(path))):
+            continue
+        one, two = family(reference.kind(path)), family(port.kind(other))
+        shapes = outputs[0].get(path), outputs[1].get(other)
+        if path and one and two and one != two and None not in shapes and shapes[0] != shapes[1]:
+            continue
+        pairs.append(LayerPair(path, other, 1.0, "name"))
+    return pairs
+
+
+def canonical(path: str) -> str:
+    """The path without what wrappers put in."""
+    parts = [part for part in path.split(".") if part not in WRAPPERS]
+    return ".".join(parts[1:] if parts[0] == "module" and len(parts) > 1 else parts)
+
+
+def _outputs(net: Net) -> Mapping[str, object]:
+    return {layer: visits[0].shapes[1] for layer, visits in net.by_layer().items()}
+
+
+def _misnumbered(reference: Net, port: Net) -> set[str]:
+    """Numbered layers whose numbers mean nothing: a layer more or less in a Sequential shifts all that follow.
+
+    The numbers of one parent count as names only if no two layers with the same number contradict each other.
+    """
+    groups: dict[str, list[str]] = {}
+    both = set(port.paths)
+    for path in reference.paths:
+        parent, _, last = path.rpartition(".")
+        if last.isdigit():
+            groups.setdefault(parent, []).append(path)
+    doubtful: set[str] = set()
+    for paths in groups.values():
+        if any(path in both and _contradict(path, reference, port) for path in paths):
+            doubtful.update(paths)
+    return doubtful
+
+
+def _contradict(path: str, reference: Net, port: Net) -> bool:
+    one, other = family(reference.kind(path)), family(port.kind(path))
+    if one and other and one != other:
+        return True
+    weights = dict(reference.weights(path)), dict(port.weights(path))
+    if bool(weights[0]) != bool(weights[1]):
+        return path not in reference.inner and path not in port.inner
+    common: Iterable[str] = weights[0].keys() & weights[1].keys()
+    return any(weights[0][role] != weights[1][role] for role in common)

@@ -1,0 +1,128 @@
+"""What pairing needs to know of one dump: its layers, its calls as they nest, and where each record belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Optional
+
+from aligner.record import Call, Layer, Phase
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump, Entry
+
+Shapes = tuple[tuple[int, ...], ...]
+
+NEUTRAL = frozenset({"num_batches_tracked"})
+"""Buffers that only count; a port need not have them (MindSpore has none)."""
+
+
+class CallId(NamedTuple):
+    """A call of a layer; `number` counts within a step."""
+
+    layer: str
+    number: int
+
+
+@dataclass
+class Visit:
+    """One call of the first step that ran: its tensors, and the calls it stands in and has inside."""
+
+    call: Call
+    inputs: list[Entry] = field(default_factory=list)
+    outputs: list[Entry] = field(default_factory=list)
+    parent: Optional[Visit] = None
+    children: list[Visit] = field(default_factory=list)
+
+    @property
+    def id(self) -> CallId:
+        """Layer and number."""
+        return CallId(self.call.layer, self.call.number)
+
+    @property
+    def shapes(self) -> tuple[Shapes, Shapes]:
+        """Of inputs and outputs."""
+        return tuple(e.shape for e in self.inputs), tuple(e.shape for e in self.outputs)
+
+
+@dataclass(frozen=True)
+class Net:
+    """One side. `visits` are the forward calls of the first step, in order of entry."""
+
+    layers: Mapping[str, Layer]
+    visits: Sequence[Visit]
+    parameters: Mapping[str, Mapping[str, Entry]]
+    """By layer and role, from the first step."""
+    inner: frozenset[str]
+    """Layers that have other layers' calls inside theirs."""
+
+    def kind(self, layer: str) -> str:
+        """The layer's kind; "" for one that was not declared (the loss)."""
+        known = self.layers.get(layer)
+        return known.spec.kind if known is not None else ""
+
+    @property
+    def paths(self) -> list[str]:
+        """All layers: those declared, and those that only have records."""
+        seen = dict.fromkeys(self.layers)
+        seen.update(dict.fromkeys(visit.call.layer for visit in self.visits))
+        seen.update(dict.fromkeys(self.parameters))
+        return list(seen)
+
+    def by_layer(self) -> Mapping[str, list[Visit]]:
+        """The visits of each layer, in order."""
+        found: dict[str, list[Visit]] = {}
+        for visit in self.visits:
+            found.setdefault(visit.call.layer, []).append(visit)
+        return found
+
+    def weights(self, layer: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Roles and shapes of the layer's own parameters, without those that only count."""
+        own = self.parameters.get(layer, {})
+        return tuple(sorted((role, entry.shape) for role, entry in own.items() if role not in NEUTRAL))
+
+
+def survey(dump: Dump) -> Net:
+    """Read the structure of a dump from its index; no data is read."""
+    parameters: dict[str, dict[str, Entry]] = {}
+    step = min((c.step for c in dump.calls if c.phase is Phase.FORWARD), default=0)
+    visits = nest(c for c in dump.calls if c.phase is Phase.FORWARD and c.step == step)
+    where = {visit.id: visit for visit in visits}
+    for entry in dump.entries:
+        key = entry.key
+        if key.phase is Phase.PARAMETER:
+            parameters.setdefault(key.layer, {}).setdefault(key.slot, entry)
+        elif key.phase is Phase.FORWARD and key.step == step:
+            visit = where.get(CallId(key.layer, key.call))
+            if visit is not None:
+                (visit.inputs if is_input(key.slot) else visit.outputs).append(entry)
+    inner = frozenset(visit.call.layer for visit in visits if visit.children)
+    return Net(dump.layers, visits, parameters, inner)
+
+
+def nest(calls: Iterable[Call]) -> list[Visit]:
+    """Calls in order of entry, each knowing its parent. A call that raised ends where its parent does."""
+    visits: list[Visit] = []
+    stack: list[Visit] = []
+    for call in sorted(calls, key=lambda c: c.first):
+        while stack and stack[-1].call.last is not None and stack[-1].call.last < call.first:
+            stack.pop()
+        parent = stack[-1] if stack else None
+        visit = Visit(call, parent=parent)
+        if parent is not None:
+            parent.children.append(visit)
+        visits.append(visit)
+        stack.append(visit)
+    return visits
+
+
+def is_input(slot: str) -> bool:
+    """Whether a slot of a call is on the input side."""
+    return slot.partition(".")[0] == "input"
+
+
+def ancestors(path: str) -> Iterable[str]:
+    """The paths of the layers around this one, the nearest first, ending with the net itself."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path

@@ -1,0 +1,289 @@
+"""Where an error comes from: "what goes in agrees, what goes out does not", followed through the calls in time.
+
+Every value that a paired call took in or handed on has sources: a leaf's output has its inputs and parameters; what
+a parent hands to a child or hands on has the tensor itself, if the reference shows that it came unchanged from
+somewhere, and else everything the parent had in hand until then (its inputs, its parameters, its children's outputs).
+
+A value is *born wrong* when it is ten times worse than the worst of its sources and than round-off, and no source is
+over tolerance; otherwise it inherits its sources' origins. Births below the tolerance are kept in mind, since what
+crosses the tolerance further on belongs to them, and dropped if nothing ever does. NaN is always born where no
+source has it. Where errors merely grow until they cross the tolerance, the first crossing counts as the origin.
+
+Only the outputs of a free run are known here, so a second bug behind a first one shows only if it lies on a clean path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Optional
+
+from aligner.compare.net import CallId, Visit, is_input
+from aligner.compare.reading import Reading
+from aligner.record import Key
+
+JUMP = 10.0
+"""How much worse than its sources a value is when it was born wrong."""
+
+SHARE = 0.1
+"""A source explains a value if it is at least this bad itself, relative to the value."""
+
+
+@dataclass(frozen=True)
+class Birth:
+    """A value that is wrong by itself. `layer` is the reference's."""
+
+    layer: str
+    where: str
+    reading: Reading
+    key: Key
+    order: int
+    input_error: Optional[float]
+    between: Optional[tuple[str, str]] = None
+
+    @property
+    def place(self) -> tuple[str, str, Optional[tuple[str, str]]]:
+        """Births at one place are one origin, however many calls and tensors show it."""
+        return self.layer, self.where, self.between
+
+
+@dataclass
+class Sources:
+    """What is known of the values that another one was made from."""
+
+    severity: float = 0.0
+    over: bool = False
+    nonfinite: bool = False
+    error: Optional[float] = None
+    births: dict[int, float] = field(default_factory=dict)
+    """Births that reach here, by the severity of what carries them."""
+
+    def add(self, state: State) -> None:
+        """One more source."""
+        self.severity = max(self.severity, state.severity)
+        self.over |= state.over
+        self.nonfinite |= state.nonfinite
+        if state.error is not None:
+            self.error = state.error if self.error is None else max(self.error, state.error)
+        for birth in state.births:
+            self.births[birth] = max(self.births.get(birth, 0.0), state.severity)
+
+    def join(self, other: Sources) -> None:
+        """All of the other's sources as well."""
+        self.severity = max(self.severity, other.severity)
+        self.over |= other.over
+        self.nonfinite |= other.nonfinite
+        if other.error is not None:
+            self.error = other.error if self.error is None else max(self.error, other.error)
+        for birth, severity in other.births.items():
+            self.births[birth] = max(self.births.get(birth, 0.0), severity)
+
+
+@dataclass
+class State:
+    """A value's part in the flow: how bad it is, and the births it goes back to."""
+
+    severity: float
+    over: bool
+    nonfinite: bool
+    error: Optional[float]
+    births: tuple[int, ...]
+    time: int
+
+
+@dataclass
+class _Scene:
+    """A call that is under way: what it has in hand."""
+
+    visit: Visit
+    inputs: Sources = field(default_factory=Sources)
+    parameters: Sources = field(default_factory=Sources)
+    made: Sources = field(default_factory=Sources)
+    """Outputs of the calls inside so far."""
+    fed: bool = False
+    inside: list[tuple[str, bool]] = field(default_factory=list)
+    """Paths of the calls inside that have ended, and whether they agree."""
+
+    def in_hand(self) -> Sources:
+        """Everything a value made now could be made from."""
+        whole = Sources()
+        for part in (self.inputs, self.parameters, self.made):
+            whole.join(part)
+        return whole
+
+
+class Trace:
+    """The flow of one comparison; `births` and `reached` are its result."""
+
+    def __init__(self, coarse: float = 0.0) -> None:
+        self.births: list[Birth] = []
+        self.reached: dict[int, tuple[int, ...]] = {}
+        """By id of a Reading: indices of the births it goes back to."""
+        self._coarse = coarse
+
+    def parameters(self, readings: Iterable[Reading]) -> Mapping[str, Sources]:
+        """Wrong parameters, by layer: each is born wrong, and explains any error of its layer's output."""
+        found: dict[str, Sources] = {}
+        for reading in readings:
+            own = max(reading.own, self._coarse)
+            if reading.covered or not (reading.over or reading.severity > JUMP * own):
+                continue
+            key = reading.pair.entry.key
+            state = self._born(reading, Birth(key.layer, "parameters", reading, key, reading.pair.entry.order, None))
+            found.setdefault(key.layer, Sources()).add(replace(state, severity=max(state.severity, float(state.over))))
+        return found
+
+    def step(
+        self,
+        visits: Sequence[Visit],
+        readings: Mapping[CallId, Sequence[Reading]],
+        parameters: Mapping[str, Sources],
+    ) -> None:
+        """Follow the values through the calls of one step, in time. `readings` holds those of paired calls."""
+        seen: dict[object, State] = {}
+        top = _Scene(visits[0]) if visits else None
+        scenes: dict[int, _Scene] = {}
+        for _, leaving, visit in _moments(visits):
+            records = readings.get(visit.id)
+            if records is None or top is None:
+                continue
+            around = _around(visit, scenes)
+            if not leaving:
+                scene = scenes[id(visit)] = _Scene(visit)
+                scene.parameters.join(parameters.get(visit.call.layer, Sources()))
+                self._enter(scene, around, top, records, seen)
+            else:
+                self._leave(scenes[id(visit)], around or top, around is None, records, seen)
+
+    def _enter(
+        self,
+        scene: _Scene,
+        around: Optional[_Scene],
+        top: _Scene,
+        records: Sequence[Reading],
+        seen: dict[object, State],
+    ) -> None:
+        layer, first = scene.visit.call.layer, scene.visit.call.first
+        outer = around or top
+        in_hand = outer.in_hand()
+        for reading in records:
+            if not _is_input(reading) or reading.covered:
+                continue
+            source = seen.get(_content(reading))
+            sources = in_hand if source is None else _only(source)
+            if around is None and not top.inside:
+                owner, where, between = layer, "inputs", None
+            else:
+                owner, where = (around.visit.call.layer if around is not None else ""), "glue"
+                between = (_last_good(outer), layer)
+            birth = Birth(owner, where, reading, reading.pair.entry.key, first, sources.error, between)
+            state = self._judge(reading, sources, birth, first)
+            scene.inputs.add(state)
+            scene.fed = True
+            if reading.matched:
+                seen[_content(reading)] = state
+
+    def _leave(
+        self, scene: _Scene, outer: _Scene, topmost: bool, records: Sequence[Reading], seen: dict[object, State]
+    ) -> None:
+        call = scene.visit.call
+        leaf = not scene.inside
+        in_hand = scene.in_hand()
+        if leaf and not scene.fed and not topmost:
+            in_hand.join(outer.in_hand())  # a layer whose inputs are not known could have got anything
+        agree = True
+        for reading in records:
+            if _is_input(reading) or not reading.matched:
+                continue
+            source = seen.get(_content(reading)) if not leaf else None
+            sources = in_hand
+            if source is not None and source.time >= call.first:
+                sources = _only(source)
+            where, between = ("layer", None) if leaf else ("glue", (_last_good(scene), ""))
+            entry = reading.pair.entry
+            birth = Birth(call.layer, where, reading, entry.key, entry.order, sources.error, between)
+            state = self._judge(reading, sources, birth, entry.order)
+            outer.made.add(state)
+            agree = agree and not state.over
+            seen[_content(reading)] = state
+        outer.inside.append((call.layer, agree))
+
+    def _judge(self, reading: Reading, sources: Sources, birth: Birth, time: int) -> State:
+        """Born wrong, inherited, or within round-off."""
+        severity, own = reading.severity, max(reading.own, self._coarse)
+        jumped = severity > JUMP * own and severity >= JUMP * sources.severity and not sources.over
+        if jumped or (reading.nonfinite and not sources.nonfinite):
+            return replace(self._born(reading, birth), time=time)
+        births: tuple[int, ...] = ()
+        if severity > JUMP * own or reading.over:
+            births = self._nearest(sources, SHARE * severity) or self._nearest(sources, 0.0)
+            if not births and reading.over and reading.matched:
+                return replace(self._born(reading, birth), time=time)
+        if births:
+            self.reached[id(reading)] = births
+        error = reading.error if reading.matched else None
+        return State(severity, reading.over, reading.nonfinite, error, births, time)
+
+    def later(self, readings: Iterable[Reading]) -> None:
+        """Gradients and updates of one step, in order: the first one over tolerance that nothing before explains."""
+        known = tuple(dict.fromkeys(b for births in self.reached.values() for b in births))
+        before = max(known, key=lambda b: self.births[b].order, default=None)
+        for reading in readings:
+            if not reading.matched or not reading.over:
+                continue
+            if before is None:
+                key = reading.pair.entry.key
+                self._born(reading, Birth(key.layer, "layer", reading, key, reading.pair.entry.order, None))
+                before = len(self.births) - 1
+            else:
+                self.reached[id(reading)] = (before,)
+
+    def _nearest(self, sources: Sources, least: float) -> tuple[int, ...]:
+        """Births that reach here through a source at least this bad: the worst first, then the latest."""
+        near = [birth for birth, carried in sources.births.items() if carried >= least]
+        return tuple(sorted(near, key=lambda b: (-sources.births[b], -self.births[b].order)))
+
+    def _born(self, reading: Reading, birth: Birth) -> State:
+        index = len(self.births)
+        self.births.append(birth)
+        self.reached[id(reading)] = (index,)
+        error = reading.error if reading.matched else None
+        return State(reading.severity, reading.over, reading.nonfinite, error, (index,), birth.order)
+
+
+def _moments(visits: Sequence[Visit]) -> list[tuple[int, bool, Visit]]:
+    """Entries and exits in time; a call that raised has no exit."""
+    moments = [(visit.call.first, False, visit) for visit in visits]
+    moments += [(visit.call.last, True, visit) for visit in visits if visit.call.last is not None]
+    return sorted(moments, key=lambda moment: moment[0])
+
+
+def _around(visit: Visit, scenes: Mapping[int, _Scene]) -> Optional[_Scene]:
+    """The nearest call around this one that has a counterpart."""
+    parent = visit.parent
+    while parent is not None:
+        if id(parent) in scenes:
+            return scenes[id(parent)]
+        parent = parent.parent
+    return None
+
+
+def _only(state: State) -> Sources:
+    sources = Sources()
+    sources.add(state)
+    return sources
+
+
+def _last_good(scene: _Scene) -> str:
+    """The last call inside so far whose outputs agree; "" if there is none."""
+    return next((path for path, agree in reversed(scene.inside) if agree), "")
+
+
+def _is_input(reading: Reading) -> bool:
+    return is_input(reading.pair.entry.key.slot)
+
+
+def _content(reading: Reading) -> object:
+    """Equal for the same tensor seen in two places of the reference."""
+    entry = reading.pair.reference
+    return None if entry is None else entry.content

@@ -1,0 +1,195 @@
+"""What is concluded about a pair of records, and about the two nets: plain data that reports print.
+
+Nothing here holds an open file: a Comparison can be printed, stored and walked after its dumps are closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from importlib import import_module
+from typing import Any, Optional
+
+from aligner.compare.deviation import Deviation
+from aligner.compare.tolerance import Tolerance as Tolerance
+from aligner.record import Key, LayerSpec, Scalar, display
+
+
+class Outcome(Enum):
+    """What became of a record; every record of both dumps gets one."""
+
+    ALIGNED = "aligned"
+    ROUNDING = "rounding"
+    """Over tolerance, but no more than the precision explains."""
+    ORIGIN = "origin"
+    """Wrong by itself: what came in agrees, what goes out does not."""
+    INHERITED = "inherited"
+    """Wrong because something before it (or inside it) is."""
+    NONFINITE = "nonfinite"
+    """NaN or Inf on one side only."""
+    COVERED = "covered"
+    """Has no counterpart by name, but the value itself was compared under another key."""
+    UNMATCHED = "unmatched"
+    """Stands in one dump only."""
+    INCOMPARABLE = "incomparable"
+    """Paired, but shapes or kinds of dtype rule out a comparison of values."""
+
+    @property
+    def fails(self) -> bool:
+        """Whether this outcome makes the comparison diverged."""
+        return self not in (Outcome.ALIGNED, Outcome.ROUNDING, Outcome.COVERED)
+
+
+@dataclass(frozen=True)
+class Side:
+    """What a report needs to know of one record of a pair."""
+
+    key: Key
+    order: int
+    type: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The conclusion about one pair, or about a record that has none."""
+
+    key: Key
+    kind: str
+    outcome: Outcome
+    reference: Optional[Side]
+    port: Optional[Side]
+    error: Optional[float] = None
+    """The figure of the chosen rule, to be set against the tolerance; inf where NaN or Inf stand apart."""
+    deviation: Optional[Deviation] = None
+    origin: Optional[int] = None
+    """Index in Comparison.origins of what this one inherits from."""
+    reason: str = ""
+    """For unmatched, covered and incomparable: a message id of aligner.messages.compare, filled by `facts`."""
+    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    allowed: bool = False
+    """Unmatched, but the user said that this layer may be."""
+
+    @property
+    def fails(self) -> bool:
+        """Whether this verdict alone makes the comparison diverged."""
+        return self.outcome.fails and not self.allowed
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A place that is wrong by itself. `where`: "layer", "glue", "parameters" or "inputs".
+
+    For glue, `layer` is the parent whose own code is wrong, and `between` the two layers it lies between ("" = the
+    parent's own border). `input_error` is the largest error of what came in.
+    """
+
+    layer: str
+    port_layer: str
+    kind: str
+    where: str
+    step: int
+    phase: str
+    call: int
+    slot: str
+    order: int
+    own_error: float
+    input_error: Optional[float]
+    deviation: Optional[Deviation]
+    between: Optional[tuple[str, str]] = None
+    calls: int = 1
+    """How many calls of this layer are wrong by themselves."""
+
+
+@dataclass(frozen=True)
+class LayerPair:
+    """A layer of the reference and the layer of the port it was paired with; how sure, and by what."""
+
+    reference: str
+    port: str
+    confidence: float
+    by: str
+    """"name", "map", "structure" (type, shape and order) or "replay" (the mapping the weights were loaded by)."""
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """The whole answer. `outcome` is "aligned", "diverged" or "incomparable"."""
+
+    reference: Mapping[str, Any]
+    """The reference dump's header, with "path"."""
+    port: Mapping[str, Any]
+    tolerance: float
+    rule: str
+    outcome: str
+    verdicts: tuple[Verdict, ...]
+    origins: tuple[Origin, ...]
+    layers: tuple[LayerPair, ...]
+    first: Optional[Verdict]
+    """The first record in execution order that is over tolerance (parameters and inputs before layers)."""
+    warnings: tuple[tuple[str, Mapping[str, Scalar]], ...]
+    """(message id, facts)"""
+    counts: Mapping[str, int]
+    specs: Mapping[str, tuple[LayerSpec, LayerSpec]] = field(default_factory=dict)
+    """Settings on both sides of every origin's layer, by the reference's path: reports set them side by side."""
+    unpaired: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    """Layers that ran without a counterpart, of the reference and of the port."""
+
+    @property
+    def aligned(self) -> bool:
+        """Whether every record is within tolerance, explained or allowed."""
+        return self.outcome == "aligned"
+
+    @property
+    def exit_code(self) -> int:
+        """0 aligned, 1 diverged, 3 incomparable."""
+        return {"aligned": 0, "diverged": 1}.get(self.outcome, 3)
+
+    @property
+    def pairs(self) -> tuple[Verdict, ...]:
+        """The verdicts with a record on both sides."""
+        return tuple(v for v in self.verdicts if v.reference is not None and v.port is not None)
+
+    def check(self) -> Comparison:
+        """Itself when aligned.
+
+        Raises:
+            DivergedError: it is not; the text is the first divergence.
+        """
+        if not self.aligned:
+            raise DivergedError(self)
+        return self
+
+    def __repr__(self) -> str:
+        return f"<Comparison {_summary(self)}>"
+
+    def __getitem__(self, layer: str) -> Any:
+        """What a notebook shows of one layer."""
+        return import_module("aligner.notebook.views").layer_comparison(self, layer)
+
+    def _repr_html_(self) -> str:
+        return str(import_module("aligner.notebook.html").comparison_html(self))
+
+
+class DivergedError(AssertionError):
+    """The nets are not aligned: what `Comparison.check` raises, so that a test fails with the reason."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+        super().__init__(_summary(comparison))
+
+
+def _summary(comparison: Comparison) -> str:
+    """One line: the outcome, how much was compared, and the first divergence."""
+    paired = [v.error for v in comparison.pairs if v.error is not None]
+    words = f"{comparison.outcome}, {len(paired)} pairs"
+    first = comparison.first
+    if first is not None:
+        error = "" if first.error is None else f" error {first.error:.1e}"
+        at = f"{display(first.key.layer)} {first.key.slot}".replace("\n", " ")
+        words += f", first: {at} ({first.kind}) {first.outcome.value}{error}"
+    elif paired:
+        words += f", largest error {max(paired):.1e}"
+    return f"{words}, tolerance {comparison.tolerance:g}"
