@@ -54,10 +54,6 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "The command line of `{command}` cannot be read: {problem}.\nRun `{command} --help` for its arguments.",
         "无法理解 `{command}` 的命令行：{problem}。\n请运行 `{command} --help` 查看其参数。",
     ),
-    "usage-number": (
-        "{option} wants a number {wanted}, but has '{value}'.\nGive a number, for example {example}.",
-        "{option} 需要一个{wanted}的数，却得到 '{value}'。\n请给出一个数，例如 {example}。",
-    ),
     "usage-tolerance": (
         "The tolerance '{value}' is no number from 0 up.\nGive one like 1e-3.",
         "容差 '{value}' 不是大于等于 0 的数。\n请给出形如 1e-3 的数。",

@@ -38,7 +38,7 @@ def cut_left(text: str, columns: int) -> str:
         if room < 0:
             break
         kept.append(character)
-    return (".." + "".join(reversed(kept)))[: max(columns, 0)]
+    return ".." + "".join(reversed(kept)) if columns > 2 else "." * columns
 
 
 def pad(text: str, columns: int, *, right: bool = False) -> str:

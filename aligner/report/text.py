@@ -195,7 +195,7 @@ def _warnings(comparison: Comparison, terminal: Terminal) -> list[str]:
 def _next(comparison: Comparison, terminal: Terminal) -> list[str]:
     """The command to type next: look at the origin's layer, else at the first record that fails."""
     command = next_command(comparison)
-    return [f"{say('next', terminal.language)}: {command}"] if command else []
+    return [say("next", terminal.language, command=command)] if command else []
 
 
 def next_command(comparison: Comparison) -> Optional[str]:

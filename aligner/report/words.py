@@ -126,7 +126,6 @@ WORDS: dict[str, tuple[str, str]] = {
     # pairing shown
     "guessed": ("paired by structure, least sure first", "按结构配对（置信度从低到高）"),
     "unmatched": ("without a counterpart", "没有对应项"),
-    "records": ("{count:record}", "{count} 条记录"),
     # the table
     "table": ("records over the tolerance, in execution order", "超差记录（按执行顺序）"),
     "column-order": ("order", "序号"),
@@ -153,18 +152,15 @@ WORDS: dict[str, tuple[str, str]] = {
     "phase-update": ("update", "更新"),
     # the end
     "warnings": ("warnings", "警告"),
-    "next": ("next", "下一步"),
+    "next": ("next: {command}", "下一步：{command}"),
     # show
     "layer": ("layer", "层"),
     "type": ("type", "类型"),
     "settings": ("settings", "设置"),
     "mode": ("mode", "模式"),
     "dump": ("dump", "转储"),
-    "framework": ("framework", "框架"),
-    "model": ("model", "网络"),
     "created": ("created", "创建时间"),
     "command": ("command", "命令"),
-    "environment": ("environment", "环境"),
     "contents": ("contents", "内容"),
     "contents-counts": (
         "{layers:layer}, {calls:call}, {records:record}, {size}, {steps:step}",
@@ -174,7 +170,6 @@ WORDS: dict[str, tuple[str, str]] = {
     "not-complete": ("incomplete: the capture was interrupted or failed", "不完整：捕获被中断或失败"),
     "notes": ("not captured, or captured in another way", "未捕获或以其他方式捕获"),
     "parameters": ("parameters", "参数"),
-    "parameter-count": ("{count:parameter}", "{count} 个参数"),
     "call-title": ("step {step}, {phase}, call {call}", "第 {step} 步，{phase}，第 {call} 次调用"),
     "not-run": ("never ran in this capture", "本次捕获中未运行"),
     "times": ("{count:call}", "{count} 次调用"),
@@ -190,13 +185,10 @@ WORDS: dict[str, tuple[str, str]] = {
     "column-difference": ("difference", "差值"),
     "nan-inf": ("NaN {nan}, Inf {inf}", "NaN {nan} 个，Inf {inf} 个"),
     "empty": ("empty", "空"),
-    "values": ("values of {slot}[{selection}]", "{slot}[{selection}] 的数值"),
     "worst-elements": ("worst elements of {slot}", "{slot} 中差值最大的元素"),
     "equal": ("equal in every bit", "逐位相同"),
     "no-counterpart": ("no such record in the port", "待比对侧没有该记录"),
-    "elements": ("{count:element}", "{count} 个元素"),
     # notebook
-    "open-below": ("the layers over the tolerance", "超差的层"),
     "curve": ("error over execution order, log scale", "误差随执行顺序的变化（对数轴）"),
     "curve-tolerance": ("tolerance", "容差"),
     "column-reference": ("reference", "标杆"),

@@ -1,0 +1,36 @@
+"""Golden files: what a report must look like, compared as text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+
+_SCRUBS = (
+    (re.compile(r"aligner \d+\.\d+\.\d+\S*"), "aligner VERSION"),
+    (re.compile(r"/\S*/pytest-\d+/\S*?/(?=[^/\s]+\.h5)"), "TMP/"),
+    (re.compile(r"\d{4}-\d\d-\d\dT[\d:+]+"), "TIME"),
+)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--accept", action="store_true", help="write the golden files anew from what the code says now")
+
+
+@pytest.fixture
+def golden(request):
+    """Compare a text with its golden file; with --accept, write the file."""
+
+    def check(name, text):
+        for pattern, word in _SCRUBS:
+            text = pattern.sub(word, text)
+        path = GOLDEN / name
+        if request.config.getoption("--accept"):
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"{name} is new: look at the text, then run pytest --accept"
+        assert text == path.read_text(encoding="utf-8"), f"{name} differs: if it is meant, run pytest --accept"
+
+    return check
