@@ -15,7 +15,6 @@ from aligner.record import Array
 
 PIECE = 1 << 20  # bytes at a time: written and summed while they are in the processor's cache
 PAGE = 4096
-CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
 
 
 def flat_bytes(array: Array, dtype: str) -> Array:
@@ -39,9 +38,11 @@ def flat_bytes(array: Array, dtype: str) -> Array:
 class DataFile:
     """The file of a dump that is being written."""
 
-    def __init__(self, path: Path, start: int) -> None:
+    def __init__(self, path: Path, start: int, *, new: bool = True) -> None:
+        """Create the file, or open one that is there; records are added from `start` on."""
         self.end = start
-        self._descriptor = os.open(path, CREATE, 0o666)
+        flags = os.O_CREAT | os.O_EXCL if new else 0
+        self._descriptor = os.open(path, os.O_RDWR | flags | getattr(os, "O_CLOEXEC", 0), 0o666)
         self._reserve = Reserve(self._descriptor)
 
     def put(self, offset: int, data: Union[bytes, memoryview]) -> None:

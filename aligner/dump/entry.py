@@ -50,7 +50,7 @@ class Entry:
     @property
     def key(self) -> Key:
         """Where the value stood in the run."""
-        return self._dump._index.keys[self._row]
+        return self._dump._index.key(self._row)
 
     @property
     def order(self) -> int:

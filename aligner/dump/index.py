@@ -29,7 +29,11 @@ _MAX_NUMBER = 1 << 62
 class Index:
     """What is known of each record, by column, in order."""
 
-    keys: list[Key]
+    steps: list[int]
+    phases: list[Phase]
+    layers: list[str]
+    calls: list[int]
+    slots: list[str]
     orders: list[int]
     dtypes: list[str]
     shapes: list[tuple[int, ...]]
@@ -38,11 +42,21 @@ class Index:
     checksums: list[int]
     forms: list[str]
 
+    def key(self, row: int) -> Key:
+        """The address of a record; made anew, since most are never asked for."""
+        return Key(self.steps[row], self.phases[row], self.layers[row], self.calls[row], self.slots[row])
+
+    def rows(self) -> list[Row]:
+        """All records one by one."""
+        rest = (self.orders, self.dtypes, self.shapes, self.offsets, self.sizes, self.checksums, self.forms)
+        return [Row(self.key(row), *values) for row, values in enumerate(zip(*rest))]
+
 
 def from_rows(rows: Sequence[Row], end: int) -> tuple[Index, int]:
     """The index of rows from a journal, and how many were left out because they do not fit the file."""
     good = [row for row in rows if _fits(row, end)]
-    columns: Any = zip(*good) if good else [()] * len(Row._fields)
+    flat = [(*row.key, *row[1:]) for row in good]
+    columns: Any = zip(*flat) if flat else [()] * (len(Key._fields) + len(Row._fields) - 1)
     return Index(*map(list, columns)), len(rows) - len(good)
 
 
@@ -104,9 +118,12 @@ def _decode(tables: Any, records: Any, start: int, end: int) -> Index:
     def words(name: str, table: Sequence[Any]) -> list[Any]:
         return list(map(table.__getitem__, records[name]))
 
-    keys = map(Key, records["step"], words("phase", phases), words("layer", layers), records["call"], words("slot", slots))  # fmt: skip  # noqa: E501  # one line for one thing
     return Index(
-        list(keys),
+        records["step"],
+        words("phase", phases),
+        words("layer", layers),
+        records["call"],
+        words("slot", slots),
         records["order"],
         words("dtype", dtypes),
         words("shape", shapes),

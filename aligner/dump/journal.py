@@ -11,6 +11,7 @@ import fcntl
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,22 @@ class Journal:
         """The dump needs its journal no longer."""
         self._path.unlink()
         self.close()
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """The writer's lock on the journal of a dump that nobody writes any more.
+
+    Raises:
+        BlockingIOError: a living process writes it.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if not lock(descriptor):
+            raise BlockingIOError(path)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 from aligner.dump import index, journal, kinds, sections, userblock
 from aligner.dump.entry import Entry as Entry
 from aligner.dump.hdf5 import BASE, SUPERBLOCK_SIZE
+from aligner.dump.sections import Row
 from aligner.dump.userblock import Section, UserBlock
 from aligner.errors import DumpError
 from aligner.record import Array, Call, Key, Layer, Note
@@ -102,9 +104,10 @@ class Dump:
     def _open_closed(self, block: UserBlock) -> None:
         self._block_ = block
         self.recovered = False
-        if self._size != block.size:
-            name = "dump-truncated" if self._size < block.size else "dump-longer"
-            raise DumpError(name, path=self.path, found=self._size, wanted=block.size)
+        if self._size < block.size:
+            raise DumpError("dump-truncated", path=self.path, found=self._size, wanted=block.size)
+        if self._size > block.size:
+            raise self._changed(DumpError("dump-longer", path=self.path, found=self._size, wanted=block.size))
         try:
             for name in _SECTIONS:
                 sections.demand(name in block.sections, f"the section {name} is missing")
@@ -175,12 +178,44 @@ class Dump:
     @property
     def steps(self) -> Sequence[int]:
         """The steps that records were captured in."""
-        return sorted({key.step for key in self._index.keys})
+        return sorted(set(self._index.steps))
 
     @cached_property
     def _rows(self) -> Mapping[Key, int]:
-        keys = self._index.keys
-        return dict(zip(reversed(keys), range(len(keys) - 1, -1, -1)))  # the first of two with one key
+        index = self._index
+        keys = map(Key, index.steps, index.phases, index.layers, index.calls, index.slots)
+        rows: dict[Key, int] = {}
+        for row, key in enumerate(keys):
+            rows.setdefault(key, row)
+        return rows
+
+    @cached_property
+    def _by_layer(self) -> Mapping[str, Sequence[int]]:
+        rows: dict[str, list[int]] = defaultdict(list)
+        for row, layer in enumerate(self._index.layers):
+            rows[layer].append(row)
+        return rows
+
+    @cached_property
+    def _calls_by_layer(self) -> Mapping[str, Sequence[Call]]:
+        calls: dict[str, list[Call]] = defaultdict(list)
+        for call in self.calls:
+            calls[call.layer].append(call)
+        return calls
+
+    def of_layer(self, path: str) -> tuple[Sequence[Entry], Sequence[Call]]:
+        """The records and calls of one layer, or of a path that is no layer ("loss")."""
+        entries = [Entry(self, row) for row in self._by_layer.get(path, ())]
+        return entries, self._calls_by_layer.get(path, ())
+
+    def rows(self) -> list[Row]:
+        """All that is known of each record; what recovery writes again."""
+        return self._index.rows()
+
+    @property
+    def token(self) -> str:
+        """What a dump and its journal have in common."""
+        return self._block_.token
 
     def find(self, key: Key) -> Optional[Entry]:
         """The record with this address."""
@@ -206,6 +241,11 @@ class Dump:
         state = "complete" if self.complete else "recovered" if self.recovered else "incomplete"
         return f"<Dump {self.path.name}: {' '.join(facts)}, {len(self.entries)} records, {state}>"
 
+    def _repr_html_(self) -> str:
+        from aligner.notebook.html import dump_html
+
+        return dump_html(self)
+
     # --- Its bytes.
 
     def verify(self) -> None:
@@ -221,17 +261,16 @@ class Dump:
             crc = zlib.crc32(self._read(BASE, SUPERBLOCK_SIZE))
             crc = self._crc(block.seal, crc)
             if crc != block.seal.crc:
-                raise self._broken_seal()
+                raise self._changed(DumpError("dump-changed", path=self.path))
         self.layers, self.calls  # noqa: B018  # reading them checks them
         self._guard_passed = True
 
-    def _broken_seal(self) -> DumpError:
+    def _changed(self, otherwise: DumpError) -> DumpError:
+        """What was put into the file after it was written, if that can be said."""
         from aligner.dump import guard
 
         found = guard.inspect(self.path)
-        if found is not None:
-            return guard.refusal(self.path, found)
-        return DumpError("dump-changed", path=self.path)
+        return otherwise if found is None else guard.refusal(self.path, found)
 
     def _guarded(self) -> None:
         if not self._guard_passed:

@@ -100,6 +100,5 @@ def layer_view(dump: Dump, path: str) -> LayerView:
         close = ", ".join(difflib.get_close_matches(path, list(dump.layers), 3, 0.5))
         hint = f"; close to it are: {close}" if close else f"; there are {len(dump.layers)} layers"
         raise KeyError(f"no layer {path!r} in {dump.path.name}{hint}")
-    entries = [entry for entry in dump.entries if entry.key.layer == path]
-    calls = [call for call in dump.calls if call.layer == path]
+    entries, calls = dump.of_layer(path)
     return LayerView(layer.path, layer.type, layer.spec, layer.training, entries, calls)

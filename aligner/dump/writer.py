@@ -64,7 +64,7 @@ class DumpWriter:
         self._twins: dict[tuple[str, tuple[int, ...], int], int] = {}
         self._spots: set[tuple[str, tuple[int, ...], bytes]] = set()
         self._words: dict[str, tuple[str, str]] = {}
-        with _reported(self.path):
+        with reported(self.path):
             _make_way(self.path, force)
             self._journal = journal.Journal(journal.path_of(self.path))
             try:
@@ -207,7 +207,7 @@ class DumpWriter:
             self._open = False
             try:
                 if self._process == os.getpid():  # a fork's copy has nothing to say
-                    with _reported(self.path, self.records):
+                    with reported(self.path, self.records):
                         self._finish(complete and self._complete)
             finally:
                 self._file.close()
@@ -238,7 +238,7 @@ class DumpWriter:
     def _at_work(self) -> Iterator[None]:
         with self._lock:
             self._check()
-            with _reported(self.path, self.records):
+            with reported(self.path, self.records):
                 yield
 
 
@@ -270,7 +270,7 @@ def _make_way(path: Path, force: bool) -> None:
 
 
 @contextmanager
-def _reported(path: Path, captured: int = 0) -> Iterator[None]:
+def reported(path: Path, captured: int = 0) -> Iterator[None]:
     try:
         yield
     except OSError as error:

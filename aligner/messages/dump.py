@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+_UNSAFE = (
+    "Nothing of it was read. Use a dump as aligner wrote it, from a place you trust.",
+    "没有读取其中任何内容。请使用 aligner 写出且来源可信的转储。",
+)
+
 MESSAGES: dict[str, tuple[str, str]] = {
     # --- writing
     "dump-exists": (
@@ -142,5 +147,88 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{path} was changed after aligner wrote it (its seal is broken).\n"
         "Use the dump as it was written; copy it again from where it was captured.",
         "{path} 在 aligner 写出后被修改（封印已破坏）。\n请使用原始转储；从捕获它的机器重新复制。",
+    ),
+    # --- what the guard found in an HDF5 file
+    "guard-external-link": (
+        "{path} is not safe to read: '{name}' is a link to another file, {target}.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：'{name}' 是指向另一个文件 {target} 的链接。\n" + _UNSAFE[1],
+    ),
+    "guard-soft-link": (
+        "{path} is not safe to read: '{name}' is a soft link to {target}.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：'{name}' 是指向 {target} 的软链接。\n" + _UNSAFE[1],
+    ),
+    "guard-other-link": (
+        "{path} is not safe to read: '{name}' is a link of an unknown kind.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：'{name}' 是未知类型的链接。\n" + _UNSAFE[1],
+    ),
+    "guard-external-storage": (
+        "{path} is not safe to read: '{name}' takes its values from another file, {target}.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：'{name}' 的数据取自另一个文件 {target}。\n" + _UNSAFE[1],
+    ),
+    "guard-virtual": (
+        "{path} is not safe to read: '{name}' is a virtual dataset, whose values stand in other files.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：'{name}' 是虚拟数据集，其数据位于其他文件。\n" + _UNSAFE[1],
+    ),
+    "guard-huge": (
+        "{path} is not safe to read: '{name}' declares {bytes} bytes in a file of {size}.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：'{name}' 声明了 {bytes} 字节，而文件只有 {size} 字节。\n" + _UNSAFE[1],
+    ),
+    "guard-bomb": (
+        "{path} is not safe to read: '{name}' unpacks to {bytes} bytes from a file of {size}.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：'{name}' 会从 {size} 字节的文件解压出 {bytes} 字节。\n" + _UNSAFE[1],
+    ),
+    "guard-outside": (
+        "{path} is not safe to read: '{name}' claims {bytes} bytes that do not stand in the file of {size}.\n"
+        + _UNSAFE[0],
+        "读取 {path} 不安全：'{name}' 声称有 {bytes} 字节，但不在这个 {size} 字节的文件之内。\n" + _UNSAFE[1],
+    ),
+    "guard-filter": (
+        "{path} is not safe to read: '{name}' needs the unknown filter {filter}.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：'{name}' 需要未知的过滤器 {filter}。\n" + _UNSAFE[1],
+    ),
+    "guard-type": (
+        "{path} is not safe to read: '{name}' has a type no dump has ({kind}).\n" + _UNSAFE[0],
+        "读取 {path} 不安全：'{name}' 的类型（{kind}）不会出现在转储中。\n" + _UNSAFE[1],
+    ),
+    "guard-name": (
+        "{path} is not safe to read: the name {name!r} cannot be printed or misleads.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：名称 {name!r} 无法打印或有误导性。\n" + _UNSAFE[1],
+    ),
+    "guard-cycle": (
+        "{path} is not safe to read: the group '{name}' contains itself.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：组 '{name}' 包含自身。\n" + _UNSAFE[1],
+    ),
+    "guard-deep": (
+        "{path} is not safe to read: groups are nested deeper than {limit} levels at '{name}'.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：组在 '{name}' 处的嵌套超过 {limit} 层。\n" + _UNSAFE[1],
+    ),
+    "guard-many": (
+        "{path} is not safe to read: there are more than {limit} objects.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：对象超过 {limit} 个。\n" + _UNSAFE[1],
+    ),
+    "guard-attribute": (
+        "{path} is not safe to read: the attribute '{name}' takes {bytes} bytes, at most {limit} are allowed.\n"
+        + _UNSAFE[0],
+        "读取 {path} 不安全：属性 '{name}' 占 {bytes} 字节，最多允许 {limit} 字节。\n" + _UNSAFE[1],
+    ),
+    "guard-attributes": (
+        "{path} is not safe to read: '{name}' has {count} attributes, at most {limit} are allowed.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：'{name}' 有 {count} 个属性，最多允许 {limit} 个。\n" + _UNSAFE[1],
+    ),
+    "guard-malformed": (
+        "{path} is not safe to read: its HDF5 structure is malformed ({reason}).\n" + _UNSAFE[0],
+        "读取 {path} 不安全：其 HDF5 结构有误（{reason}）。\n" + _UNSAFE[1],
+    ),
+    "guard-memory": (
+        "{path} is not safe to read: looking at it takes more than {gigabytes} GiB of memory.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：检查它需要超过 {gigabytes} GiB 内存。\n" + _UNSAFE[1],
+    ),
+    "guard-slow": (
+        "{path} is not safe to read: looking at it takes more than {seconds} seconds.\n" + _UNSAFE[0],
+        "读取 {path} 不安全：检查它需要超过 {seconds} 秒。\n" + _UNSAFE[1],
+    ),
+    "guard-crash": (
+        "{path} is not safe to read: the HDF5 library fails on it (status {status}).\n" + _UNSAFE[0],
+        "读取 {path} 不安全：HDF5 库处理它时失败（状态 {status}）。\n" + _UNSAFE[1],
     ),
 }
