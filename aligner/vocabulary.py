@@ -9,6 +9,15 @@ keeps its class name as kind. Values are plain: numbers, words, None, or tuples 
 - bias and affine say whether the parameters exist. eps, momentum and negative_slope are in torch's meaning:
   MindSpore's BatchNorm2d(momentum=0.9) is momentum=0.1 here.
 - Axes are as given (negative stays negative).
+- Dropout is also the kind of Dropout1d to Dropout3d, BatchNorm and InstanceNorm of all their dimensions; Softmax2d is
+  Softmax(dim=-3).
+- Pooling's stride is a number for each axis always: not given means kernel_size in torch, 1 in MindSpore.
+- RMSNorm's eps is the number used: torch's None is the spacing of the dtype at 1.
+- Pad has padding as (before, after) pairs from the last axis backwards, without pairs of zeros at the end; mode is
+  "constant", "reflect", "replicate", "symmetric" or "circular"; value is a number for "constant", else None.
+- Upsample has size and scale_factor as one number where all axes are equal, else a tuple; align_corners is False for
+  None where the mode interpolates ("linear", "bilinear", "bicubic", "trilinear"), and None where it has no meaning.
+- Transformer layers have activation as a word ("relu", "gelu"), eps of their first norm.
 """
 
 from __future__ import annotations

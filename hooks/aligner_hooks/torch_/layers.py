@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from aligner.record import Note
 
@@ -48,7 +49,8 @@ def _walk(
     seen.add(id(content))
     yield Place(path, raw, module, content, is_registered)
     for name, child in content._modules.items():
-        if child is not None:
+        # What computes a weight from others (weight_norm) is part of the layer, not a layer of the net.
+        if child is not None and not (name == "parametrizations" and parametrize.is_parametrized(content)):
             yield from _walk(_join(path, name), _join(raw, name), child, is_registered, registered, seen)
     for name, child in _plain(content, nn.Module):
         if id(child) not in registered:

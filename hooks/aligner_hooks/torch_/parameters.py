@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
 
 from aligner.adapter import Parameter
 from aligner.record import Array
@@ -13,14 +14,22 @@ from aligner_hooks.torch_ import layers, tensors
 
 
 def walk(model: Any) -> Iterator[Parameter]:
-    """Parameters, then buffers, of each layer in turn; a tied one once, under its first name."""
+    """Parameters, then buffers, of each layer in turn; a tied one once, under its first name.
+
+    A parametrized weight (weight_norm) is not stored: what it is computed from stands with its layer, under the role
+    "parametrizations.weight.original0".
+    """
     seen: set[int] = set()
     for place in layers.walk(model):
         module = place.content
         trained = [*module._parameters.items(), *layers.plain_parameters(module)]
+        buffers = [*module._buffers.items()]
+        if parametrize.is_parametrized(module):
+            trained += module.parametrizations.named_parameters("parametrizations")
+            buffers += module.parametrizations.named_buffers("parametrizations")
         for name, tensor in trained:
             yield from _parameter(place, name, tensor, seen, trainable=True)
-        for name, tensor in module._buffers.items():
+        for name, tensor in buffers:
             yield from _parameter(place, name, tensor, seen, trainable=False)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -60,7 +61,7 @@ def _is_plain(value: Any) -> bool:
         return len(value) <= _LONGEST_WORD
     if isinstance(value, (tuple, list)):
         return 0 < len(value) <= 16 and all(_is_plain(item) and not isinstance(item, (tuple, list)) for item in value)
-    return isinstance(value, (bool, int, float))
+    return isinstance(value, (bool, int, float, np.bool_, np.number))
 
 
 def per_axis(value: Any, axes: int) -> tuple[Any, ...]:
