@@ -31,56 +31,71 @@ _DROPOUTS = (
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
-class Silence:
-    """The replaced functions and layers; removing puts everything back."""
+class _Silenced:
+    """What is replaced while anybody wants silence, and how many want it."""
 
     def __init__(self) -> None:
-        self._undo = ExitStack()
+        self.wanted = 0
+        self.undo = ExitStack()
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Put another function in the place of `owner.name`, if there is one."""
         original = getattr(owner, name, None)
         if original is None:
             return
-        ours = make(original)
-        own = name in vars(owner)
-        setattr(owner, name, ours)
-
-        def restore() -> None:
-            # Two silences may be removed in any order: ours is put back only where it still stands.
-            if vars(owner).get(name) is ours:
-                setattr(owner, name, original) if own else delattr(owner, name)
-
-        self._undo.callback(restore)
+        if name in vars(owner):
+            self.undo.callback(setattr, owner, name, original)
+        else:  # torch._VF answers for names it does not hold
+            self.undo.callback(delattr, owner, name)
+        setattr(owner, name, make(original))
 
     def still(self, module: Any) -> None:
         """Put one layer into eval mode, without those inside it."""
-        self._undo.callback(setattr, module, "training", module.training)
+        self.undo.callback(setattr, module, "training", module.training)
         module.training = False
 
+
+_SILENCED = _Silenced()
+
+
+class Silence:
+    """One who wants silence; a handle. All is put back when the last one is gone."""
+
+    def __init__(self, model: Any) -> None:
+        self._wanted = True
+        _SILENCED.wanted += 1
+        try:
+            if _SILENCED.wanted == 1:
+                _replace_functions()
+            for place in layers.walk(model):
+                if _drops_by_itself(place.content):
+                    _SILENCED.still(place.content)
+        except BaseException:
+            self.remove()
+            raise
+
     def remove(self) -> None:
-        """Bring dropout back; twice is harmless."""
-        self._undo.close()
+        """Want it no longer; twice is harmless."""
+        if self._wanted:
+            self._wanted = False
+            _SILENCED.wanted -= 1
+            if _SILENCED.wanted == 0:
+                _SILENCED.undo.close()
 
 
 def silence(model: Any) -> Handle:
     """Make dropout inactive everywhere in this process, and in the net's own dropout layers, until removed."""
-    silence = Silence()
-    try:
-        # torch._VF is where torch.nn.functional finds them, so names a script imported beforehand are reached too.
-        for owner in (torch._VF, torch):
-            for name in _DROPOUTS:
-                silence.replace(owner, name, _nothing_dropped)
-            for name in _RECURRENT:
-                silence.replace(owner, name, _recurrent_without)
-        silence.replace(functional, "scaled_dot_product_attention", _attention_without)
-        for place in layers.walk(model):
-            if _drops_by_itself(place.content):
-                silence.still(place.content)
-    except BaseException:
-        silence.remove()
-        raise
-    return silence
+    return Silence(model)
+
+
+def _replace_functions() -> None:
+    # torch._VF is where torch.nn.functional finds them, so names a script imported beforehand are reached too.
+    for owner in (torch._VF, torch):
+        for name in _DROPOUTS:
+            _SILENCED.replace(owner, name, _nothing_dropped)
+        for name in _RECURRENT:
+            _SILENCED.replace(owner, name, _recurrent_without)
+    _SILENCED.replace(functional, "scaled_dot_product_attention", _attention_without)
 
 
 def _nothing_dropped(original: Any) -> Any:

@@ -66,7 +66,7 @@ def _read(tensor: Any) -> Array:
         storage = DTYPES[dtype_of(plain.dtype)].storage
         bits = plain.view(carrier).numpy().view(storage)
     except (RuntimeError, TypeError, NotImplementedError) as error:
-        # A tensor made by a transform (vmap, grad), or of a type that numpy lacks: torch's own words are the best there are.
+        # A tensor inside a transform (vmap, grad) or of a type that numpy lacks: torch's own words say it best.
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"torch cannot show the values of this {_describe(tensor)}: {first}") from error
     return bits
