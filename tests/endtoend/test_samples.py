@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,8 @@ import pytest
 
 import aligner
 from aligner.errors import ReplayError
+from aligner.report.terminal import Terminal
+from aligner.report.text import report_lines
 
 torch = pytest.importorskip("torch", reason="the samples' references are PyTorch nets")
 pytest.importorskip("mindspore", reason="the samples' ports are MindSpore nets")
@@ -102,6 +105,24 @@ def test_planted_mistake_is_found(sample: str, port: str, references: Files, tmp
     assert {found.layer for found in result.origins} <= {wanted["origin"], *wanted.get("also", ())}
     assert result.first is not None
     assert result.first.key.layer == wanted["first"]
+    if wanted["error"] is not None and origin.where != "parameters":
+        assert result.first.error == pytest.approx(wanted["error"], rel=0.1)
+
+
+def scrubbed(text: str) -> str:
+    """Without the digits that another processor may round otherwise: 2.7e-07 is #e-07."""
+    return re.sub(r"\d\.\d(?=e[+-]\d\d)", "#", re.sub(r"\(\d(\.\d)?e-0[5-9]\)|\(0\)", "(round-off)", text))
+
+
+@pytest.mark.parametrize("sample", sorted(EXPECTED))
+def test_readme_shows_the_answer(sample: str, references: Files, tmp_path: Path) -> None:
+    told = (ROOT / "samples" / sample / "README.md").read_text()
+    (port,) = re.findall(r"/(port_\w+\.py):build --from", told)
+    shown = re.findall(r"^```text\n(.*?)\n  \.\.\.\n```$", told, re.DOTALL | re.MULTILINE)
+    result = compare(references(sample), sample, port, tmp_path)
+    report = [scrubbed(line) for line in report_lines(result, Terminal(width=80))]
+    assert shown
+    assert [line for line in shown[0].splitlines() if scrubbed(line) not in report] == []
 
 
 @named(MISSING)
