@@ -12,6 +12,7 @@ import numpy as np
 
 from aligner import registry
 from aligner.adapter import Adapter
+from aligner.capture.script import ImportWatcher
 from aligner.capture.task import Arguments, Task, as_task
 from aligner.dtypes import DTYPES
 from aligner.errors import CaptureError
@@ -38,28 +39,34 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed % 2**32)
 
 
-def build(factory: Callable[[], object], framework: Optional[str], seed: int) -> tuple[Adapter, Task]:
-    """Call the factory under a fixed seed and find the framework of what it returned.
+def build(load: Callable[[], Callable[[], object]], framework: Optional[str], seed: int) -> tuple[Adapter, Task]:
+    """Load the factory, call it under a fixed seed, and find the framework of what it returned.
+
+    Random numbers are seeded twice: when the file imports its framework (it may build the net while it is loaded)
+    and again right before the factory is called.
 
     Raises:
         CaptureError: it returned something else, or a model of another framework than the one asked for.
     """
+    if framework is not None:
+        registry.load(framework)
     seed_everything(seed)
-    loaded = [registry.load(name) for name in _imported(framework)]
-    for adapter in loaded:
-        adapter.seed(seed)
-    task = as_task(factory())
+    imported: list[Adapter] = []
+
+    def on_import(name: str) -> None:
+        imported.append(registry.load(name))
+        imported[-1].seed(seed)
+
+    with ImportWatcher(sorted(registry.available()), on_import):
+        factory = load()
+        for adapter in imported:
+            adapter.seed(seed)
+        seed_everything(seed)
+        task = as_task(factory())
     adapter = registry.of(task.model)
     if framework is not None and adapter.name != framework:
         raise CaptureError("framework-wanted", found=adapter.name, wanted=framework)
     return adapter, task
-
-
-def _imported(framework: Optional[str]) -> list[str]:
-    """The frameworks to seed before the factory runs: those its file has imported, and the one named."""
-    import sys
-
-    return sorted(name for name in registry.available() if name == framework or name in sys.modules)
 
 
 def tensors(adapter: Adapter, value: object, move: Callable[[object], object]) -> object:

@@ -68,18 +68,14 @@ def _is_ours(path: str) -> bool:
 
 
 def run(script: Script) -> None:
-    """Run the script. SystemExit and every other exception of it come out with our frames taken away."""
+    """Run the script; SystemExit and every other exception of it come out (see `forget_us` for their tracebacks)."""
     with _as_python_would(script):
-        try:
-            if script.module:
-                runpy.run_module(script.name, run_name="__main__", alter_sys=True)
-            elif os.path.isdir(script.name):
-                runpy.run_path(script.name, run_name="__main__")
-            else:
-                _run_file(script.name)
-        except BaseException as error:
-            error.__traceback__ = without_our_frames(error.__traceback__)
-            raise
+        if script.module:
+            runpy.run_module(script.name, run_name="__main__", alter_sys=True)
+        elif os.path.isdir(script.name):
+            runpy.run_path(script.name, run_name="__main__")
+        else:
+            _run_file(os.path.abspath(script.name))  # Python makes it absolute too
 
 
 def _run_file(path: str) -> None:
@@ -106,6 +102,18 @@ def _as_python_would(script: Script) -> Iterator[None]:
         sys.argv, sys.path[:] = saved[0], saved[1]
         if saved[2] is not None:
             sys.modules["__main__"] = saved[2]
+
+
+def forget_us(error: BaseException) -> None:
+    """Take our frames out of the error's traceback and out of those of the errors it came from."""
+    seen: set[int] = set()
+    waiting: list[Optional[BaseException]] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = without_our_frames(one.__traceback__)
+            waiting += [one.__cause__, one.__context__]
 
 
 def without_our_frames(traceback: Optional[TracebackType]) -> Optional[TracebackType]:

@@ -97,6 +97,7 @@ class Capture:
         self._thread = 0
         self._records = 0
         self._loose = False
+        self._ran = False
         self._noted: set[tuple[str, str]] = set()
         self._failure: Optional[BaseException] = None
         self._sink = sink
@@ -143,8 +144,10 @@ class Capture:
         self._progress.clear()
         self._unwind(writer, 0)
         self.steps += self._loose
-        nothing = self.steps == 0 and self._failure is None
-        complete = clean and not nothing and self._failure is None
+        nothing = not self._ran and self._failure is None
+        complete = clean and self.steps > 0 and self._failure is None
+        if self._active_dropouts:
+            self._note(writer, "", "dropout-active", layers=", ".join(sorted(self._active_dropouts)[:5]))
         try:
             writer.update_header(steps=self.steps, dropout=self._dropout_state())
             writer.close(complete=complete)
@@ -254,6 +257,7 @@ class Capture:
 
     def _begin_run(self, path: str) -> None:
         """An outermost call. The net itself starts a step; a layer called by itself (net.encode(x)) joins one."""
+        self._ran = True
         self._thread = threading.get_ident()
         if path != "":
             self._loose = True
@@ -307,7 +311,7 @@ class Capture:
     def _dropout_state(self) -> str:
         """What the header says: seen at work, silenced, or idle (all of it looked at, not assumed)."""
         if self._active_dropouts:
-            return "active: " + ", ".join(sorted(self._active_dropouts)[:5])
+            return "active"
         return "silenced" if self._silenced else "inactive"
 
     def _note(self, writer: Sink, layer: str, message: str, **facts: Any) -> None:

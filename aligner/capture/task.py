@@ -70,13 +70,8 @@ def as_task(made: object) -> Task:
 
 def from_npz(path: str) -> Union[tuple[object, ...], dict[str, object]]:
     """The inputs that a .npz file holds: arr_0, arr_1, ... in order, or by their names as keyword arguments."""
-    import numpy as np
-
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not hasattr(file, "files"):
-                raise CaptureError("inputs-not-npz", path=path, reason="a single .npy array")
-            arrays = {name: file[name] for name in file.files}
+        arrays = _read_npz(path)
     except (OSError, ValueError, EOFError) as error:
         raise CaptureError("inputs-not-npz", path=path, reason=str(error).splitlines()[0]) from error
     if not arrays:
@@ -84,3 +79,13 @@ def from_npz(path: str) -> Union[tuple[object, ...], dict[str, object]]:
     if all(name.startswith("arr_") for name in arrays):
         return tuple(arrays[f"arr_{i}"] for i in range(len(arrays)))
     return dict(arrays)
+
+
+def _read_npz(path: str) -> dict[str, object]:
+    import numpy as np
+
+    file = np.load(path, allow_pickle=False)
+    if not hasattr(file, "files"):
+        raise ValueError("it is a single .npy array")
+    with file:
+        return {name: file[name] for name in file.files}

@@ -119,7 +119,8 @@ def main(argv: Sequence[str], language: str, stream_errors: tuple[str, str] = ("
     if options.target is None and options.module is None:
         raise UsageError("target-missing")
     if options.output is None and not options.estimate:
-        raise UsageError("output-missing")
+        astray = any(argument.partition("=")[0] in ("-o", "--output") for argument in theirs)
+        raise UsageError("output-after-script" if astray else "output-missing", script=options.module or options.target)
     target = None if options.module else targets.parse(options.target)
     if target is not None:
         return doors.factory(options, target)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from aligner import messages
 from aligner.capture import target as targets
 from aligner.capture.progress import size
-from aligner.capture.script import ImportWatcher, Script, check, run
+from aligner.capture.script import ImportWatcher, Script, check, forget_us, run
 from aligner.cli.voice import Voice
 from aligner.errors import AlignerError, CaptureError, DumpError, ReplayError, UsageError
 from aligner.record import display
@@ -66,7 +66,7 @@ def _prepare(
 
     inputs = from_npz(options.inputs) if options.inputs else None
     try:
-        adapter, task = building.build(lambda: targets.load(target)(), options.framework, seed)
+        adapter, task = building.build(lambda: targets.load(target), options.framework, seed)
     except AlignerError:
         raise
     except Exception as error:
@@ -271,6 +271,7 @@ def _run_script(wanted: Script, watcher: ImportWatcher) -> int:
         print(leaving.code, file=sys.stderr)
         return 1
     except BaseException as error:
+        forget_us(error)
         sys.excepthook(type(error), error, error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
     finally:
@@ -289,6 +290,8 @@ def _tell(watch: Watch, wanted: Script, options: argparse.Namespace, voice: Voic
     if not os.path.exists(options.output):
         return
     _captured(options.output, watch.capture.steps, started, voice)
+    if code != 0:
+        return
     others = [name for name in watch.ran if name != watch.captured]
     if others:
         voice.say("other-models-ran", model=watch.captured, others=", ".join(others))

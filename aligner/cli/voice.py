@@ -25,7 +25,8 @@ class Voice:
 
     def traceback(self, error: BaseException) -> None:
         """Print the user's own traceback, without our frames; also with --quiet, it is his."""
-        from aligner.capture.script import without_our_frames
+        from aligner.capture.script import forget_us
 
         self.progress.clear()
-        traceback.print_exception(type(error), error, without_our_frames(error.__traceback__))
+        forget_us(error)
+        traceback.print_exception(type(error), error, error.__traceback__)

@@ -152,6 +152,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{path} 既是要回放的标杆，又是要写入的转储。\n请用 -o 为待比对网络的转储另取一个名字。",
     ),
     "caution": ("caution: {layer}: {text}", "注意：{layer}：{text}"),
+    "output-after-script": (
+        "-o stands after {script}, and what follows a script is the script's own.\n"
+        "Put aligner's options first: aligner capture -o ref.h5 {script} ...",
+        "-o 位于 {script} 之后，而脚本之后的内容都属于脚本自身。\n请把 aligner 的选项放在前面：aligner capture -o ref.h5 {script} ...",
+    ),
     "output-missing": (
         "No name for the dump was given.\nAdd -o ref.h5.",
         "没有给出转储文件名。\n请加上 -o ref.h5。",

@@ -1,0 +1,292 @@
+"""`aligner capture` with a factory: what is written, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="these captures are of torch nets; MindSpore's are in the samples and adapters")
+
+import aligner as api
+
+NET = textwrap.dedent(
+    """
+    import numpy as np
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.drop = nn.Linear(4, 8), nn.Linear(8, 3), nn.Dropout(0.5)
+        def forward(self, x, scale=1.0, extra=None):
+            y = torch.relu(self.a(x)) * scale
+            return self.b(self.drop(y)) + (0 if extra is None else extra)
+
+    def build():
+        return Net(), torch.randn(2, 4)
+
+    def from_numpy():
+        return Net(), np.ones((2, 4), np.float32)
+
+    def steps():
+        return Net(), [(torch.ones(2, 4),), (torch.zeros(2, 4),)]
+
+    def by_name():
+        return Net(), {"x": torch.ones(2, 4), "extra": torch.ones(3), "scale": 0.5}
+
+    def alone():
+        return Net()
+
+    def three():
+        return Net(), 1, 2
+
+    def nothing():
+        Net()
+
+    def text():
+        return "net"
+
+    def trained():
+        import aligner
+        return aligner.Task(Net(), torch.ones(2, 4), loss=nn.MSELoss())
+
+    class Nan(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+        def forward(self, x):
+            return self.fc(x) / 0 * 0
+
+    def nan():
+        return Nan(), torch.ones(2, 4)
+
+    class Passive(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+        def forward(self, x):
+            return self.used.forward(x)
+
+    def passive():
+        return Passive(), torch.ones(2, 4)
+    """
+)
+
+
+@pytest.fixture
+def net(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    return tmp_path
+
+
+def test_a_capture_says_what_it_wrote_and_what_comes_next(net, aligner):
+    done = aligner("capture", "net.py:build", "-o", "ref.h5")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    assert "ref.h5: 12 values of 4 layers in 1 step(s)" in done.stderr
+    assert "--from ref.h5" in done.stderr
+    with api.open(net / "ref.h5") as dump:
+        assert dump.complete
+        assert dump.header["framework"] == "torch"
+        assert dump.header["seed"] == 0
+        assert dump.header["training"] is False
+        assert dump.header["dropout"] == "inactive"
+        assert [call.layer for call in dump.calls] == ["", "a", "drop", "b"]
+        assert {entry.key.slot for entry in dump.entries if entry.key.layer == "a"} == {
+            "weight",
+            "bias",
+            "input.0",
+            "output.0",
+        }
+
+
+def test_two_captures_are_equal_and_options_may_stand_anywhere(net, aligner):
+    assert aligner("capture", "net.py:build", "-o", "a.h5").returncode == 0
+    assert aligner("capture", "-o", "b.h5", "-q", "net.py:build").returncode == 0
+    assert aligner("compare", "a.h5", "b.h5").returncode == 0
+    assert aligner("capture", "-o", "c.h5", "net.py:build", "--seed", "7").returncode == 0
+    assert aligner("compare", "a.h5", "c.h5").returncode == 3, "other inputs"
+
+
+@pytest.mark.parametrize("factory", ["from_numpy", "by_name", "steps"])
+def test_inputs_of_every_form(net, aligner, factory):
+    done = aligner("capture", f"net.py:{factory}", "-o", "ref.h5")
+    assert done.returncode == 0, done.stderr
+    with api.open(net / "ref.h5") as dump:
+        assert len({call.step for call in dump.calls}) == (2 if factory == "steps" else 1)
+
+
+def test_inputs_from_a_file(net, aligner):
+    np.savez(net / "inputs.npz", x=np.ones((5, 4), np.float32), extra=np.ones(3, np.float32))
+    done = aligner("capture", "net.py:alone", "--inputs", "inputs.npz", "-o", "ref.h5")
+    assert done.returncode == 0, done.stderr
+    with api.open(net / "ref.h5") as dump:
+        assert dump[""].output.shape == (5, 3)
+
+
+def test_layers_and_steps_and_weights(net, aligner):
+    done = aligner("capture", "net.py:build", "-o", "x.h5", "--layers", "a", "--steps", "3", "--no-weights")
+    assert done.returncode == 0, done.stderr
+    with api.open(net / "x.h5") as dump:
+        assert {call.layer for call in dump.calls} == {"", "a"}
+        assert sorted({call.step for call in dump.calls}) == [0, 1, 2]
+        assert all(entry.key.phase.value == "forward" for entry in dump.entries)
+
+
+def test_dropout_in_train_mode(net, aligner):
+    silenced = aligner("capture", "net.py:build", "-o", "s.h5", "--train")
+    kept = aligner("capture", "net.py:build", "-o", "k.h5", "--train", "--keep-dropout")
+    assert silenced.returncode == kept.returncode == 0
+    assert "Dropout was active" not in silenced.stderr
+    assert "Dropout was active in train mode (drop)" in kept.stderr
+    with api.open(net / "s.h5") as dump:
+        assert (dump.header["training"], dump.header["dropout"]) == (True, "silenced")
+        assert np.array_equal(dump["drop"].inputs[0].load(), dump["drop"].output.load())
+    with api.open(net / "k.h5") as dump:
+        assert dump.header["dropout"] == "active"
+
+
+def test_estimate_writes_nothing(net, aligner):
+    done = aligner("capture", "net.py:build", "--estimate")
+    assert done.returncode == 0, done.stderr
+    assert "12 values" in done.stdout
+    assert sorted(os.listdir(net)) in (["__pycache__", "net.py"], ["net.py"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["net.py:alone"], 2, "returned a model without inputs"),
+        (["net.py:three"], 2, "tuple of 3"),
+        (["net.py:nothing"], 2, "returned None"),
+        (["net.py:text"], 2, "str is not a model of any framework"),
+        (["net.py:trained"], 2, "training steps cannot be captured yet"),
+        (["net.py:nix"], 2, "no function 'nix' in it"),
+        (["nix.py:build"], 2, "no such file"),
+        (["nix.nix:build"], 2, "no module 'nix"),
+        (["net.py:build", "--layers", "conv*"], 2, "No layer matches conv* among 3 layers (the first are a, b, drop)"),
+        (
+            ["net.py:build", "--framework", "nix"],
+            2,
+            "No adapter for the framework 'nix'; installed are: mindspore, torch",
+        ),
+        (["net.py:build", "--device", "gpu"], 2, "gpu"),
+        (["net.py:build", "--from", "nix.h5"], 3, "nix.h5"),
+        (["net.py:build", "--from", "net.py"], 3, "net.py"),
+        (["net.py:build", "--inputs", "net.py"], 2, "cannot be read as inputs"),
+        (["net.py:build", "--steps", "0"], 2, "--steps"),
+        (["net.py:build", "--train", "--eval"], 2, "--eval"),
+        (["net.py:build", "--frmework", "torch"], 2, "--framework"),
+        (["--train", "net.py"], 2, "--train works with a factory"),
+    ],
+)
+def test_bad_input_gets_a_sentence(net, aligner, arguments, code, said):
+    done = aligner("capture", "-o", "ref.h5", *arguments)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (net / "ref.h5").exists()
+
+
+def test_an_existing_dump_is_not_overwritten(net, aligner):
+    assert aligner("capture", "net.py:build", "-o", "ref.h5").returncode == 0
+    before = (net / "ref.h5").read_bytes()
+    again = aligner("capture", "net.py:build", "-o", "ref.h5")
+    assert again.returncode == 3
+    assert "--force" in again.stderr
+    assert (net / "ref.h5").read_bytes() == before
+    assert aligner("capture", "net.py:build", "-o", "ref.h5", "--force").returncode == 0
+
+
+def test_places_that_cannot_be_written(net, aligner):
+    missing = aligner("capture", "net.py:build", "-o", "nix/ref.h5")
+    assert missing.returncode == 3
+    assert "nix" in missing.stderr
+    folder = aligner("capture", "net.py:build", "-o", ".")
+    assert folder.returncode == 3
+
+
+def test_nan_is_captured_and_named(net, aligner):
+    assert aligner("capture", "net.py:nan", "-o", "nan.h5").returncode == 0
+    with api.open(net / "nan.h5") as dump:
+        assert np.isnan(dump[""].output.load()).any()
+    assert aligner("compare", "nan.h5", "nan.h5").returncode == 0, "NaN at the same places agrees"
+
+
+def test_layers_that_never_ran_are_listed_and_not_lost(net, aligner):
+    done = aligner("capture", "net.py:passive", "-o", "ref.h5")
+    assert done.returncode == 0
+    with api.open(net / "ref.h5") as dump:
+        assert set(dump.layers) == {"", "used", "unused"}
+        assert {call.layer for call in dump.calls} == {""}
+
+
+def test_a_full_disk_leaves_the_users_run_alone(net):
+    """A file size limit stands for the full disk: the script ends as it would, the error comes after it."""
+    (net / "train.py").write_text(
+        "import torch\n"
+        "net = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(40)])\n"
+        "print('result', tuple(net(torch.ones(1000, 64)).shape))\nprint('went on')\n"
+    )
+    limit = 4 << 20
+    done = subprocess.run(
+        [sys.executable, "-m", "aligner", "capture", "-o", "ref.h5", "train.py"],
+        cwd=net,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert done.stdout == "result (1000, 64)\nwent on\n"
+    assert done.returncode == 3, done.stderr
+    assert "ref.h5" in done.stderr
+    assert "Traceback" not in done.stderr
+    with api.open(net / "ref.h5") as dump:
+        kept = [entry for entry in dump.entries if entry.key.layer == "0"]
+        assert len(kept) == 4
+        assert all(np.isfinite(entry.load()).all() for entry in kept)
+
+
+def test_interrupted(net):
+    """Ctrl-C: exit code 130, and the dump so far is readable."""
+    (net / "slow.py").write_text(
+        "import os, signal, torch\nfrom torch import nn\n"
+        "class Stop(nn.Module):\n    def forward(self, x):\n        os.kill(os.getpid(), signal.SIGINT)\n"
+        "        import time; time.sleep(5)\n        return x\n"
+        "def build(): return nn.Sequential(nn.Linear(4, 4), Stop()), torch.ones(2, 4)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "aligner", "capture", "slow.py:build", "-o", "ref.h5"],
+        cwd=net,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
+    with api.open(net / "ref.h5") as dump:
+        assert not dump.complete
+        assert dump["0"].output.shape == (2, 4)
+
+
+def test_chinese(net, aligner):
+    done = aligner("capture", "net.py:build", "-o", "ref.h5", env={"ALIGNER_LANG": "zh"})
+    assert "个值" in done.stderr
+    wrong = aligner("capture", "net.py:nix", "-o", "ref2.h5", "--lang", "zh")
+    assert "没有函数" in wrong.stderr
+
+
+def test_compare_json_has_the_schema(net, aligner):
+    aligner("capture", "net.py:build", "-o", "a.h5")
+    answer = json.loads(aligner("compare", "a.h5", "a.h5", "--json").stdout)
+    assert answer["schema"] == "aligner.compare/1"
+    assert answer["outcome"] == "aligned"
+    assert answer["first_divergence"] is None

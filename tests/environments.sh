@@ -1,0 +1,53 @@
+#!/bin/sh
+# Build the environments beside the main one (CONTRIBUTING.md has the table) and run in each the tests that fit it.
+# Usage: sh tests/environments.sh old bare39 bare311
+set -eu
+
+# python3.9 by name, else wherever pyenv keeps it.
+find_python() {
+    for candidate in "python$1" "$HOME/.pyenv/versions/$1".*/bin/python; do
+        if "$candidate" -c 'pass' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "No Python $1 found; install it or put it on PATH." >&2
+    exit 1
+}
+
+# $1 name, $2 Python version, rest: packages beside aligner and pytest
+build() {
+    name=$1
+    version=$2
+    shift 2
+    venv=.venv-$name
+    if [ ! -e "$venv/.ready" ] || [ constraints.txt -nt "$venv/.ready" ] || [ pyproject.toml -nt "$venv/.ready" ]; then
+        "$(find_python "$version")" -m venv "$venv"
+        "$venv/bin/python" -m pip install -q -c constraints.txt pytest pytest-timeout hypothesis "$@" .
+        touch "$venv/.ready"
+    else
+        "$venv/bin/python" -m pip install -q --no-deps --force-reinstall .
+    fi
+}
+
+# What a torch machine hands over: dumps of references, captured in the main environment.
+references=$(pwd)/build/references
+mkdir -p "$references"
+for sample in conv_valid lenet_bn transformer lstm renamed; do
+    .venv/bin/python -m aligner capture -q "samples/$sample/reference.py:build" -o "$references/$sample.h5" --force
+done
+
+for name in "$@"; do
+    echo "== $name"
+    case $name in
+    old) build old 3.9 mindspore ;;
+    bare39) build bare39 3.9 ;;
+    bare311) build bare311 3.11 ;;
+    *)
+        echo "Unknown environment $name; known: old bare39 bare311" >&2
+        exit 2
+        ;;
+    esac
+    ALIGNER_REFERENCES=$references ".venv-$name/bin/python" -m pytest -q tests/unit tests/properties tests/adapters tests/test_*.py \
+        tests/endtoend/test_old_image.py
+done

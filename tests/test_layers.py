@@ -1,0 +1,98 @@
+"""Who may import whom: the arrows of the package go one way, and frameworks stay outside it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+WORDS = {"record", "dtypes", "structure", "errors", "messages", "vocabulary", "callable_package"}
+"""What every stage may use."""
+
+MAY_IMPORT = {
+    "record": set(),
+    "dtypes": {"record"},
+    "structure": set(),
+    "vocabulary": set(),
+    "callable_package": set(),
+    "messages": set(),
+    "errors": {"messages"},
+    "adapter": WORDS,
+    "registry": WORDS | {"adapter"},
+    "dump": WORDS | {"dump", "notebook"},
+    "capture": WORDS | {"adapter", "registry", "dump", "capture"},
+    "replay": WORDS | {"adapter", "registry", "dump", "capture", "replay"},
+    "compare": WORDS | {"dump", "compare", "notebook"},
+    "report": WORDS | {"compare", "report"},
+    "notebook": WORDS | {"dump", "compare", "report", "notebook"},
+    "testing": WORDS | {"adapter", "testing"},
+    "cli": None,  # the top: everything
+    "__main__": {"cli"},
+    "__init__": None,
+}
+"""Package or module of aligner -> those of aligner it may import. dump and compare reach notebook only inside
+`_repr_html_` and `__getitem__`, as objects that show themselves must."""
+
+FRAMEWORKS = {"torch", "mindspore", "mindtorch", "mindnlp", "msadapter", "aligner_hooks"}
+
+
+def imports(path):
+    """Absolute module names that a file imports at run time, wherever they stand in it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def files():
+    return sorted(path for path in (ROOT / "aligner").rglob("*.py") if "demo_nets" not in path.parts)
+
+
+def area(path):
+    return path.relative_to(ROOT / "aligner").parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_core_keeps_to_its_arrows(path):
+    allowed = MAY_IMPORT[area(path)]
+    for name in imports(path):
+        first, _, rest = name.partition(".")
+        assert first not in FRAMEWORKS, f"{name}: the core imports no framework"
+        if first == "aligner" and allowed is not None and rest:
+            assert rest.partition(".")[0] in allowed | {area(path), "__version__"}, name
+
+
+def test_only_the_dump_knows_hdf5():
+    for path in files():
+        if area(path) != "dump":
+            assert not any(name.split(".")[0] == "h5py" for name in imports(path)) or path.name == "doctor.py", path
+
+
+@pytest.mark.parametrize("framework", ["torch", "mindspore"])
+def test_an_adapter_imports_its_own_framework_only(framework):
+    for path in (ROOT / "hooks" / "aligner_hooks" / f"{framework}_").rglob("*.py"):
+        others = FRAMEWORKS - {framework, "aligner_hooks"}
+        for name in imports(path):
+            assert name.split(".")[0] not in others, f"{path}: {name}"
+            if name.startswith("aligner_hooks."):
+                assert name.startswith(f"aligner_hooks.{framework}_"), f"{path}: {name}"
+            if name.startswith("aligner."):
+                assert name.split(".")[1] in WORDS | {"adapter"}, f"{path}: {name}"
+
+
+def test_every_area_has_a_row():
+    assert {area(path) for path in files()} == set(MAY_IMPORT)

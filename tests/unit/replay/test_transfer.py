@@ -1,0 +1,128 @@
+"""Which parameter of the port gets which of the reference's."""
+
+from __future__ import annotations
+
+import pytest
+
+from aligner.errors import ReplayError
+from aligner.replay.transfer import Item, Slot, best_path, plan
+
+
+def layer(path, kind, required=True, **shapes):
+    return [Item(Slot(path, role), shape, f"{path}.{role}", kind, required) for role, shape in shapes.items()]
+
+
+def conv(path, ins=8, outs=8):
+    return layer(path, "Conv2d", weight=(outs, ins, 3, 3))
+
+
+def norm(path, n=8):
+    return layer(path, "BatchNorm", weight=(n,), bias=(n,), running_mean=(n,), running_var=(n,))
+
+
+def linear(path, ins=8, outs=8):
+    return layer(path, "Linear", weight=(outs, ins), bias=(outs,))
+
+
+def pairs(transfer):
+    return {(a, b) for a, b, _ in transfer.layers}
+
+
+def test_equal_names_match_by_name():
+    net = conv("stem.conv") + norm("stem.bn") + linear("head")
+    transfer = plan(net, list(net), {})
+    assert {match.by for match in transfer.matches} == {"name"}
+    assert not transfer.left_reference
+    assert not transfer.left_port
+
+
+def test_other_names_match_by_kind_shape_and_order():
+    reference = conv("features.0", 3) + norm("features.1") + conv("features.3") + norm("features.4") + linear("fc")
+    port = conv("stem.c", 3) + norm("stem.n") + conv("body.c") + norm("body.n") + linear("classifier.dense")
+    transfer = plan(reference, port, {})
+    assert pairs(transfer) == {
+        ("features.0", "stem.c"),
+        ("features.1", "stem.n"),
+        ("features.3", "body.c"),
+        ("features.4", "body.n"),
+        ("fc", "classifier.dense"),
+    }
+    assert transfer.failing == ([], [])
+    alone = next(m for m in transfer.matches if m.port.slot.layer == "stem.c")
+    assert alone.confidence == 1.0, "a layer with a shape of its own cannot be meant otherwise"
+
+
+def test_names_that_coincide_by_chance_do_not_win_over_order():
+    """The port has one more level of numbering, so blocks.1 here is not blocks.1 there."""
+    reference = [item for i in range(4) for item in linear(f"blocks.{i}")]
+    port = [item for i in range(1, 5) for item in linear(f"blocks.{i}")]
+    assert pairs(plan(reference, port, {})) == {(f"blocks.{i}", f"blocks.{i + 1}") for i in range(4)}
+
+
+def test_a_rename_covers_everything_below_its_prefix():
+    reference = linear("encoder.q") + linear("encoder.k")
+    port = linear("blocks.k") + linear("blocks.q")
+    transfer = plan(reference, port, {"encoder": "blocks"})
+    assert pairs(transfer) == {("encoder.q", "blocks.q"), ("encoder.k", "blocks.k")}
+    assert {match.by for match in transfer.matches} == {"rename"}
+
+
+def test_the_longer_rename_wins():
+    reference = linear("a.q") + linear("a.k")
+    port = linear("b.k") + linear("b.q")
+    transfer = plan(reference, port, {"a": "b", "a.q": "b.k", "a.k": "b.q"})
+    assert pairs(transfer) == {("a.q", "b.k"), ("a.k", "b.q")}
+
+
+@pytest.mark.parametrize(("renames", "side"), [({"nix": "b"}, "reference"), ({"a": "nix"}, "port")])
+def test_a_rename_of_nothing_is_refused(renames, side):
+    with pytest.raises(ReplayError, match=f"the {side} has no layer or parameter 'nix'"):
+        plan(linear("a"), linear("b"), renames)
+
+
+def test_what_fits_nowhere_is_left_over_and_fails():
+    reference = conv("c") + layer("c", "Conv2d", bias=(8,))
+    transfer = plan(reference, conv("c"), {})
+    ours, theirs = transfer.failing
+    assert [item.name for item in ours] == ["c.bias"]
+    assert not theirs
+
+
+def test_buffers_that_nets_work_out_anew_do_not_fail():
+    reference = linear("a") + layer("a", "Linear", required=False, mask=(4, 4))
+    transfer = plan(reference, linear("a"), {})
+    assert [item.name for item in transfer.left_reference] == ["a.mask"]
+    assert transfer.failing == ([], [])
+
+
+def test_the_counter_of_batches_is_nobodys_business():
+    reference = norm("bn") + layer("bn", "BatchNorm", num_batches_tracked=())
+    transfer = plan(reference, norm("bn"), {})
+    assert transfer.left_reference == ()
+
+
+def test_a_shape_that_differs_is_no_match_by_name():
+    transfer = plan(linear("a", 8, 4), linear("a", 4, 8), {})
+    assert [item.name for item in transfer.failing[0]] == ["a.weight", "a.bias"]
+
+
+def test_parameters_of_the_nets_own_match_by_shape():
+    reference = layer("", "Net", class_token=(1, 1, 16)) + linear("head")
+    port = layer("", "Net", cls=(1, 1, 16)) + linear("head")
+    transfer = plan(reference, port, {})
+    assert ("class_token", "cls") in {(m.reference.slot.role, m.port.slot.role) for m in transfer.matches}
+
+
+def test_a_row_with_a_layer_missing_keeps_the_likeliest_names():
+    reference = [item for name in ("q", "k", "v", "out") for item in linear(f"attn.{name}")]
+    port = [item for name in ("q_proj", "v_proj", "out_proj") for item in linear(f"self.{name}")]
+    assert pairs(plan(reference, port, {})) == {
+        ("attn.q", "self.q_proj"),
+        ("attn.v", "self.v_proj"),
+        ("attn.out", "self.out_proj"),
+    }
+
+
+def test_best_path_never_crosses():
+    found = best_path([[0.1, 1.0, 0.1], [1.0, 0.1, 0.9]])
+    assert found == [(0, 1), (1, 2)]
