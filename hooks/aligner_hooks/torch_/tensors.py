@@ -38,11 +38,23 @@ def to_numpy(tensor: Any) -> Array:
         ValueError: the tensor has no readable values; the text says why.
     """
     if type(tensor) in _PLAIN:
-        return _read(tensor)
+        bits = _read_at_once(tensor)
+        return _read(tensor) if bits is None else bits
     # A subclass may answer detach() or numpy() with anything; underneath it is a tensor like others.
     disable = getattr(torch._C, "DisableTorchFunctionSubclass", torch._C.DisableTorchFunction)
     with disable():
         return _read(tensor)
+
+
+def _read_at_once(tensor: Any) -> Optional[Array]:
+    """The ordinary case, with the fewest questions: a tensor in its own order on the host, of a type numpy has."""
+    if _carrier(tensor.dtype) is not None:
+        return None
+    try:
+        bits: Array = tensor.detach().numpy()
+    except (RuntimeError, TypeError):
+        return None
+    return bits if bits.flags.c_contiguous and (tensor.data_ptr() or not bits.size) else None
 
 
 def _read(tensor: Any) -> Array:
@@ -61,10 +73,10 @@ def _read(tensor: Any) -> Array:
             _refuse(tensor)
         carrier = _carrier(plain.dtype)
         if carrier is None:
-            bits: Array = plain.numpy()
-            return bits
+            ordinary: Array = plain.numpy()
+            return ordinary
         storage = DTYPES[dtype_of(plain.dtype)].storage
-        bits = plain.view(carrier).numpy().view(storage)
+        bits: Array = plain.view(carrier).numpy().view(storage)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         # A tensor inside a transform (vmap, grad) or of a type that numpy lacks: torch's own words say it best.
         first = str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,96 @@
+"""Adapters are found by entry point, loaded only when asked for, and a broken one is told of."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from aligner import registry
+from aligner.errors import AdapterError
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Install a package that brings an adapter, as pip would: a module and its metadata on the path."""
+
+    def install(name, source, module=None):
+        module = module or f"{name}_adapter"
+        (tmp_path / f"{module}.py").write_text(textwrap.dedent(source))
+        metadata = tmp_path / f"{module}-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(f"[aligner.adapters]\n{name} = {module}:Adapter\n")
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield install
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def test_ours_come_through_the_same_door():
+    assert {"torch", "mindspore"} <= set(registry.available())
+
+
+def test_a_third_partys_adapter_is_found_and_loaded(install):
+    install("abacus", "class Adapter:\n    name = 'abacus'\n")
+    assert "abacus" in registry.available()
+    assert "abacus_adapter" not in sys.modules, "listing must load nothing"
+    assert registry.load("abacus").name == "abacus"
+
+
+def test_an_unknown_name_is_told_what_there_is():
+    with pytest.raises(AdapterError) as error:
+        registry.load("pytorch")
+    assert error.value.message == "adapter-unknown"
+    assert "torch" in str(error.value)
+    assert "mindspore" in error.value.text("zh")
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import a_framework_nobody_has", "class Other: pass", "raise OSError('no driver\\nsecond line')"],
+    ids=["absent", "no such class", "raises"],
+)
+def test_an_adapter_that_does_not_load_is_told_of_with_the_reason(install, source):
+    install("broken", source)
+    with pytest.raises(AdapterError) as error:
+        registry.load("broken")
+    assert error.value.message == "adapter-broken"
+    assert error.value.__cause__ is not None
+    assert "second line" not in str(error.value)
+
+
+def test_the_adapter_of_an_object_is_found(install, monkeypatch):
+    install(
+        "abacus", "class Adapter:\n    name = 'abacus'\n    def is_model(self, value): return hasattr(value, 'beads')\n"
+    )
+    model = type("Model", (), {"beads": 10})()
+    with pytest.raises(AdapterError) as error:
+        registry.of(model)  # its framework is not imported, so the object cannot be one of its models
+    assert error.value.message == "model-unknown"
+    monkeypatch.setitem(sys.modules, "abacus", sys)
+    assert registry.of(model).name == "abacus"
+
+
+def test_an_object_of_no_framework_is_told_its_type():
+    with pytest.raises(AdapterError) as error:
+        registry.of(object())
+    assert "builtins.object" in str(error.value)
+
+
+def test_looking_for_adapters_imports_no_framework():
+    program = (
+        "import sys; from aligner import registry; registry.available();"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'mindspore', 'aligner_hooks.torch_')))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_torch_module_belongs_to_torch():
+    torch = pytest.importorskip("torch", reason="needs a real net")
+    assert registry.of(torch.nn.Linear(1, 1)).name == "torch"
+    with pytest.raises(AdapterError, match=r"builtins\.type"):
+        registry.of(torch.nn.Linear)

@@ -1,0 +1,120 @@
+"""Nested values are taken apart and put together again without loss."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass, field
+
+import pytest
+
+from aligner.structure import MAX_DEPTH, flatten_arguments, flatten_result, rebuild, rebuild_arguments
+
+
+class Tensor:
+    """Stands for a framework's tensor."""
+
+
+def is_tensor(value):
+    return isinstance(value, Tensor)
+
+
+def result(value):
+    found = []
+    structure = flatten_result(value, is_tensor, found)
+    assert json.loads(json.dumps(structure)) == structure, "a structure is plain JSON"
+    return structure, dict(found)
+
+
+A, B, C = Tensor(), Tensor(), Tensor()
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass
+class Box:
+    value: object
+    unset: object = field(init=False)
+
+
+class Cache:
+    """Something nobody looks into."""
+
+
+@pytest.mark.parametrize(
+    ("value", "slots"),
+    [
+        (A, {"output.0": A}),
+        ((A, B), {"output.0": A, "output.1": B}),
+        ([A, None, B], {"output.0": A, "output.2": B}),
+        ((A, (B, C)), {"output.0": A, "output.1.0": B, "output.1.1": C}),
+        ({"h": A, 3: [B]}, {"output.0.h": A, "output.0.3.0": B}),
+        (OrderedDict(z=A, a=B), {"output.0.z": A, "output.0.a": B}),
+        (Pair(A, {"x": B}), {"output.0.left": A, "output.0.right.x": B}),
+        (Box(A), {"output.0.value": A}),
+        (None, {}),
+        ((), {}),
+        (3.5, {}),
+        (Cache(), {}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_results_have_a_slot_for_each_tensor(value, slots):
+    assert result(value)[1] == slots
+
+
+def test_arguments_are_named_by_place_and_by_name():
+    found = []
+    structure = flatten_arguments((A, None, 2), {"mask": B, "past": (A, C), "flag": True}, is_tensor, found)
+    assert found == [("input.0", A), ("input.mask", B), ("input.past.0", A), ("input.past.1", C)]
+    assert structure == {
+        "args": [{"tensor": "input.0"}, {"none": True}, {"value": 2}],
+        "kwargs": [
+            ["mask", {"tensor": "input.mask"}],
+            ["past", {"tuple": [{"tensor": "input.past.0"}, {"tensor": "input.past.1"}]}],
+            ["flag", {"value": True}],
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((A,), {}),
+        ((), {"x": A, "scale": None}),
+        (([A, (B, None)], {"k": C, 2: "word"}), {"flag": False, "deep": {"list": [1, 2.5, A]}}),
+    ],
+)
+def test_a_call_is_rebuilt_as_it_was(args, kwargs):
+    found = []
+    structure = json.loads(json.dumps(flatten_arguments(args, kwargs, is_tensor, found)))
+    assert rebuild_arguments(structure, dict(found).__getitem__) == (args, kwargs)
+
+
+def test_named_tuples_and_dataclasses_come_back_as_tuples():
+    structure, found = result((Pair(A, 1), Box(B)))
+    assert rebuild(structure, found.__getitem__) == ((A, 1), (B, None))
+    assert structure["tuple"][0]["object"] == "Pair"
+
+
+def test_what_nobody_looks_into_is_named_and_cannot_be_rebuilt():
+    structure, found = result([A, Cache()])
+    assert structure == {"list": [{"tensor": "output.0"}, {"opaque": "Cache"}]}
+    with pytest.raises(LookupError, match="Cache"):
+        rebuild(structure, found.__getitem__)
+
+
+def test_a_value_that_holds_itself_ends():
+    value = [A]
+    value.append(value)
+    structure, found = result(value)
+    assert len(found) == MAX_DEPTH + 1
+    assert "opaque" in json.dumps(structure)
+
+
+def test_subclasses_of_tuples_keep_their_order():
+    class Size(tuple):
+        __slots__ = ()
+
+    structure, found = result(Size((A, B)))
+    assert structure == {"tuple": [{"tensor": "output.0.0"}, {"tensor": "output.0.1"}]}
+    assert list(found.values()) == [A, B]
