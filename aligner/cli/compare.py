@@ -6,11 +6,14 @@ import argparse
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Optional
+import time
+from typing import TYPE_CHECKING, Optional, TextIO
 
 from aligner import messages
 from aligner.cli import parser as parsing
 from aligner.errors import UsageError
+from aligner.report import lines
+from aligner.report.figures import size
 
 if TYPE_CHECKING:
     from aligner.compare.verdict import Comparison
@@ -127,9 +130,35 @@ def _compare(options: argparse.Namespace) -> Comparison:
             map=options.map,
             allow_unmatched=options.allow_unmatched,
             executor=executor,
+            progress=None if options.quiet else _Progress(sys.stderr, options.lang),
         )
 
     if options.jobs == 1:
         return measured(None)
     with ThreadPoolExecutor(options.jobs) as executor:
         return measured(executor)
+
+
+class _Progress:
+    """One line on a terminal, written over ten times a second and taken away at the end; nothing elsewhere."""
+
+    PERIOD = 0.1
+
+    def __init__(self, stream: TextIO, language: str) -> None:
+        self._stream = stream
+        self._language = language
+        self._live = stream.isatty()
+        self._start = self._last = time.monotonic()
+        self._shown = 0
+
+    def __call__(self, done: int, total: int, read: int) -> None:
+        """`done` of `total` pairs are measured, `read` bytes of both dumps."""
+        now = time.monotonic()
+        if not self._live or (now - self._last < self.PERIOD and not (done == total and self._shown)):
+            return
+        self._last = now
+        facts = {"done": done, "total": total, "size": size(read), "speed": size(read / max(now - self._start, 1e-9))}
+        text = "" if done == total else messages.text("compare-progress", self._language, facts)
+        self._stream.write("\r" + lines.pad(text, self._shown) + ("\r" if not text else ""))
+        self._stream.flush()
+        self._shown = lines.width(text)

@@ -130,7 +130,7 @@ class Parser(argparse.ArgumentParser):
             if name.startswith("--") and name not in self._option_string_actions:
                 near = hint(name, self._option_string_actions, self.language)
                 raise UsageError("usage-option-unknown", option=name, command=self.prog, hint=near)
-        options = self.parse_args(list(argv))
+        options = self.parse_intermixed_args(list(argv))
         options.lang = self.language
         return options
 

@@ -53,9 +53,8 @@ def add_arguments(parser: parsing.Parser) -> None:
     add(
         "--worst",
         type=parsing.count,
-        default=10,
         metavar="N",
-        help=say("worst elements to show (10)", "差值最大的元素个数（10）"),
+        help=say("elements to list of each record that differs", "每条有差异的记录列出的元素个数"),
     )
     add("--recover", action="store_true", help=say("finish a dump whose capture was killed", "补全捕获被中断的转储"))
     add(

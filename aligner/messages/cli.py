@@ -62,6 +62,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "'{value}' is no whole number from 1 up.\nGive one like 20.",
         "'{value}' 不是大于等于 1 的整数。\n请给出形如 20 的整数。",
     ),
+    "compare-progress": (
+        "{done} of {total} pairs, {size} ({speed}/s)",
+        "已比对 {done}/{total} 对，{size}（{speed}/s）",
+    ),
     "strict-warnings": (
         "--strict: diverged, because there are warnings ({count}).",
         "--strict：存在警告（{count} 条），因此判为超差。",

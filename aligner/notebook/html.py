@@ -44,7 +44,7 @@ def comparison_html(comparison: Comparison) -> str:
 
 
 def _origin(origin: Origin, comparison: Comparison, language: str) -> str:
-    head = line(badge(say("origin", language), "origin"), code(display(origin.layer)), f"({text(origin.kind)})")
+    head = line(badge(say("origin", language), "origin"), f"<b>{text(origins.headline(origin, language))}</b>")
     return head + facts(origins.facts(origin, comparison, language))
 
 

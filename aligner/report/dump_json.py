@@ -64,7 +64,7 @@ def against_document(
             {
                 "reference": _record(entry, view),
                 "port": None if partner is None else _record(partner, view),
-                "worst": _worst(entry, partner, view.worst),
+                "worst": _worst(entry, partner, view.worst or 10),
             }
         )
     return {

@@ -82,7 +82,7 @@ def tree_lines(dump: Dump, terminal: Terminal, root: str = "", depth: Optional[i
     shown = []
     for layer, name in zip(kept, names):
         tail = f" -> {shapes[layer.path]}" if layer.path in shapes else ""
-        if not runs[layer.path]:
+        if not runs[layer.path] and not _holds(layer, runs):
             tail += f"  {say('not-run', language)}"
         elif runs[layer.path] > 1:
             tail += f"  {say('times', language, count=runs[layer.path])}"
@@ -93,6 +93,11 @@ def tree_lines(dump: Dump, terminal: Terminal, root: str = "", depth: Optional[i
         label = lines.pad(lines.cut_left(name, column), column)
         shown.append(f"{label} {short_spec(layer.spec, room)}{tail}".rstrip())
     return shown
+
+
+def _holds(layer: Layer, runs: Counter[str]) -> bool:
+    """Whether layers inside ran: a container is only walked through, it never runs itself."""
+    return layer.children and any(path.startswith(f"{layer.path}." if layer.path else "") for path in runs)
 
 
 def _level(path: str, root: str) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Optional
 
@@ -31,7 +32,8 @@ class View:
     slots: Sequence[str] = ("*",)
     values: Optional[Selection] = None
     values_text: str = ""
-    worst: int = 10
+    worst: Optional[int] = None
+    """Elements to list of every record; None: ten of the record that differs most, of the others only how much."""
 
 
 def chosen(entries: Iterable[Entry], slots: Sequence[str] = ("*",)) -> list[Entry]:
@@ -122,14 +124,44 @@ def against_lines(layer: Layer, other: Layer, pairs: Sequence[Pair], terminal: T
         shown += lines.hang("", text, terminal.width, 0)
     counterparts = {pair.entry.key: pair.port for pair in pairs if pair.reference is not None}
     own = chosen([pair.reference for pair in pairs if pair.reference is not None], view.slots)
+    distances = {entry.key: distance(entry, counterparts[entry.key]) for entry in own}
+    most = max(distances.values(), key=lambda d: -1.0 if d is None else d.relative, default=None)
     for title, group in _groups(own, language):
         shown += ["", title]
         for entry in group:
-            shown += _pair_lines(entry, counterparts[entry.key], terminal, view)
+            far = distances[entry.key]
+            count = view.worst if view.worst is not None else 10 if far is most else 0
+            shown += _pair_lines(entry, counterparts[entry.key], far, terminal, replace(view, worst=count))
     return shown
 
 
-def _pair_lines(entry: Entry, other: Optional[Entry], terminal: Terminal, view: View) -> list[str]:
+@dataclass(frozen=True)
+class Distance:
+    """How far two arrays are apart: the largest finite difference, and the same against the reference's rms."""
+
+    largest: float
+    relative: float
+
+
+def distance(entry: Entry, other: Optional[Entry]) -> Optional[Distance]:
+    """None where nothing differs or nothing can be set side by side; NaN and Inf on one side are infinitely far."""
+    if other is None or entry.shape != other.shape or entry.content == other.content:
+        return None
+    reference, port = entry.load(), other.load()
+    apart = np.abs(difference(reference, port))
+    finite = apart[np.isfinite(apart)]
+    largest = float(finite.max()) if finite.size else 0.0
+    first = worst(reference, port, 1)
+    if not first:
+        return None
+    size = float(np.sqrt(np.mean(np.square(np.abs(reference), dtype=np.float64)))) if finite.size else 0.0
+    relative = largest / size if size > 0 else largest
+    return Distance(largest, relative if np.isfinite(first[0].difference) else math.inf)
+
+
+def _pair_lines(
+    entry: Entry, other: Optional[Entry], far: Optional[Distance], terminal: Terminal, view: View
+) -> list[str]:
     language = terminal.language
     what = f"  {lines.printable(entry.key.slot)}  {entry.dtype} {shape_text(entry.shape)}"
     if other is None:
@@ -137,38 +169,48 @@ def _pair_lines(entry: Entry, other: Optional[Entry], terminal: Terminal, view: 
     if (entry.dtype, entry.shape) != (other.dtype, other.shape):
         what += f" | {other.dtype} {shape_text(other.shape)}"
     if entry.content == other.content and entry.shape == other.shape:
-        return [what, "    " + statistics_text(entry, language), "    " + say("equal", language)]
-    indent = 4 + max(lines.width(say(side, language)) for side in ("reference", "port")) + 2
-    shown = [what]
+        same = [what, "    " + statistics_text(entry, language), "    " + say("equal", language)]
+        return same + (_values(entry, view, terminal) if view.values is not None else [])
+    shown = [what, *_both_statistics(entry, other, language)]
+    if view.values is not None:
+        for side, one in (("reference", entry), ("port", other)):
+            shown += [f"    {say(side, language)}", *_values(one, view, terminal)]
+    if far is None:
+        return shown + (["    " + say("equal-values", language)] if entry.shape == other.shape else [])
+    shown.append("    " + say("max-abs", language, value=figure(far.largest)))
+    return shown + (_worst_lines(entry, other, view.worst, language) if view.worst else [])
+
+
+def _both_statistics(entry: Entry, other: Entry, language: str) -> list[str]:
+    """The statistics of both sides below each other."""
+    names = ("min", "mean", "largest", "rms")
+    rows = [["", *(say(f"column-{name}", language) for name in names)]]
     for side, one in (("reference", entry), ("port", other)):
-        shown += lines.hang(f"    {say(side, language)}", statistics_text(one, language), terminal.width, indent)
-        if view.values is not None:
-            shown += _values(one, view, terminal)
-    if entry.shape != other.shape:
-        return shown
-    return shown + _worst_lines(entry, other, terminal, view.worst)
+        found = one.statistics()
+        numbers = (found.minimum, found.mean, found.maximum, found.rms)
+        row = [say(side, language), *("-" if n != n else f"{n:.6g}" for n in numbers)]
+        if found.nan or found.inf:
+            row.append(say("nan-inf", language, nan=found.nan, inf=found.inf))
+        rows.append(row)
+    return _table(rows)
 
 
-def _worst_lines(entry: Entry, other: Entry, terminal: Terminal, count: int) -> list[str]:
-    """The largest difference, and a table of the elements where it is largest."""
-    language = terminal.language
-    reference, port = entry.load(), other.load()
-    elements = worst(reference, port, count)
-    largest = np.abs(difference(reference, port))
-    finite = largest[np.isfinite(largest)]
-    top = float(finite.max()) if finite.size else float("nan")
-    shown = ["    " + say("max-abs", language, value=figure(top))]
-    if not elements:
-        return shown
+def _worst_lines(entry: Entry, other: Entry, count: int, language: str) -> list[str]:
+    """A table of the elements that differ most."""
     names = ("index", "reference", "port", "difference")
     rows = [[say(f"column-{name}", language) for name in names]]
-    rows += [[index(e.index), number(e.reference), number(e.port), number(e.difference)] for e in elements]
-    widths = [max(lines.width(row[i]) for row in rows) for i in range(4)]
-    for row in rows:
-        shown.append(
-            "    " + "  ".join(lines.pad(cell, w, right=i > 0) for i, (cell, w) in enumerate(zip(row, widths)))
-        )
-    return shown
+    for one in worst(entry.load(), other.load(), count):
+        rows.append([index(one.index), number(one.reference), number(one.port), number(one.difference)])
+    return _table(rows)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells below each other, the first column set left, the others right."""
+    widths = [max(lines.width(row[i]) for row in rows if i < len(row)) for i in range(max(map(len, rows)))]
+    return [
+        "    " + "  ".join(lines.pad(cell, w, right=i > 0) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
+        for row in rows
+    ]
 
 
 def number(item: object) -> str:

@@ -14,12 +14,17 @@ from aligner.report.words import say
 def origin_lines(origin: Origin, comparison: Comparison, label: str, terminal: Terminal) -> list[str]:
     """The block of one origin: a headline with the layer, and what is known of it below."""
     indent = 11
-    name = f"{printable(display(origin.layer))} ({printable(origin.kind)})"
-    shown = hang(label, name, terminal.width, indent)
+    shown = hang(label, headline(origin, terminal.language), terminal.width, indent)
     shown[0] = terminal.paint(label, "bold", "red") + shown[0][len(label) :]
     for text in facts(origin, comparison, terminal.language):
         shown += hang("", text, terminal.width, 2)
     return shown
+
+
+def headline(origin: Origin, language: str) -> str:
+    """The layer that is wrong, or whose own code is."""
+    name = f"{printable(display(origin.layer))} ({printable(origin.kind)})"
+    return say("origin-head-glue", language, layer=name) if origin.where == "glue" else name
 
 
 def facts(origin: Origin, comparison: Comparison, language: str) -> list[str]:
@@ -64,15 +69,17 @@ def statement(origin: Origin, tolerance: float, language: str) -> str:
             return say("origin-layer-no-input", language, **known)
         return say("origin-layer", language, input=figure(origin.input_error, tolerance), **known)
     if origin.where == "glue":
-        before, after = origin.between or ("", "")
-        place = say(
-            "between",
+        before, after = (printable(name) for name in origin.between or ("", ""))
+        entering = after and origin.slot.startswith("input")
+        return say(
+            "origin-glue",
             language,
-            before=printable(before) or say("own-input", language),
-            after=printable(after) or say("own-output", language),
+            before=before or say("own-input", language),
+            after=after or say("own-output", language),
+            seen=say("slot-of", language, slot=known["slot"], layer=after) if entering else known["slot"],
+            own=known["own"],
+            input=figure(origin.input_error) if origin.input_error is not None else say("nothing-measured", language),
         )
-        inside = figure(origin.input_error) if origin.input_error is not None else say("nothing-measured", language)
-        return say("origin-glue", language, place=place, input=inside, **known)
     return say(f"origin-{origin.where}", language, **known)
 
 

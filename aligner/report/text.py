@@ -203,8 +203,8 @@ def next_command(comparison: Comparison) -> Optional[str]:
     paths = [comparison.reference.get("path"), comparison.port.get("path")]
     if comparison.outcome == "aligned" or None in paths:
         return None
-    layer = (
-        comparison.origins[0].layer if comparison.origins else comparison.first.key.layer if comparison.first else ""
-    )
+    layer = comparison.first.key.layer if comparison.first is not None else ""
+    if comparison.origins and comparison.origins[0].where != "glue":  # of wrong code, the place it shows at says more
+        layer = comparison.origins[0].layer
     reference, port = (lines.shell_word(str(path)) for path in paths)
     return f"aligner show {reference} {lines.shell_word(layer)} --against {port}"

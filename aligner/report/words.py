@@ -55,10 +55,12 @@ WORDS: dict[str, tuple[str, str]] = {
         "wrong by itself: {slot} has NaN or Inf where the reference has none, or the other way round",
         "该层自身有误：{slot} 仅在一侧出现 NaN 或 Inf",
     ),
+    "origin-head-glue": ("the code of {layer}", "{layer} 的代码"),
     "origin-glue": (
-        "the code of this layer itself, {place}: {slot} is off by {own}, the layers inside agree ({input})",
-        "问题在该层自身的代码中，位于{place}：{slot} 误差为 {own}，其内部各层一致（{input}）",
+        "not a layer but the code between {before} and {after}: {seen} is off by {own}, what goes in agrees ({input})",
+        "并非某一层，而是 {before} 与 {after} 之间的代码有误：{seen} 误差为 {own}，而进入其中的值一致（{input}）",
     ),
+    "slot-of": ("{slot} of {layer}", "{layer} 的 {slot}"),
     "origin-parameters": (
         "wrong before anything runs: the values of {slot} are off by {own}",
         "运行之前就已不同：{slot} 的数值误差为 {own}",
@@ -67,7 +69,6 @@ WORDS: dict[str, tuple[str, str]] = {
         "the nets were not run on the same data: {slot} is off by {own}; run the port with --from",
         "两个网络使用的数据不同：{slot} 误差为 {own}；请用 --from 运行移植网络",
     ),
-    "between": ("between {before} and {after}", "{before} 与 {after} 之间"),
     "own-input": ("its input", "其输入"),
     "own-output": ("its output", "其输出"),
     "nothing-measured": ("not measured", "未测量"),
