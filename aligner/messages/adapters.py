@@ -46,6 +46,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{layer}（{type}）自定义了 __call__ 且绕过了 MindSpore 的实现：看不到它的输入和输出。\n"
         "请将该方法改名为 construct，或在其中调用 super().__call__。",
     ),
+    "mindspore-direct-construct": (
+        "{layer} ({type}) calls the construct of another cell directly: what that cell gets and returns is not seen.\n"
+        "Call the cell itself, self.layer(x) instead of self.layer.construct(x).",
+        "{layer}（{type}）直接调用了另一个 Cell 的 construct：看不到该 Cell 的输入和输出。\n"
+        "请直接调用该 Cell，即用 self.layer(x) 代替 self.layer.construct(x)。",
+    ),
     "mindspore-plain-list": (
         "'{attribute}' keeps cells in a plain list or dict: MindSpore does not count their parameters among the net's.\n"
         "They are captured all the same; use nn.CellList or nn.CellDict so that they are trained and saved.",

@@ -11,7 +11,7 @@ from typing import Any, Callable
 import mindspore
 from mindspore import nn, ops
 
-from aligner_hooks.mindspore_.layers import places
+from aligner_hooks.mindspore_.layers import parts, places
 from aligner_hooks.mindspore_.patches import Handle
 
 CELLS = tuple(
@@ -36,19 +36,24 @@ def silence(model: nn.Cell) -> Handle:
     handle = Handle()
     try:
         for _, cell, _ in places(model):
-            if isinstance(cell, CELLS):
-                _hold(handle, cell, "training", False)
-            elif isinstance(cell, nn.MultiheadAttention):
-                _hold(handle, cell, "dropout", 0.0)
-            else:
-                for primitive in vars(cell).values():
-                    if isinstance(primitive, PRIMITIVES):
-                        _hold(handle, primitive, "keep_prob", 1.0)
+            for each in (cell, *(part for _, part in parts(cell))):
+                _silence_cell(handle, each)
         _silence_functions(handle)
     except BaseException:
         handle.remove()
         raise
     return handle
+
+
+def _silence_cell(handle: Handle, cell: nn.Cell) -> None:
+    if isinstance(cell, CELLS):
+        _hold(handle, cell, "training", False)
+        return
+    if isinstance(cell, nn.MultiheadAttention):
+        _hold(handle, cell, "dropout", 0.0)
+    for primitive in vars(cell).values():
+        if isinstance(primitive, PRIMITIVES):
+            _hold(handle, primitive, "keep_prob", 1.0)
 
 
 def _hold(handle: Handle, owner: Any, name: str, value: object) -> None:

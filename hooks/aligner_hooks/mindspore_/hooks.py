@@ -8,6 +8,7 @@ drop what they do), so they are lifted while such code runs.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Callable
@@ -27,15 +28,20 @@ def observe(cell: nn.Cell, before: Before, after: After) -> Handle:
     """Call `before` and `after` around each run of the cell, changing nothing."""
     if runtime.in_graph_mode():
         raise AdapterError("mindspore-graph-mode")
-    observation = _Observation(before, after)
+    observation = _Observation(cell, before, after)
     observation.install(cell)
     return Handle(observation.remove)
 
 
 class _Observation:
-    """The two hooks of one observer on one cell."""
+    """The two hooks of one observer on one cell.
 
-    def __init__(self, before: Before, after: After) -> None:
+    A deepcopy of the cell (an average of weights) copies its tables of hooks: the hooks in it are still these, and
+    they tell nothing of any cell but their own.
+    """
+
+    def __init__(self, cell: nn.Cell, before: Before, after: After) -> None:
+        self._cell = weakref.ref(cell)
         self._before = before
         self._after = after
         self._active = True
@@ -55,18 +61,21 @@ class _Observation:
             self.remove()
             raise
 
-    def enter(self, _cell: nn.Cell, args: Args, kwargs: Kwargs) -> None:
+    def __deepcopy__(self, memo: object) -> _Observation:
+        return self
+
+    def enter(self, cell: nn.Cell, args: Args, kwargs: Kwargs) -> None:
         """MindSpore is about to run the cell; returning nothing keeps the arguments."""
-        if self._active:
+        if self._active and cell is self._cell():
             self._running = self._pre
             try:
                 self._before(args, kwargs)
             finally:
                 self._running = None
 
-    def leave(self, _cell: nn.Cell, args: Args, kwargs: Kwargs, output: object) -> None:
+    def leave(self, cell: nn.Cell, args: Args, kwargs: Kwargs, output: object) -> None:
         """MindSpore has run the cell; returning nothing keeps the output."""
-        if self._active:
+        if self._active and cell is self._cell():
             self._running = self._post
             try:
                 self._after(args, kwargs, output)

@@ -93,7 +93,18 @@ def _decimal(value: float) -> float:
 
 
 def _upsample(cell: Any) -> Attributes:
-    return {name: _plain(getattr(cell, name)) for name in ("size", "scale_factor", "mode", "align_corners")}
+    """Equal factors are one number, and align_corners=None is False where it matters, None where it does not."""
+    interpolates = cell.mode in ("linear", "bilinear", "bicubic", "trilinear")
+    return {
+        "size": _one_if_equal(cell.size),
+        "scale_factor": _one_if_equal(cell.scale_factor),
+        "mode": cell.mode,
+        "align_corners": bool(cell.align_corners) if interpolates else None,
+    }
+
+
+def _one_if_equal(value: Any) -> Attribute:
+    return _plain(value[0] if isinstance(value, (list, tuple)) and len(set(value)) == 1 else value)
 
 
 def _pad(mode: str) -> Read:
@@ -104,21 +115,26 @@ def _pad(mode: str) -> Read:
         if isinstance(found, int):
             found = (found,) * (2 * int(type(cell).__name__[-2]))
         if found and isinstance(found[0], (list, tuple)):
-            padding = tuple(tuple(pair) for pair in reversed(found))
+            padding = [tuple(pair) for pair in reversed(found)]
         else:
-            padding = tuple((found[at], found[at + 1]) for at in range(0, len(found), 2))
-        return {"padding": padding, "mode": mode, "value": getattr(cell, "value", 0)}
+            padding = [(found[at], found[at + 1]) for at in range(0, len(found), 2)]
+        return _padding(padding, mode, getattr(cell, "value", 0.0))
 
     return read
 
 
 def _general_pad(cell: Any) -> Attributes:
-    """nn.Pad counts axes from the first; its trailing pairs of zeros are axes that are not padded."""
+    """nn.Pad counts axes from the first."""
     pairs = cell.paddings.asnumpy().tolist() if hasattr(cell.paddings, "asnumpy") else cell.paddings
     padding = [tuple(int(number) for number in pair) for pair in reversed(pairs)]
-    while padding and padding[-1] == (0, 0):
-        padding.pop()
-    return {"padding": tuple(padding), "mode": cell.mode.lower(), "value": 0}
+    return _padding(padding, cell.mode.lower(), 0.0)
+
+
+def _padding(pairs: list[Any], mode: str, value: float) -> Attributes:
+    """Pairs from the last axis backwards, without those of axes that are not padded."""
+    while pairs and pairs[-1] == (0, 0):
+        pairs.pop()
+    return {"padding": tuple(pairs), "mode": mode, "value": value if mode == "constant" else None}
 
 
 def _recurrent(cell: Any) -> Attributes:
@@ -198,11 +214,9 @@ NN: Mapping[str, tuple[str, Read]] = {
     "Embedding": ("Embedding", _embedding),
     "EmbeddingLookup": ("Embedding", _embedding),
     "Dropout": ("Dropout", _dropout),
-    "Dropout1d": ("Dropout1d", _dropout),
-    "Dropout2d": ("Dropout2d", _dropout),
-    "Dropout3d": ("Dropout3d", _dropout),
+    **{f"Dropout{n}d": ("Dropout", _dropout) for n in (1, 2, 3)},
     **{name: (name, _nothing) for name in ("ReLU", "ReLU6", "SiLU", "Mish", "Softsign", "Sigmoid", "LogSigmoid")},
-    **{name: (name, _nothing) for name in ("Tanh", "Tanhshrink", "Identity", "Softmax2d", "Transformer")},
+    **{name: (name, _nothing) for name in ("Tanh", "Tanhshrink", "Identity", "Transformer")},
     "SeLU": ("SELU", _nothing),
     "HSwish": ("Hardswish", _nothing),
     "HSigmoid": ("Hardsigmoid", _nothing),
@@ -218,6 +232,7 @@ NN: Mapping[str, tuple[str, Read]] = {
     "Threshold": ("Threshold", _same(threshold="threshold", value="value")),
     "GLU": ("GLU", _same(dim="dim")),
     "Softmax": ("Softmax", _axis("softmax")),
+    "Softmax2d": ("Softmax", _axis("softmax")),
     "LogSoftmax": ("LogSoftmax", _axis("log_softmax")),
     "Softmin": ("Softmin", _same(dim="axis")),
     "Flatten": ("Flatten", _same(start_dim="start_dim", end_dim="end_dim")),
@@ -259,7 +274,7 @@ MINT: Mapping[str, tuple[str, Read]] = {
     "Linear": ("Linear", _mint_linear),
     "Embedding": ("Embedding", _same(**{name: name for name in ("num_embeddings", "embedding_dim", "padding_idx")})),
     "Dropout": ("Dropout", _dropout),
-    "Dropout2d": ("Dropout2d", _dropout),
+    "Dropout2d": ("Dropout", _dropout),
     **{name: (name, _nothing) for name in ("ReLU", "ReLU6", "SiLU", "SELU", "Mish", "Sigmoid", "LogSigmoid", "Tanh")},
     **{name: (name, _nothing) for name in ("Hardswish", "Hardsigmoid", "Identity")},
     "PReLU": ("PReLU", lambda cell: {"num_parameters": int(cell.weight.shape[0])}),

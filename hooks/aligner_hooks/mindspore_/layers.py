@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from inspect import unwrap
 from typing import Any, NamedTuple
 
 from mindspore import nn
@@ -12,6 +13,13 @@ from aligner.record import Note, Scalar, display
 # Loss and AMP wrappers hold the cell they are around under this name.
 WRAPPED = "_backbone"
 MAX_NESTING = 8
+# Cells that MindSpore builds some of its layers from and torch does not: they are parts of the layer, not layers.
+PARTS: tuple[tuple[type[nn.Cell], tuple[str, ...]], ...] = (
+    (nn.BatchNorm3d, ("bn2d",)),
+    (nn.LSTM, ("rnn", "dropout_op")),
+    (nn.GRU, ("rnn", "dropout_op")),
+    (nn.RNN, ("rnn", "dropout_op")),
+)
 
 
 class Place(NamedTuple):
@@ -35,6 +43,9 @@ def places(model: nn.Cell) -> Iterator[Place]:
             return
         seen.add(id(cell))
         children = registered(cell)
+        for name, part in parts(cell):
+            seen.add(id(part))
+            children.pop(name)
         if is_wrapper(cell):
             yield from walk(path, children.pop(WRAPPED), listed)
         elif path not in paths:  # not so for a plain list that has the name of a registered child
@@ -46,6 +57,12 @@ def places(model: nn.Cell) -> Iterator[Place]:
             yield from walk(_join(path, name), child, _join(path, attribute))
 
     yield from walk("", model, "")
+
+
+def parts(cell: nn.Cell) -> list[tuple[str, nn.Cell]]:
+    """The cells that this one is made of and that are no layers of their own."""
+    names = {name for kind, names in PARTS if isinstance(cell, kind) for name in names}
+    return [(name, child) for name, child in registered(cell).items() if name in names]
 
 
 def registered(cell: nn.Cell) -> dict[str, nn.Cell]:
@@ -81,12 +98,22 @@ def cautions(model: nn.Cell) -> Iterator[Note]:
             yield Note(path, "mindspore-jit-inside", facts)
         elif _bypasses_hooks(type(cell)):
             yield Note(path, "mindspore-own-call", facts)
+        if _calls_construct(cell):
+            yield Note(path, "mindspore-direct-construct", facts)
 
 
 def _bypasses_hooks(kind: type[nn.Cell]) -> bool:
     """Whether the class has a `__call__` of its own that does not go on to MindSpore's, where hooks are run."""
     code = getattr(kind.__call__, "__code__", None)
     return kind.__call__ is not nn.Cell.__call__ and code is not None and "__call__" not in code.co_names
+
+
+def _calls_construct(cell: nn.Cell) -> bool:
+    """Whether the user's construct calls another cell's construct, past MindSpore and its hooks."""
+    if type(cell).__module__.startswith("mindspore."):
+        return False
+    names = getattr(getattr(unwrap(type(cell).construct), "__code__", None), "co_names", ())
+    return "construct" in names and "super" not in names
 
 
 def _hidden(cell: nn.Cell) -> Iterator[tuple[str, str, nn.Cell]]:

@@ -33,6 +33,7 @@ def _first_bool(values: str) -> str:
 
 def batch_norm(cell: Any) -> Attributes:
     """The cell keeps 1 - the constructor's momentum, which is torch's meaning, but for the rounding of that 1 - x."""
+    cell = getattr(cell, "bn2d", cell)  # BatchNorm3d works with one of these on reshaped input
     # True: the statistics of the batch even in eval mode, as torch without running statistics. False: the running
     # ones even in train mode, for which torch has no setting.
     batch = cell.use_batch_statistics

@@ -13,7 +13,7 @@ from aligner.adapter import Parameter
 from aligner.dtypes import DTYPES, decode
 from aligner.record import Array
 from aligner_hooks.mindspore_ import tensors
-from aligner_hooks.mindspore_.layers import places
+from aligner_hooks.mindspore_.layers import parts, places
 from aligner_hooks.mindspore_.norms import stands_in_for_no_affine
 
 
@@ -46,20 +46,21 @@ def parameters(model: nn.Cell) -> Iterator[Parameter]:
     """All of them, a shared one once, in the order of the cells and within a cell as they were made."""
     seen: set[int] = set()
     for path, cell, _ in places(model):
-        for own, tensor, registered in _owned(cell):
-            if id(tensor) in seen or _without_effect(cell, own):
-                continue
-            seen.add(id(tensor))
-            yield Parameter(
-                name=f"{path}.{own}" if path else own,
-                layer=path,
-                role=role(cell, own),
-                shape=_canonical_shape(cell, own, tuple(tensor.shape)),
-                dtype=tensors.dtype(tensor),
-                trainable=registered and bool(tensor.requires_grad),
-                tensor=tensor,
-                buffer=not registered or own in BUFFERS,
-            )
+        for part, owner in [("", cell), *parts(cell)]:
+            for own, tensor, registered in _owned(owner):
+                if id(tensor) in seen or _without_effect(owner, own):
+                    continue
+                seen.add(id(tensor))
+                yield Parameter(
+                    name=".".join(word for word in (path, part, own) if word),
+                    layer=path,
+                    role=role(owner, own),
+                    shape=_canonical_shape(owner, own, tuple(tensor.shape)),
+                    dtype=tensors.dtype(tensor),
+                    trainable=registered and bool(tensor.requires_grad),
+                    tensor=tensor,
+                    buffer=not registered or own in BUFFERS,
+                )
 
 
 def role(cell: nn.Cell, own: str) -> str:
@@ -108,11 +109,13 @@ def _without_effect(cell: nn.Cell, own: str) -> bool:
     """Whether this parameter only stands where torch has none: it is constant, or nobody reads it.
 
     A norm with affine=False keeps a gamma of ones and a beta of zeros; an InstanceNorm keeps running statistics but
-    always normalises by those of its input.
+    always normalises by those of its input, as a BatchNorm does that was told to.
     """
     if own in _AFFINE:
         return stands_in_for_no_affine(cell)
-    return own in _STATISTICS and isinstance(cell, INSTANCE_NORMS)
+    if own in _STATISTICS:
+        return isinstance(cell, INSTANCE_NORMS) or getattr(cell, "use_batch_statistics", None) is True
+    return False
 
 
 def _canonical_shape(cell: nn.Cell, own: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,6 +11,9 @@ from mindspore import nn
 from aligner.record import Attribute, LayerSpec
 from aligner_hooks.mindspore_.kinds import table
 
+LONGEST_WORD = 200
+LONGEST_TUPLE = 16
+MOST_SETTINGS = 64
 # amp level O1 rewrites the source of each class it casts in: "Conv2dOpt" in a module called "NetOpt_1402820".
 REWRITTEN = re.compile(r"Opt(_\d+)+$")
 
@@ -54,9 +57,17 @@ def _common() -> frozenset[str]:
 
 
 def _own_settings(cell: Any) -> dict[str, Attribute]:
-    """Public plain values that the class set itself."""
-    return {
-        name: value
-        for name, value in vars(cell).items()
-        if isinstance(value, (bool, int, float, str)) and not name.startswith("_") and name not in _common()
-    }
+    """Public plain values that the class set itself, and short tuples of them."""
+    found: dict[str, Attribute] = {}
+    for name, value in vars(cell).items():
+        if name.startswith("_") or name in _common() or len(found) == MOST_SETTINGS:
+            continue
+        if isinstance(value, (list, tuple)) and 0 < len(value) <= LONGEST_TUPLE and all(map(_is_plain, value)):
+            found[name] = tuple(value)
+        elif _is_plain(value):
+            found[name] = value
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in (bool, int, float) or (type(value) is str and len(value) <= LONGEST_WORD)

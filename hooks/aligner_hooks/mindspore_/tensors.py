@@ -53,7 +53,11 @@ def to_numpy(tensor: Any) -> Array:
         array: Array = tensor.asnumpy()
         return array
     # numpy knows neither bfloat16 nor float8, and with numpy 2 asnumpy() raises for them: the bits it is.
-    return np.frombuffer(tensor.get_bytes(), storage).reshape(tensor.shape)
+    try:
+        bits = tensor.get_bytes()
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"MindSpore cannot read this view of {word} here: copy it first") from error
+    return np.frombuffer(bits, storage).reshape(tensor.shape)
 
 
 def _unreadable(tensor: Any) -> str:

@@ -126,8 +126,10 @@ def pooling(count: int, largest: bool) -> Callable[[Any], Attributes]:
             padding: Union[Pairs, str] = same_padding(kernel, stride, spread)
         elif cell.pad_mode == "VALID":
             padding = no_padding(count)
+        elif "pad_list" in settings:
+            padding = pairs(settings["pad_list"], count)
         else:
-            padding = pairs(settings.get("pad_list", settings.get("pads")), count)
+            padding = pairs(axes(settings["pads"], count), count)
         found: Attributes = {
             "kernel_size": kernel,
             "stride": stride,
