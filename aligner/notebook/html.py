@@ -18,7 +18,7 @@ from aligner.report.compared import dump_line, layers_line, pairs_line
 from aligner.report.dump_text import contents, settings_text, shape_text
 from aligner.report.figures import exact, figure
 from aligner.report.text import answer
-from aligner.report.words import say
+from aligner.report.words import say, told
 
 if TYPE_CHECKING:
     from aligner.dump.entry import Entry
@@ -67,10 +67,10 @@ def _failing(comparison: Comparison, language: str) -> str:
 
 def _which(verdict: Verdict, language: str) -> str:
     """Phase and call, where they are not the usual ones."""
-    told = f" #{verdict.key.call}" if verdict.key.call else ""
+    shown = f" #{verdict.key.call}" if verdict.key.call else ""
     if verdict.key.phase is not Phase.FORWARD:
-        told += f" ({say('phase-' + verdict.key.phase.value, language)})"
-    return text(told)
+        shown += f" ({say('phase-' + verdict.key.phase.value, language)})"
+    return text(shown)
 
 
 def _outcome(outcome: Outcome, language: str) -> str:
@@ -84,9 +84,9 @@ def _more(total: int, language: str) -> str:
 def _warnings(comparison: Comparison, language: str) -> str:
     if not comparison.warnings:
         return ""
-    told = [" ".join(messages.text(name, language, known).splitlines()) for name, known in comparison.warnings[:ROWS]]
+    shown = [told(name, known, language) for name, known in comparison.warnings[:ROWS]]
     head = line(f"<b>{text(say('warnings', language))}</b>")
-    return head + facts(told) + _more(len(comparison.warnings), language)
+    return head + facts(shown) + _more(len(comparison.warnings), language)
 
 
 def _compared(comparison: Comparison, language: str) -> str:
@@ -135,18 +135,18 @@ def pair_html(pair: TensorPair) -> str:
         parts.append(quiet(f"{text(say(which, language))}: {text(what)}"))
     if deviation is None:
         reason = pair.verdict.reason
-        why = messages.text(reason, language, pair.verdict.facts) if reason else say("nothing-measured", language)
-        return block(*parts, line(text(" ".join(why.splitlines()))))
+        why = told(reason, pair.verdict.facts, language) if reason else say("nothing-measured", language)
+        return block(*parts, line(text(why)))
     rows = [
         [text(say("column-error", language)), text(figure(pair.error, pair.tolerance))],
         [text(say("column-max", language)), text(figure(deviation.max_abs))],
         ["L2", text(figure(deviation.rel_l2))],
         ["cos", text(f"{deviation.cosine:.9g}")],
     ]
-    told = [say("mismatched", language, count=deviation.mismatched, total=deviation.total)]
-    told += origins.worst_facts(deviation, language)
+    shown = [say("mismatched", language, count=deviation.mismatched, total=deviation.total)]
+    shown += origins.worst_facts(deviation, language)
     head = ["", f"{say('curve-tolerance', language)} {exact(pair.tolerance)}"]
-    return block(*parts, table(head, rows), facts(told))
+    return block(*parts, table(head, rows), facts(shown))
 
 
 def worst_html(worst: Worst) -> str:
@@ -173,12 +173,9 @@ def dump_html(dump: Dump) -> str:
     layers = list(dump.layers.values())
     rows = [[code(display(layer.path)), _spec(layer.spec.kind, settings_text(layer.spec))] for layer in layers[:ROWS]]
     parts += [table(titles, rows, left=2) if rows else "", _more(len(layers), language)]
-    told = [
-        f"{display(note.layer)}: {' '.join(messages.text(note.message, language, note.facts).splitlines())}"
-        for note in dump.notes[:ROWS]
-    ]
-    if told:
-        parts += [line(f"<b>{text(say('notes', language))}</b>"), facts(told), _more(len(dump.notes), language)]
+    notes = [told(n.message, {"layer": display(n.layer), **n.facts}, language) for n in dump.notes[:ROWS]]
+    if notes:
+        parts += [line(f"<b>{text(say('notes', language))}</b>"), facts(notes), _more(len(dump.notes), language)]
     return block(*parts)
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from aligner import messages
 from aligner.compare.verdict import Comparison, LayerPair, Outcome, Verdict
 from aligner.record import display
 from aligner.report import lines
 from aligner.report.figures import exact
 from aligner.report.terminal import Terminal
-from aligner.report.words import say
+from aligner.report.words import say, told
 
 GUESSED_SHOWN = 5
 UNSURE = 0.9
@@ -71,8 +70,8 @@ def layers_line(pairs: tuple[LayerPair, ...], language: str) -> str:
     ways: dict[str, list[float]] = {}
     for pair in pairs:
         ways.setdefault(pair.by, []).append(pair.confidence)
-    told = [say(f"by-{by}", language, count=len(c), least=f"{min(c):.2f}") for by, c in ways.items()]
-    return say("layers-paired", language, total=len(pairs), ways=", ".join(told) or "-")
+    shown = [say(f"by-{by}", language, count=len(c), least=f"{min(c):.2f}") for by, c in ways.items()]
+    return say("layers-paired", language, total=len(pairs), ways=", ".join(shown) or "-")
 
 
 def _guessed(pairs: tuple[LayerPair, ...], terminal: Terminal, limit: Optional[int]) -> list[str]:
@@ -106,8 +105,7 @@ def unmatched_lines(comparison: Comparison, terminal: Terminal, limit: Optional[
         text = f"{lines.printable(display(layer))} ({lines.printable(verdicts[0].kind)}) {lines.printable(slots)}"
         shown += lines.hang("  " + say(side, language), text, terminal.width, 13)
         if reason:
-            told = messages.text(reason, language, verdicts[0].facts).splitlines()[0]
-            shown += lines.hang("", lines.printable(told), terminal.width, 13)
+            shown += lines.hang("", told(reason, verdicts[0].facts, language), terminal.width, 13)
     if limit is not None and len(groups) > limit:
         shown.append("  " + say("more", language, count=len(groups) - limit))
     return shown

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
-from aligner import messages
 from aligner.record import Layer, Phase
 from aligner.report.elements import select, worst
+from aligner.report.json_ import message_document
 from aligner.report.layer_text import View, chosen, entries_of
 
 if TYPE_CHECKING:
@@ -30,15 +30,7 @@ def dump_document(dump: Dump) -> dict[str, Any]:
         "recovered": dump.recovered,
         "layers": [{**_layer(layer), "calls": runs[path]} for path, layer in dump.layers.items()],
         "records": [_address(entry) for entry in dump.entries],
-        "notes": [
-            {
-                "layer": note.layer,
-                "id": note.message,
-                "facts": dict(note.facts),
-                "text": messages.text(note.message, "en", note.facts),
-            }
-            for note in dump.notes
-        ],
+        "notes": [{"layer": note.layer, **message_document(note.message, note.facts)} for note in dump.notes],
     }
 
 

@@ -6,14 +6,13 @@ import shlex
 from collections import Counter
 from typing import TYPE_CHECKING, Optional
 
-from aligner import messages
 from aligner.record import Layer, LayerSpec, Phase, display
 from aligner.report import lines
 from aligner.report.compared import dump_line
 from aligner.report.figures import size
 from aligner.report.origins import value
 from aligner.report.terminal import Terminal
-from aligner.report.words import say
+from aligner.report.words import say, told
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
@@ -62,8 +61,8 @@ def _notes(dump: Dump, terminal: Terminal, limit: Optional[int]) -> list[str]:
         return []
     shown = ["", say("notes", terminal.language)]
     for note in dump.notes[:limit]:
-        text = " ".join(messages.text(note.message, terminal.language, note.facts).splitlines())
-        shown += lines.hang("  -", lines.printable(text), terminal.width, 4)
+        text = told(note.message, {"layer": display(note.layer), **note.facts}, terminal.language)
+        shown += lines.hang("  -", text, terminal.width, 4)
     if limit is not None and len(dump.notes) > limit:
         shown.append("  " + say("more", terminal.language, count=len(dump.notes) - limit))
     return shown

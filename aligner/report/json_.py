@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Optional, TextIO
 
-from aligner import messages
 from aligner.compare.deviation import Deviation
 from aligner.compare.verdict import Comparison, Origin, Side, Verdict
 from aligner.record import Phase, Scalar
+from aligner.report.words import told
 
 SCHEMA = "aligner.compare/1"
 
@@ -54,7 +54,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "port": _side(comparison.port),
         "first_divergence": None if comparison.first is None else _first(comparison.first),
         "origins": [_origin(origin, comparison) for origin in comparison.origins],
-        "warnings": [_told(message, facts) for message, facts in comparison.warnings],
+        "warnings": [message_document(message, facts) for message, facts in comparison.warnings],
         "counts": dict(comparison.counts),
         "layers": [
             {"reference": pair.reference, "port": pair.port, "confidence": pair.confidence, "by": pair.by}
@@ -137,7 +137,7 @@ def _pair(verdict: Verdict, ports: Mapping[str, str]) -> dict[str, Any]:
         "origin": verdict.origin,
         "reference": _record(verdict.reference),
         "port": _record(verdict.port),
-        "reason": _told(verdict.reason, verdict.facts) if verdict.reason else None,
+        "reason": message_document(verdict.reason, verdict.facts) if verdict.reason else None,
     }
 
 
@@ -155,6 +155,6 @@ def _record(side: Optional[Side]) -> Optional[dict[str, Any]]:
     }
 
 
-def _told(message: str, facts: Mapping[str, Scalar]) -> dict[str, Any]:
+def message_document(message: str, facts: Mapping[str, Scalar]) -> dict[str, Any]:
     """A message by its id, with its facts and its English text; the id and the facts are what programs should read."""
-    return {"id": message, "facts": dict(facts), "text": messages.text(message, "en", facts)}
+    return {"id": message, "facts": dict(facts), "text": told(message, facts, "en")}

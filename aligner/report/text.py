@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Optional, TextIO
 
-from aligner import messages
 from aligner.compare.verdict import Comparison, Outcome, Side, Verdict
 from aligner.record import Phase, display
 from aligner.report import lines
@@ -13,7 +12,7 @@ from aligner.report.compared import compared_lines, unmatched_lines
 from aligner.report.figures import exact, figure
 from aligner.report.origins import origin_lines
 from aligner.report.terminal import Terminal
-from aligner.report.words import say
+from aligner.report.words import say, told
 
 STYLES = {
     "aligned": ("green",),
@@ -90,13 +89,13 @@ def _sizes(verdict: Optional[Verdict], comparison: Comparison, language: str) ->
         return ""
     deviation = verdict.deviation
     if deviation is None:
-        told = [_shapes(verdict, language)]
+        shown = [_shapes(verdict, language)]
     elif deviation.nonfinite:
-        told = [f"NaN {deviation.nan[0]}/{deviation.nan[1]}", f"Inf {deviation.inf[0]}/{deviation.inf[1]}"]
+        shown = [f"NaN {deviation.nan[0]}/{deviation.nan[1]}", f"Inf {deviation.inf[0]}/{deviation.inf[1]}"]
     else:
-        told = [say("max-abs", language, value=figure(deviation.max_abs))]
-        told.append(say("error", language, value=figure(verdict.error, comparison.tolerance)))
-    return "".join("  " + text.replace(" ", lines.NO_BREAK) for text in told if text)
+        shown = [say("max-abs", language, value=figure(deviation.max_abs))]
+        shown.append(say("error", language, value=figure(verdict.error, comparison.tolerance)))
+    return "".join("  " + text.replace(" ", lines.NO_BREAK) for text in shown if text)
 
 
 def answer_lines(comparison: Comparison, terminal: Terminal) -> list[str]:
@@ -175,7 +174,7 @@ def _shapes(verdict: Verdict, language: str) -> str:
     reference, port = verdict.reference, verdict.port
     if reference is not None and port is not None and reference.shape != port.shape:
         return say("shapes", language, reference=_shape(reference), port=_shape(port))
-    return messages.text(verdict.reason, language, verdict.facts).splitlines()[0] if verdict.reason else ""
+    return told(verdict.reason, verdict.facts, language) if verdict.reason else ""
 
 
 def _shape(side: Side) -> str:
@@ -187,8 +186,7 @@ def _warnings(comparison: Comparison, terminal: Terminal) -> list[str]:
         return []
     shown = [terminal.paint(say("warnings", terminal.language), "yellow")]
     for message, facts in comparison.warnings:
-        text = lines.printable(" ".join(messages.text(message, terminal.language, facts).splitlines()))
-        shown += lines.hang("  -", text, terminal.width, 4)
+        shown += lines.hang("  -", told(message, facts, terminal.language), terminal.width, 4)
     return shown
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from aligner.messages import LANGUAGES
+from collections.abc import Mapping
+
+from aligner.messages import LANGUAGES, catalogue
+from aligner.report.lines import printable
 
 WORDS: dict[str, tuple[str, str]] = {
     # the answer
@@ -220,3 +223,22 @@ def say(word: str, language: str, **facts: object) -> str:
     """The phrase in `language`, filled with the facts."""
     counted = {name: Count(fact) if type(fact) is int else fact for name, fact in facts.items()}
     return WORDS[word][LANGUAGES.index(language)].format_map(counted)
+
+
+def told(message: str, facts: Mapping[str, object], language: str) -> str:
+    """A message of the catalogue as one printable line; side and layer go in front where the sentence lacks them.
+
+    Messages and facts come out of dumps, which another version of aligner, another adapter or anybody may have
+    written: one that is not known here is shown as it stands.
+    """
+    known = {name: say(fact, language) if fact in ("reference", "port") else fact for name, fact in facts.items()}
+    pair = catalogue().get(message)
+    sentence = "" if pair is None else pair[LANGUAGES.index(language)]
+    try:
+        line = " ".join(sentence.format_map(known).splitlines())
+    except (LookupError, ValueError, TypeError, AttributeError):
+        line = ""
+    if not line:
+        return printable(f"{message} ({', '.join(f'{name}={fact}' for name, fact in facts.items())})")
+    before = [str(known[name]) for name in ("side", "layer") if name in known and f"{{{name}}}" not in sentence]
+    return printable((", ".join(before) + ": " if before else "") + line)

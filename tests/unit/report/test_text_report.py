@@ -85,7 +85,8 @@ def test_many_origins_are_counted():
 def test_next_command_is_there_only_when_something_is_wrong():
     assert text.next_command(comparisons.aligned()) is None
     assert text.next_command(comparisons.diverged()) == "aligner show ref.h5 bn1 --against port.h5"
-    assert text.next_command(comparisons.glue()) == "aligner show ref.h5 '' --against port.h5"
+    assert text.next_command(comparisons.glue()) == "aligner show ref.h5 bn1 --against port.h5"
+    assert text.next_command(comparisons.other_inputs()) == "aligner show ref.h5 '' --against port.h5"
 
 
 def test_ports_name_is_told_where_it_differs():
@@ -107,3 +108,17 @@ def test_covered_records_are_counted():
 def test_unsure_pairs_are_shown_whatever_they_come_from():
     made = replace(comparisons.aligned(), layers=(LayerPair("a", "b", 0.6, "replay"),))
     assert "0.60  a = b" in report(made)
+
+
+@pytest.mark.parametrize(
+    ("message", "facts", "shown"),
+    [
+        ("other-thread", {"layer": "fc", "side": "port"}, "port, fc: called from another thread"),
+        ("of-a-later-version", {"why": "\x1b[31m"}, "of-a-later-version (why=\\x1b[31m)"),
+        ("only-port", {}, "Only the port has this. If that is meant"),
+        ("did-you-mean", {"wrong": 1}, "did-you-mean (wrong=1)"),
+    ],
+)
+def test_warnings_from_other_versions_are_shown_as_they_stand(message, facts, shown):
+    rows = report(comparisons.diverged(warnings=((message, facts),)), width=100).splitlines()
+    assert rows[rows.index("warnings") + 1].startswith(f"  - {shown}")

@@ -1,0 +1,177 @@
+"""The command itself: help without numpy, two languages, errors as two lines, exit codes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from aligner import cli
+from aligner.cli import parser as parsing
+
+HEAVY = ("numpy", "h5py", "torch", "mindspore")
+
+
+def run(*arguments, **environ):
+    done = subprocess.run(
+        [sys.executable, "-m", "aligner", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "LC_ALL": "C.UTF-8", "PYTHONUTF8": "1", **environ},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in cli.COMMANDS)])
+def test_help_imports_nothing_heavy(arguments):
+    script = (
+        "import sys; from aligner.cli import main; code = main(sys.argv[1:]);"
+        f"loaded = [name for name in {HEAVY!r} if name in sys.modules];"
+        "sys.exit(f'imported {loaded}' if loaded else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_help_is_localised_and_ends_with_three_examples(name, language, capsys):
+    assert cli.main([name, "--help", "--lang", language]) == 0
+    shown = capsys.readouterr().out
+    assert shown.isascii() == (language == "en")
+    examples = shown.rpartition({"en": "examples:", "zh": "示例:"}[language])[2]
+    assert examples.count(f"$ aligner {name}") == 3
+    for word in ("usage:", "positional arguments", "optional arguments", "show this help"):
+        assert word not in shown or (language == "en" and word in ("usage:", "show this help"))
+
+
+def test_overview_lists_the_commands(capsys, golden):
+    assert cli.main(["--help", "--lang", "en"]) == 0
+    golden("overview.en.txt", capsys.readouterr().out)
+    assert cli.main(["--help", "--lang", "zh"]) == 0
+    golden("overview.zh.txt", capsys.readouterr().out)
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("aligner 0.")
+
+
+def test_no_command_is_a_usage_error(capsys):
+    assert cli.main([]) == 2
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert "compare" in streams.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["cmpare"], "Did you mean compare"),
+        (["compare", "--tolerence", "1", "a", "b"], "Did you mean --tolerance?"),
+        (["compare", "--tol", "1", "a", "b"], "has no option --tol"),
+        (["compare", "a"], "Missing on the command line of `aligner compare`: PORT"),
+        (["compare", "a", "b", "c"], "does not know what to do with: c"),
+        (["compare", "a", "b", "--rule", "mean"], "'mean' is no value of --rule"),
+        (["compare", "a", "b", "--tolerance"], "--tolerance of `aligner compare` wants a value"),
+        (["compare", "a", "b", "--tolerance", "-1"], "'-1' is no number from 0 up"),
+        (["compare", "a", "b", "--tolerance", "nan"], "'nan' is no number"),
+        (["compare", "a", "b", "--limit", "0"], "'0' is no whole number from 1 up"),
+        (["compare", "a", "b", "--limit", "3", "--all"], "contradict each other"),
+        (["compare", "a", "b", "--json=yes"], "takes no value"),
+        (["show", "a", "--lang", "fr"], "'fr' is no value of --lang"),
+    ],
+)
+def test_usage_errors_say_what_and_what_to_do(arguments, found, capsys):
+    assert cli.main(arguments) == 2
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    lines = streams.err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("aligner: error: ")
+    assert found in lines[0]
+
+
+def test_usage_errors_in_chinese(capsys):
+    assert cli.main(["compare", "a", "--lang", "zh"]) == 2
+    assert "命令行缺少：PORT" in capsys.readouterr().err
+
+
+def test_options_may_stand_anywhere(monkeypatch, capsys):
+    seen = {}
+    monkeypatch.setattr("aligner.cli.doctor.run", lambda options: seen.update(vars(options)) or 0)
+    assert cli.main(["-q", "--lang", "zh", "doctor", "--json", "-v"]) == 0
+    assert (seen["quiet"], seen["lang"], seen["json"], seen["verbose"]) == (True, "zh", True, True)
+
+
+def test_an_internal_error_is_no_divergence(monkeypatch, capsys):
+    def broken(options):
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("aligner.cli.doctor.run", broken)
+    assert cli.main(["doctor"]) == 4
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError: by zero" in shown
+    assert "Traceback" not in shown
+    assert cli.main(["doctor", "-v"]) == 4
+    assert "Traceback" in capsys.readouterr().err
+    monkeypatch.setenv("ALIGNER_DEBUG", "1")
+    assert cli.main(["doctor"]) == 4
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_130(monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("aligner.cli.doctor.run", interrupted)
+    assert cli.main(["doctor"]) == 130
+    assert "Interrupted" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_quiet():
+    script = "from aligner.cli import main; import sys; sys.exit(main(['compare', '--help']))"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 141
+
+
+def test_an_ascii_locale_does_not_end_the_program():
+    code, out, _ = run("--help", LC_ALL="C", PYTHONIOENCODING="ascii", ALIGNER_LANG="zh", PYTHONUTF8="0")
+    assert code == 0
+    assert "Find the layer" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["--lang", "zh", "compare"], "zh"),
+        (["compare", "--lang=zh"], "zh"),
+        (["capture", "train.py", "--lang", "zh"], "en"),
+        (["capture", "-m", "train", "--lang", "zh"], "en"),
+        (["capture", "net.py:build", "--lang", "zh"], "zh"),
+        (["compare", "a", "b"], "en"),
+    ],
+)
+def test_language_of_the_arguments(arguments, wanted, monkeypatch):
+    monkeypatch.setenv("ALIGNER_LANG", "en")
+    assert parsing.spoken_language(arguments) == wanted
+
+
+def test_a_command_that_reads_its_own_arguments_gets_them_raw(monkeypatch):
+    seen = {}
+
+    def own(argv, language, stream_errors):
+        seen.update(argv=argv, language=language)
+        return 7
+
+    monkeypatch.setattr("aligner.cli.capture.main", own)
+    assert cli.main(["-q", "capture", "train.py", "-x", "--help", "--", "--version"]) == 7
+    assert seen["argv"] == ["-q", "train.py", "-x", "--help", "--", "--version"]

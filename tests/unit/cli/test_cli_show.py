@@ -1,0 +1,99 @@
+"""`aligner show` on real dumps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aligner import cli
+from aligner.report import lines
+from tests.unit.report import small_dumps
+
+
+@pytest.fixture
+def dumps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small_dumps.write(tmp_path / "ref.h5")
+    small_dumps.write(tmp_path / "port.h5", shift=0.01)
+    small_dumps.write(tmp_path / "renamed.h5", shift=0.01, rename="stem_")
+    return tmp_path
+
+
+def show(capsys, *arguments, language="en"):
+    code = cli.main(["show", *arguments, "--lang", language])
+    streams = capsys.readouterr()
+    return code, streams.out, streams.err
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_golden(dumps, capsys, golden, language):
+    golden(f"show-tree.{language}.txt", show(capsys, "ref.h5", language=language)[1])
+    golden(f"show-layer.{language}.txt", show(capsys, "ref.h5", "conv", language=language)[1])
+    golden(f"show-against.{language}.txt", show(capsys, "ref.h5", "norm", "--against", "port.h5", language=language)[1])
+
+
+@pytest.mark.parametrize("arguments", [["ref.h5"], ["ref.h5", "norm"], ["ref.h5", "norm", "--against", "port.h5"]])
+def test_it_fits_sixty_columns(dumps, capsys, arguments):
+    code, out, _ = show(capsys, *arguments)
+    assert code == 0
+    assert max(map(lines.width, out.splitlines())) <= 60
+
+
+def test_depth_counts_what_it_hides(dumps, capsys):
+    out = show(capsys, "ref.h5", "(net)", "--tree")[1]
+    assert "fc" in out
+
+
+def test_values_and_slots(dumps, capsys):
+    code, out, _ = show(capsys, "ref.h5", "conv", "--slot", "output.*", "--values", "0,:2")
+    assert code == 0
+    assert "input.0" not in out
+    assert out.rstrip().splitlines()[-1].strip().startswith("[")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["ref.h5", "nrm"], "Did you mean norm?"),
+        (["ref.h5", "conv", "--values", "9"], "outside an array of shape"),
+        (["ref.h5", "conv", "--values", "x"], "selects nothing"),
+        (["ref.h5", "--against", "port.h5"], "no layer is named"),
+    ],
+)
+def test_what_cannot_be_shown_is_told(dumps, capsys, arguments, found):
+    code, out, err = show(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert found in err
+
+
+def test_a_renamed_layer_is_found(dumps, capsys):
+    code, out, _ = show(capsys, "ref.h5", "norm", "--against", "renamed.h5")
+    assert code == 0
+    assert "in the port: stem_norm" in out
+    assert "eps: 1e-05 in the reference, 1e-03 in the port" in out
+
+
+def test_worst_elements_stand_with_the_record_that_differs(dumps, capsys):
+    out = show(capsys, "ref.h5", "norm", "--against", "port.h5", "--worst", "3")[1]
+    assert out.count("difference") == 1
+    assert out.rstrip().splitlines()[-1].split()[-1].startswith("0.01")
+
+
+def test_json(dumps, capsys):
+    tree = json.loads(show(capsys, "ref.h5", "--json")[1])
+    assert [layer["layer"] for layer in tree["layers"]] == ["", "conv", "norm", "fc"]
+    layer = json.loads(show(capsys, "ref.h5", "conv", "--json", "--values", "0")[1])
+    assert layer["records"][0]["slot"] == "weight"
+    assert len(layer["records"][0]["values"]) == 3
+    both = json.loads(show(capsys, "ref.h5", "norm", "--against", "port.h5", "--json")[1])
+    (wrong,) = [pair for pair in both["pairs"] if pair["worst"]]
+    assert wrong["reference"]["slot"] == "output.0"
+    assert abs(wrong["worst"][0]["difference"] - 0.01) < 1e-6
+
+
+def test_recover_leaves_a_closed_dump_alone(dumps, capsys):
+    before = (dumps / "ref.h5").read_bytes()
+    assert show(capsys, "ref.h5", "--recover")[0] == 0
+    assert (dumps / "ref.h5").read_bytes() == before
