@@ -75,5 +75,5 @@ def _exact(reading: Reading) -> tuple[bool, bool]:
 
 
 def _where(reading: Reading) -> Mapping[str, Scalar]:
-    key = reading.pair.entry.key
+    key = reading.pair.key
     return {"layer": display(key.layer), "slot": key.slot}

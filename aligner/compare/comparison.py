@@ -105,7 +105,7 @@ def map_in_order(
 def _check_same_model(one: Dump, other: Dump, nets: tuple[Net, Net], pairs: Sequence[Pair]) -> None:
     """Two nets that have nothing in common below the top are other models, not a diverged port."""
     matched = [pair for pair in pairs if pair.reference is not None and pair.port is not None]
-    if any(pair.entry.key.layer for pair in matched):
+    if any(pair.key.layer for pair in matched):
         return
     inner = [any(entry.key.layer for entry in dump.entries) for dump in (one, other)]
     if matched and not all(inner):

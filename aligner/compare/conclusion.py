@@ -66,24 +66,24 @@ def _traced(reference: Dump, port: Dump, pairing: Pairing, readings: Sequence[Re
     """Follow the readings through the calls of the reference, step by step."""
     back = {other: one for one, other in pairing.calls.items()}
     trace = Trace(AMP_EPS if reference.header.get("amp") or port.header.get("amp") else 0.0)
-    parameters = trace.parameters(r for r in readings if r.pair.entry.key.phase is Phase.PARAMETER and r.pair.reference)
-    for step in sorted({reading.pair.entry.key.step for reading in readings}):
-        here = [reading for reading in readings if reading.pair.entry.key.step == step]
+    parameters = trace.parameters(r for r in readings if r.pair.key.phase is Phase.PARAMETER and r.pair.reference)
+    for step in sorted({reading.pair.key.step for reading in readings}):
+        here = [reading for reading in readings if reading.pair.key.step == step]
         grouped: dict[CallId, list[Reading]] = {}
         for reading in here:
             call = _call(reading, back)
-            if reading.pair.entry.key.phase is Phase.FORWARD and call is not None:
+            if reading.pair.key.phase is Phase.FORWARD and call is not None:
                 grouped.setdefault(call, []).append(reading)
         calls = {call: records for call, records in grouped.items() if any(r.matched for r in records)}
         visits = nest(c for c in reference.calls if c.step == step and c.phase is Phase.FORWARD)
         trace.step(visits, calls, parameters)
-        trace.later(r for r in here if r.pair.entry.key.phase not in (Phase.FORWARD, Phase.PARAMETER))
+        trace.later(r for r in here if r.pair.key.phase not in (Phase.FORWARD, Phase.PARAMETER))
     return trace
 
 
 def _call(reading: Reading, back: Mapping[CallId, CallId]) -> Optional[CallId]:
     """The reference's call that a record belongs to, also one that only the port has."""
-    key = reading.pair.entry.key
+    key = reading.pair.key
     call = CallId(key.layer, key.call)
     return call if reading.pair.reference is not None else back.get(call)
 
@@ -141,12 +141,12 @@ def _verdict(
     own = bool(births) and trace.births[births[0]].reading is reading
     origin = next((index[birth] for birth in births if birth in index), None)
     outcome = _outcome(reading, own)
-    entry = reading.pair.entry
+    key = reading.pair.key
     sides = tuple(_side(e, net) for e, net in zip((reading.pair.reference, reading.pair.port), nets))
-    kind = nets[0 if reading.pair.reference is not None else 1].kind(entry.key.layer)
+    kind = nets[0 if reading.pair.reference is not None else 1].kind(key.layer)
     matched = reading.deviation is not None
     return Verdict(
-        key=entry.key,
+        key=key,
         kind=kind,
         outcome=outcome,
         reference=sides[0],
@@ -156,7 +156,7 @@ def _verdict(
         origin=None if outcome in (Outcome.ALIGNED, Outcome.COVERED) else origin,
         reason=reading.reason,
         facts=reading.facts,
-        allowed=outcome is Outcome.UNMATCHED and any(fnmatch.fnmatchcase(entry.key.layer, glob) for glob in allowed),
+        allowed=outcome is Outcome.UNMATCHED and any(fnmatch.fnmatchcase(key.layer, glob) for glob in allowed),
     )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
-from aligner.compare.kernels import BLOCK, Workspace, narrow, squares, trusted, whole, wide, widened
+from aligner.compare.kernels import BLOCK, Workspace, narrow, product, trusted, whole, wide, widened
 from aligner.compare.tally import NOWHERE, Tally, ratio
 from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES, DType
@@ -75,12 +75,10 @@ class Meter:
         """
         with np.errstate(all="ignore"):
             tally = self._run(reference, port, tolerance, 1.0)
-            sums = (tally.reference_squares, tally.port_squares, tally.difference_squares)
-            if not all(1e-270 < s < 1e270 or s == 0.0 for s in sums) or (tally.max_abs and not sums[2]):
+            if tally.largest and not 1e-140 < tally.largest < 1e140:
                 # Squares of float64 values left the range of float64: once more in another unit.
-                largest = max(abs(v) for v in (*tally.worst_values, tally.rms, tally.max_abs))
-                unit = 0.0 if largest == 0.0 or math.isinf(largest) else 2.0 ** -math.frexp(largest)[1]
-                tally = self._run(reference, port, tolerance, min(unit or 2.0**-1000, 2.0**1000))
+                unit = math.ldexp(1.0, min(1000, -math.frexp(tally.largest)[1]))
+                tally = self._run(reference, port, tolerance, unit)
             return _deviation(tally, reference.shape, _exact(reference, port))
 
     def _run(self, reference: Entry, port: Entry, tolerance: Tolerance, unit: float) -> Tally:
@@ -88,9 +86,9 @@ class Meter:
         single = math.prod(reference.shape) <= BLOCK
         if single:
             pieces = [(self._decoded(0, reference), self._decoded(1, port))]
-            sizes = _sizes([pieces[0][0]], kinds[0], unit)
+            sizes = _sizes([pieces[0][0]], kinds[0])
             return self._pass(iter(pieces), sizes, kinds, tolerance, unit)
-        sizes = _sizes(self._blocks(0, reference), kinds[0], unit)
+        sizes = _sizes(self._blocks(0, reference), kinds[0])
         both = zip(self._blocks(0, reference), self._blocks(1, port))
         return self._pass(both, sizes, kinds, tolerance, unit)
 
@@ -143,21 +141,28 @@ class Meter:
         return self._raw[side][:size]
 
 
-def _sizes(blocks: Iterator[Array] | list[Array], kind: DType, unit: float) -> _Sizes:
+def _sizes(blocks: Iterable[Array], kind: DType) -> _Sizes:
     """One reading of the reference: its root mean square over finite values, needed before differences are judged."""
     known: list[Optional[float]] = []
-    total, count = 0.0, 0
+    parts: list[tuple[float, float]] = []
+    count = 0
     for block in blocks:
-        part = squares(block) if block.dtype == np.float32 and not kind.exact else math.nan
-        if block.size and trusted(part):
+        part = product(block, block) if block.dtype == np.float32 and not kind.exact else math.nan
+        if trusted(part):
             known.append(part)
-            total, count = total + part * unit * unit, count + block.size
+            parts.append((1.0, part))
+            count += block.size
             continue
         known.append(None)
-        numbers = widened(block)
-        numbers = numbers[np.isfinite(numbers)] * unit
-        total, count = total + float(np.vdot(numbers, numbers).real), count + numbers.size
-    return _Sizes(tuple(known), math.sqrt(total / count) / unit if count else 0.0)
+        numbers = np.abs(widened(block))
+        numbers = numbers[np.isfinite(numbers)]
+        top = float(numbers.max(initial=0.0)) or 1.0
+        numbers /= top
+        parts.append((top, float(np.dot(numbers, numbers))))
+        count += numbers.size
+    top = max((top for top, total in parts if total), default=1.0)
+    mean = sum(total * (own / top) ** 2 for own, total in parts) / max(count, 1)
+    return _Sizes(tuple(known), top * math.sqrt(mean))
 
 
 def _exact(reference: Entry, port: Entry) -> bool:

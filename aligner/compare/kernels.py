@@ -16,6 +16,11 @@ from aligner.compare.tally import NOWHERE, Numbers, Tally, plain
 BLOCK = 1 << 16
 """Elements at a time: 256 KiB of float32, so that a block of each side and the workspace stay in the L2 cache."""
 
+RUN = 1 << 12
+
+SLICE = 1 << 12
+"""Elements at a time in float64: temporaries of 32 KiB, which the allocator keeps at hand."""
+
 MARGIN = 1e-6
 """More than subtraction, addition, division and a rounded scale lose in float32 (2.4e-7)."""
 
@@ -35,9 +40,18 @@ class Workspace:
         self.mask = np.empty(BLOCK, np.bool_)
 
 
-def squares(block: Numbers) -> float:
-    """Sum of squares of a float32 block; not finite, or below TINY, when float32 cannot say."""
-    return float(np.dot(block, block))
+def product(one: Numbers, other: Numbers) -> float:
+    """Dot product of float32 blocks, added up in float64 every RUN elements.
+
+    One float32 sum over a whole block is off by 4e-6 where all values have few bits (bfloat16): always rounded the
+    same way. Runs this short also stay in one thread of BLAS.
+    """
+    whole = one.size - one.size % RUN
+    total = 0.0
+    if whole:
+        runs = np.matmul(one[:whole].reshape(-1, 1, RUN), other[:whole].reshape(-1, RUN, 1))
+        total = float(runs.sum(dtype=np.float64))
+    return total + float(np.dot(one[whole:], other[whole:])) if whole < one.size else total
 
 
 def trusted(total: float) -> bool:
@@ -47,8 +61,11 @@ def trusted(total: float) -> bool:
 
 def narrow(tally: Tally, work: Workspace, reference: Numbers, port: Numbers, start: int, known: float) -> None:
     """A float32 block; `known` is the reference's sum of squares. What float32 cannot say goes to `wide`."""
+    if reference.size <= SLICE:  # so small that float64 is not slower
+        wide(tally, reference, port, start)
+        return
     difference = np.subtract(port, reference, out=work.difference[: reference.size])
-    both, apart = squares(port), squares(difference)
+    both, apart = product(port, port), product(difference, difference)
     if apart == 0.0 and trusted(known) and trusted(both) and not difference.any():
         tally.reference_squares += known
         tally.port_squares += both
@@ -62,7 +79,7 @@ def narrow(tally: Tally, work: Workspace, reference: Numbers, port: Numbers, sta
     tally.reference_squares += known
     tally.port_squares += both
     tally.difference_squares += apart
-    tally.products += (known + both - apart) / 2 if near else float(np.dot(reference, port))
+    tally.products += (known + both - apart) / 2 if near else product(reference, port)
     np.abs(difference, out=difference)
     _elements(tally, work, reference, port, start)
 
@@ -72,13 +89,17 @@ def _elements(tally: Tally, work: Workspace, reference: Numbers, port: Numbers, 
     size = reference.size
     difference, mask = work.difference[:size], work.mask[:size]
     top = int(difference.argmax())
-    _settle(tally, reference, port, start, np.array([top]))  # a first bound, so that few others remain
+    if difference[top] <= min(tally.seen, tally.limit) * (1 - MARGIN):
+        return
+    over = _settle(tally, reference, port, start, np.array([top]))  # a first bound, so that few others remain
     least = min(tally.seen, tally.limit) * (1 - MARGIN)
     np.greater(difference, np.float32(least), out=mask)
     candidates = int(np.count_nonzero(mask))
+    if candidates <= 1:
+        tally.mismatched += over
+        return
     if candidates * FEW <= size:
-        if candidates:
-            tally.mismatched += _settle(tally, reference, port, start, np.flatnonzero(mask))
+        tally.mismatched += _settle(tally, reference, port, start, np.flatnonzero(mask))
         return
     np.greater_equal(difference, np.float32(difference[top] * (1 - MARGIN)), out=mask)
     _settle(tally, reference, port, start, np.flatnonzero(mask))
@@ -123,6 +144,11 @@ def _settle(tally: Tally, reference: Numbers, port: Numbers, start: int, picked:
 
 def wide(tally: Tally, reference: Numbers, port: Numbers, start: int) -> None:
     """A block in float64 (complex128): mixed widths, NaN and Inf, and what float32 cannot say."""
+    for at in range(0, reference.size, SLICE):
+        _wide(tally, reference[at : at + SLICE], port[at : at + SLICE], start + at)
+
+
+def _wide(tally: Tally, reference: Numbers, port: Numbers, start: int) -> None:
     exact, other = widened(reference), widened(port)
     positions = np.arange(start, start + exact.size)
     sound = np.isfinite(exact) & np.isfinite(other)
@@ -142,6 +168,7 @@ def widened(block: Numbers) -> Numbers:
 
 def add_sums(tally: Tally, reference: Numbers, port: Numbers) -> None:
     """Add the sums of float64 or complex128 elements."""
+    tally.largest = max(tally.largest, float(np.abs(reference).max()), float(np.abs(port).max()))
     exact, other = reference * tally.unit, port * tally.unit
     apart = other - exact
     tally.reference_squares += float(np.vdot(exact, exact).real)
@@ -167,6 +194,11 @@ def _special(tally: Tally, reference: Numbers, port: Numbers, odd: Numbers, star
 
 def whole(tally: Tally, reference: Numbers, port: Numbers, start: int) -> None:
     """A block of integers or booleans: compared exactly, also where float64 could not tell two apart."""
+    for at in range(0, reference.size, SLICE):
+        _whole(tally, reference[at : at + SLICE], port[at : at + SLICE], start + at)
+
+
+def _whole(tally: Tally, reference: Numbers, port: Numbers, start: int) -> None:
     exact, other = widened(reference), widened(port)
     add_sums(tally, exact, other)
     unequal = np.flatnonzero(reference != port)
@@ -188,7 +220,8 @@ def _distance(reference: Numbers, port: Numbers) -> Numbers:
     """|port - reference| of integers without overflow, as uint64; float64 for uint64 against negative numbers."""
     signed = [np.issubdtype(block.dtype, np.signedinteger) for block in (reference, port)]
     if signed[0] != signed[1] and np.uint64 in (reference.dtype, port.dtype):
-        return np.abs(port.astype(np.float64) - reference.astype(np.float64))
+        apart: Numbers = np.abs(port.astype(np.float64) - reference.astype(np.float64))
+        return apart
     kind = np.uint64 if np.uint64 in (reference.dtype, port.dtype) else np.int64
     exact, other = reference.astype(kind), port.astype(kind)
     distance: Numbers = np.maximum(exact, other).view(np.uint64) - np.minimum(exact, other).view(np.uint64)

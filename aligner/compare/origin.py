@@ -29,6 +29,10 @@ SHARE = 0.1
 """A source explains a value if it is at least this bad itself, relative to the value."""
 
 
+CARRIED = 16
+"""The number of births that are followed at a time, the latest ones: a net where more meet is wrong all over."""
+
+
 @dataclass(frozen=True)
 class Birth:
     """A value that is wrong by itself. `layer` is the reference's."""
@@ -66,7 +70,7 @@ class Sources:
         if state.error is not None:
             self.error = state.error if self.error is None else max(self.error, state.error)
         for birth in state.births:
-            self.births[birth] = max(self.births.get(birth, 0.0), state.severity)
+            self._reach(birth, state.severity)
 
     def join(self, other: Sources) -> None:
         """All of the other's sources as well."""
@@ -76,7 +80,12 @@ class Sources:
         if other.error is not None:
             self.error = other.error if self.error is None else max(self.error, other.error)
         for birth, severity in other.births.items():
-            self.births[birth] = max(self.births.get(birth, 0.0), severity)
+            self._reach(birth, severity)
+
+    def _reach(self, birth: int, severity: float) -> None:
+        self.births[birth] = max(self.births.get(birth, 0.0), severity)
+        if len(self.births) > CARRIED:
+            del self.births[next(iter(self.births))]
 
 
 @dataclass
@@ -128,7 +137,7 @@ class Trace:
             own = max(reading.own, self._coarse)
             if reading.covered or not (reading.over or reading.severity > JUMP * own):
                 continue
-            key = reading.pair.entry.key
+            key = reading.pair.key
             state = self._born(reading, Birth(key.layer, "parameters", reading, key, reading.pair.entry.order, None))
             found.setdefault(key.layer, Sources()).add(replace(state, severity=max(state.severity, float(state.over))))
         return found
@@ -176,7 +185,7 @@ class Trace:
             else:
                 owner, where = (around.visit.call.layer if around is not None else ""), "glue"
                 between = (_last_good(outer), layer)
-            birth = Birth(owner, where, reading, reading.pair.entry.key, first, sources.error, between)
+            birth = Birth(owner, where, reading, reading.pair.key, first, sources.error, between)
             state = self._judge(reading, sources, birth, first)
             scene.inputs.add(state)
             scene.fed = True
@@ -232,7 +241,7 @@ class Trace:
             if not reading.matched or not reading.over:
                 continue
             if before is None:
-                key = reading.pair.entry.key
+                key = reading.pair.key
                 self._born(reading, Birth(key.layer, "layer", reading, key, reading.pair.entry.order, None))
                 before = len(self.births) - 1
             else:
@@ -280,7 +289,7 @@ def _last_good(scene: _Scene) -> str:
 
 
 def _is_input(reading: Reading) -> bool:
-    return is_input(reading.pair.entry.key.slot)
+    return is_input(reading.pair.key.slot)
 
 
 def _content(reading: Reading) -> object:

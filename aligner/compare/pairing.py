@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Optional
 
 from aligner.compare.layers import Pairing
 from aligner.compare.net import CallId, is_input
-from aligner.record import Phase
+from aligner.record import Key, Phase
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump, Entry
@@ -19,12 +19,16 @@ CALLS = (Phase.FORWARD, Phase.BACKWARD)
 _Group = tuple[int, Phase, str, int]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Pair:
-    """A record of each side, or of one side only."""
+    """A record of each side, or of one side only. `key` is the reference's, or the port's where it stands alone."""
 
     reference: Optional[Entry]
     port: Optional[Entry]
+    key: Key = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.key = self.entry.key
 
     @property
     def entry(self) -> Entry:

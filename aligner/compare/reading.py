@@ -75,8 +75,7 @@ def read(pair: Pair, tolerance: Tolerance) -> Reading:
     """Measure one pair: the job that an Executor runs. A record on one side only is read as unmatched."""
     one, other = pair.reference, pair.port
     if one is None or other is None:
-        side = "port" if one is None else "reference"
-        return Reading(pair, reason=f"only-{side}")
+        return Reading(pair, reason="only-port" if one is None else "only-reference")
     if one.shape != other.shape and not math.prod(one.shape) == math.prod(other.shape) == 1:
         same = math.prod(one.shape) == math.prod(other.shape)
         facts: dict[str, Scalar] = {"reference": str(one.shape), "port": str(other.shape)}

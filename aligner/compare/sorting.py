@@ -18,7 +18,7 @@ def in_reading_order(pairs: Sequence[Pair], reference: Net, port: Net) -> list[P
     latest: dict[tuple[int, int], int] = {}
     for pair in pairs:
         if pair.reference is not None:
-            key = pair.reference.key
+            key = pair.key
             places[id(pair)] = (key.step, _rank(key, roots[0]), pair.reference.order, -1)
     for pair in sorted((p for p in pairs if p.port is not None), key=lambda p: p.port.order if p.port else 0):
         if pair.port is None:
@@ -27,7 +27,7 @@ def in_reading_order(pairs: Sequence[Pair], reference: Net, port: Net) -> list[P
             step, rank, order, _ = places[id(pair)]
             latest[step, rank] = max(order, latest.get((step, rank), 0))
         else:
-            step, rank = pair.port.key.step, _rank(pair.port.key, roots[1])
+            step, rank = pair.key.step, _rank(pair.key, roots[1])
             places[id(pair)] = (step, rank, latest.get((step, rank), -1), pair.port.order)
     return sorted(pairs, key=lambda pair: places[id(pair)])
 

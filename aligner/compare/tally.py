@@ -28,6 +28,8 @@ class Tally:
     port_squares: float = 0.0
     products: float = 0.0
     difference_squares: float = 0.0
+    largest: float = 0.0
+    """The largest finite modulus on either side, as far as `add_sums` saw it."""
     max_abs: float = 0.0
     scaled: float = 0.0
     allclose: float = 0.0
