@@ -11,8 +11,8 @@ from aligner.dump.sections import Content, Row
 from aligner.dump.userblock import Section, UserBlock
 
 FIXED = 1 << 15  # room for the groups' fixed parts and the sections' frames
-PER_GROUP = 1 << 13  # a step's and a phase's tree, symbol node and name heap, however few records
-PER_RECORD = 512  # object header, symbol, tree and numbers of one record; its name counts besides
+PER_GROUP = 2560  # a step's and a phase's tree, symbol node and name heap, however few records
+PER_LINE = 64  # what a layer, call or note may take besides its line in the journal
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,11 @@ class Closing:
     tail: bytes
     superblock: bytes
     block: UserBlock
+
+
+def room_of_record(dtype: str, rank: int) -> int:
+    """The most that closing writes for one record besides its names: object header, symbol, tree, numbers."""
+    return 256 + len(hdf5.types()[dtype]) + 32 * rank
 
 
 def close(content: Content, token: str, start: int) -> Closing:

@@ -19,8 +19,8 @@ BASE = 512  # size of the user block
 SUPERBLOCK_SIZE = 96
 
 _UNDEFINED = 0xFFFFFFFFFFFFFFFF
-_LEAF_K = 16  # a symbol node holds up to 32 names
-_INTERNAL_K = 32  # a tree node holds up to 64 children
+_LEAF_K = 4  # a symbol node holds up to 8 names: the library's own choice, small for groups with few records
+_INTERNAL_K = 16  # a tree node holds up to 32 children
 _SYMBOL = struct.Struct("<QQII16s")
 _SNOD_SIZE = 8 + 2 * _LEAF_K * _SYMBOL.size
 _NODE_SIZE = 24 + 2 * _INTERNAL_K * 16 + 8

@@ -160,9 +160,7 @@ def _items(data: bytes) -> Iterator[Any]:
 def _tell(content: Content, item: Any) -> None:
     word, *rest = item
     if word == "record":
-        step, phase, layer, call, slot, order, dtype, shape, offset, size, checksum, form = rest
-        key = Key(step, Phase(phase), sections.text(layer), call, sections.text(slot))
-        content.rows.append(Row(key, order, dtype, tuple(shape), offset, size, checksum, form))
+        content.rows.append(_row(rest))
     elif word == "call":
         step, phase, layer, number, first, last, *structures = rest
         inputs, outputs = structures
@@ -174,6 +172,15 @@ def _tell(content: Content, item: Any) -> None:
     elif word == "note":
         content.notes.append(sections.note_from(rest))
     elif word == "header":
+        sections.demand(isinstance(rest[0], dict), "a header is none")
         content.header.update(rest[0])
     else:
         raise ValueError(word)
+
+
+def _row(item: Any) -> Row:
+    step, phase, layer, call, slot, order, dtype, shape, offset, size, checksum, form = item
+    numbers = (step, call, order, offset, size, checksum, *shape)
+    sections.demand(all(type(n) is int and n >= 0 for n in numbers), "a record's number is none")
+    key = Key(step, Phase(phase), sections.text(layer), call, sections.text(slot))
+    return Row(key, order, sections.text(dtype), tuple(shape), offset, size, checksum, sections.text(form))

@@ -45,11 +45,25 @@ def kind(head: bytes, name: str) -> Optional[str]:
     return _ENDINGS.get(Path(name).suffix.lower())
 
 
+def _is_hdf5(path: Path, size: int) -> bool:
+    """Whether the HDF5 library would open the file: its signature may stand at 0, 512, 1024, 2048, ..."""
+    places = [0, *(1 << n for n in range(9, 40) if 1 << n < size)]
+    try:
+        with path.open("rb") as file:
+            for place in places:
+                file.seek(place)
+                if file.read(len(HDF5_SIGNATURE)) == HDF5_SIGNATURE:
+                    return True
+    except OSError:  # a pipe or a device
+        return False
+    return False
+
+
 def refusal(path: Path, head: bytes, size: int) -> DumpError:
     """The error for a file that does not begin as a dump does."""
     if not size:
         return DumpError("dump-empty", path=path)
-    if head.startswith(HDF5_SIGNATURE):
+    if _is_hdf5(path, size):
         from aligner.dump import guard
 
         found = guard.inspect(path)

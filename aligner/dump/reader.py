@@ -254,6 +254,8 @@ class Dump:
         Raises:
             DumpError: it is not; says what was found.
         """
+        if self._descriptor < 0:
+            raise DumpError("dump-closed", path=self.path)
         if not self.recovered:
             block = self._block_
             if os.fstat(self._descriptor).st_size != block.size:

@@ -69,13 +69,22 @@ class DumpWriter:
             self._journal = journal.Journal(journal.path_of(self.path))
             try:
                 self._file = DataFile(self.path, BASE + SUPERBLOCK_SIZE)
-                self._file.put(0, userblock.encode(userblock.UserBlock(self._token, False)))
-                self._journal.append(sections.to_json(["aligner journal", 1, self._token]))
-                self._tell(["header", self._content.header])
+                self._begin()
             except BaseException:
                 self._journal.remove()
                 raise
         self._open = True
+
+    def _begin(self) -> None:
+        """Mark the file as a dump in the making, or leave none behind."""
+        try:
+            self._file.put(0, userblock.encode(userblock.UserBlock(self._token, False)))
+            self._journal.append(sections.to_json(["aligner journal", 1, self._token]))
+            self._tell(["header", self._content.header])
+        except BaseException:
+            self._file.close()
+            self.path.unlink()
+            raise
 
     def __enter__(self) -> DumpWriter:
         return self
@@ -133,7 +142,7 @@ class DumpWriter:
         """Store the bytes, then the line about them, then remember them for the index."""
         step, phase = int(key.step), key.phase
         (layer, layer_json), (slot, slot_json) = self._word(key.layer), self._word(key.slot)
-        room = self._room + closing.PER_RECORD + 3 * len(layer_json) + len(slot_json) + 24 * len(shape)
+        room = self._room + closing.room_of_record(dtype, len(shape)) + len(layer_json) + len(slot_json)
         if (step, phase) not in self._groups:
             room += closing.PER_GROUP
         offset, total = self._store(flat, dtype, shape, room)
@@ -181,6 +190,7 @@ class DumpWriter:
         if found is None:
             kept = names.plain(word)
             found = self._words[word] = kept, json.dumps(kept)
+            self._room += 2 * len(found[1])  # in the tables of the index and the calls
         return found
 
     def update_header(self, **values: Any) -> None:
@@ -223,7 +233,7 @@ class DumpWriter:
     def _tell(self, item: list[Any]) -> None:
         """A line for the journal, and room for what it will cost when the dump is closed."""
         data = sections.to_json(item)
-        room = self._room + 3 * len(data)
+        room = self._room + len(data) + closing.PER_LINE
         self._file.keep(room)
         self._journal.append(data)
         self._room = room

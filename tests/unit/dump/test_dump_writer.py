@@ -189,9 +189,13 @@ def test_names_that_would_write_into_a_terminal_are_spelled_out(tmp_path):
 
 
 def test_an_exception_closes_and_says_incomplete(tmp_path):
-    with pytest.raises(KeyError, match="mine"), DumpWriter(tmp_path / "x.h5", HEADER) as writer:
-        writer.write(record(0, np.zeros(3, "<f4")))
-        raise KeyError("mine")
+    def capture():
+        with DumpWriter(tmp_path / "x.h5", HEADER) as writer:
+            writer.write(record(0, np.zeros(3, "<f4")))
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        capture()
     with open_dump(tmp_path / "x.h5") as dump:
         assert not dump.complete
         assert not dump.recovered
@@ -285,7 +289,7 @@ def test_places_where_no_dump_can_stand(tmp_path, force):
     with pytest.raises(DumpError, match="no folder"):
         DumpWriter(tmp_path / "file" / "x.h5", HEADER, force=force)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DumpError, match="exists already|not a regular file"):
+    with pytest.raises(DumpError, match=r"exists already|not a regular file"):
         DumpWriter(tmp_path / "pipe", HEADER, force=force)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "pipe"]
 
