@@ -162,6 +162,14 @@ FACTORIES = {
 }
 
 
+def instance_norms(n: int) -> list[Any]:
+    """One of n dimensions, but for MindSpore 2.7, where making one fails."""
+    try:
+        return [getattr(nn, f"InstanceNorm{n}d")(2)]
+    except AttributeError:
+        return []
+
+
 def spec_layers() -> list[Any]:
     """One of each class that the vocabulary has a word for."""
     plain = "ReLU ReLU6 LeakyReLU PReLU RReLU ELU CELU SeLU GELU SiLU Mish HSwish HSigmoid Hardtanh HShrink SoftShrink"
@@ -171,7 +179,7 @@ def spec_layers() -> list[Any]:
         found += [getattr(nn, f"Conv{n}d")(1, 2, 3), getattr(nn, f"Conv{n}dTranspose")(1, 2, 3)]
         found += [getattr(nn, f"{which}Pool{n}d")(2, 2) for which in ("Max", "Avg")]
         found += [getattr(nn, f"Adaptive{which}Pool{n}d")(2) for which in ("Max", "Avg")]
-        found += [getattr(nn, f"BatchNorm{n}d")(2), getattr(nn, f"InstanceNorm{n}d")(2)]
+        found += [getattr(nn, f"BatchNorm{n}d")(2), *instance_norms(n)]
         found += [getattr(nn, f"Dropout{n}d")(), getattr(nn, f"ConstantPad{n}d")(1, 2.0)]
     recurrent = ("LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell")
     found += [getattr(nn, name)(2, 3) for name in recurrent]
@@ -276,11 +284,11 @@ def graph_mode():
 class Doubled(nn.Cell):
     """A cell with its own gradient: twice the true one."""
 
-    def construct(self, x, shift=0.0):
-        return x * x + shift
+    def construct(self, x):
+        return x * x
 
-    def bprop(self, x, shift, out, dout):
-        return 4 * x * dout, ops.zeros_like(shift) if isinstance(shift, Tensor) else 0.0
+    def bprop(self, x, out, dout):
+        return (4 * x * dout,)
 
 
 class WithBprop(nn.Cell):
@@ -641,6 +649,7 @@ class TestParameters:
             assert {"weight", "bias"} <= {p.role for p in ADAPTER.parameters(frozen)}
             assert ADAPTER.spec(frozen).attributes["affine"] is True
 
+    @pytest.mark.skipif(not instance_norms(2), reason="MindSpore 2.7 cannot make an InstanceNorm")
     def test_instance_norm_statistics_are_nobodys(self):
         assert {p.role for p in ADAPTER.parameters(nn.InstanceNorm2d(3))} == {"weight", "bias"}
         assert list(ADAPTER.parameters(nn.InstanceNorm2d(3, affine=False))) == []

@@ -1,7 +1,8 @@
 """MindSpore behind aligner's adapter contract (PyNative mode).
 
-layers: which cells there are · hooks: what is called when they run · tensors: values · parameters: weights in
-canonical words · spec: settings in canonical words · dropout: silenced in train mode · runtime: seeds, devices, modes.
+layers: which cells there are · hooks: what is called when they run · roots: which nets run · tensors: values ·
+parameters: weights in canonical words · spec (kinds, norms, windows): settings in canonical words · dropout: silenced
+in train mode · runtime: seeds, devices, modes · patches: functions replaced for a while.
 `adapter` puts them behind one class. This package is the only importer of mindspore.
 """
 

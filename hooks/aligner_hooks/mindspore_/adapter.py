@@ -11,7 +11,7 @@ from mindspore import nn
 
 from aligner.adapter import After, Before, Finding, Parameter
 from aligner.record import Array, LayerSpec, Note, Scalar
-from aligner_hooks.mindspore_ import dropout, hooks, layers, parameters, runtime, spec, tensors
+from aligner_hooks.mindspore_ import dropout, hooks, layers, parameters, roots, runtime, spec, tensors
 from aligner_hooks.mindspore_.patches import Handle
 
 
@@ -52,7 +52,7 @@ class MindSporeAdapter:
 
     def watch_roots(self, on_root: Callable[[object], None]) -> Handle:
         """Call back when a net that no other cell called is about to run."""
-        return hooks.watch_roots(on_root)
+        return roots.watch_roots(on_root)
 
     def dtype(self, tensor: object) -> str:
         """The word for the tensor's type."""

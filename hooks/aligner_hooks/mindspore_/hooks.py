@@ -7,7 +7,6 @@ drop what they do), so they are lifted while such code runs.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -134,16 +133,29 @@ def _is_last(hook: Any) -> bool:
 
 
 def _lifted_by_compiled_code(*hooks: Any) -> Callable[[], object]:
+    """Have the hooks lifted while @ms.jit code runs, and a net refused that is compiled as a whole."""
+    handle = Handle(intercept(nn.Cell, "compile_and_run", (), _refused_graph))
     executor = runtime.jit_executor()
-    if executor is None:
-        return lambda: None
-    return intercept(executor, "__call__", hooks, _without_hooks)
+    if executor is not None:
+        handle.add(intercept(executor, "__call__", hooks, _without_hooks))
+    return handle.remove
+
+
+def _refused_graph(original: Callable[..., Any], _listeners: Listeners) -> Callable[..., Any]:
+    """In GRAPH_MODE, which was turned on after the observation began, nothing would be seen."""
+
+    def compile_and_run(self: nn.Cell, *args: object, **kwargs: object) -> object:
+        if runtime.in_graph_mode():
+            raise AdapterError("mindspore-graph-mode")
+        return original(self, *args, **kwargs)
+
+    return compile_and_run
 
 
 def _without_hooks(original: Callable[..., Any], listeners: Listeners) -> Callable[..., Any]:
     def __call__(*args: object, **kwargs: object) -> object:
         ours: dict[int, tuple[Any, set[int]]] = {}
-        for (hooks,) in listeners:
+        for hooks in listeners.values():
             for hook in hooks:
                 table = hook.hook_dict_ref()
                 if table is not None:
@@ -160,73 +172,3 @@ def _without_hooks(original: Callable[..., Any], listeners: Listeners) -> Callab
                 table.update(items)
 
     return __call__
-
-
-class _Inside(threading.local):
-    """Whether this thread is in a cell's call already."""
-
-    yes = False
-
-
-# Cells around a net in MindSpore's training and evaluation loops. They are looked through, so that the net and the
-# loss are roots of their own, as they are where the loop is written by hand and as they are in torch.
-LOOPS = tuple(
-    getattr(nn, name)
-    for name in (
-        "TrainOneStepCell",
-        "TrainOneStepWithLossScaleCell",
-        "WithLossCell",
-        "WithEvalCell",
-        "WithGradCell",
-        "ForwardValueAndGrad",
-    )
-    if hasattr(nn, name)
-)
-# Cells that are called by themselves and are no nets.
-HELPERS = (nn.Optimizer, nn.learning_rate_schedule.LearningRateSchedule)
-
-
-def watch_roots(on_root: Callable[[nn.Cell], None]) -> Handle:
-    """Call `on_root` for each cell that no other cell called.
-
-    `Cell.__call__` is where MindSpore looks for hooks, so what `on_root` installs is found by this very run. No
-    public door tells of a call of a cell nobody knows yet: the method is replaced until the handle is removed.
-    """
-    handle = Handle(intercept(nn.Cell, "__call__", on_root, _watched_call))
-    executor = runtime.jit_executor()
-    if executor is not None:
-        handle.add(intercept(executor, "compile", (), _refused_compile))
-    return handle
-
-
-_INSIDE = _Inside()
-
-
-def _watched_call(original: Callable[..., Any], listeners: Listeners) -> Callable[..., Any]:
-    def __call__(self: nn.Cell, *args: object, **kwargs: object) -> object:
-        if _INSIDE.yes or isinstance(self, LOOPS):
-            return original(self, *args, **kwargs)
-        _INSIDE.yes = True
-        try:
-            if not isinstance(self, HELPERS):
-                if runtime.in_graph_mode():
-                    raise AdapterError("mindspore-graph-mode")
-                for (on_root,) in list(listeners):
-                    on_root(self)
-            return original(self, *args, **kwargs)
-        finally:
-            _INSIDE.yes = False
-
-    return __call__
-
-
-def _refused_compile(original: Callable[..., Any], _listeners: Listeners) -> Callable[..., Any]:
-    """Where the user's own function is compiled with the net inside it, nothing would ever be seen: say so."""
-
-    def compile(self: Any, *args: object, **kwargs: object) -> object:
-        function = self.fn
-        if not _INSIDE.yes and not str(getattr(function, "__module__", "")).startswith("mindspore."):
-            raise AdapterError("mindspore-jit-outside", function=getattr(function, "__qualname__", str(function)))
-        return original(self, *args, **kwargs)
-
-    return compile

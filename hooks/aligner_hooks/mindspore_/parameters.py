@@ -140,7 +140,8 @@ def load(parameter: Parameter, array: Array, dtype: str) -> None:
     if own == dtype:
         value = tensors.from_numpy(array, dtype)
     elif DTYPES[own].decode is None:
-        value = Tensor(decode(array, dtype).astype(DTYPES[own].storage), tensor.dtype)
+        native = DTYPES[own].storage.newbyteorder("=")  # MindSpore 2.7 takes no other, be it the same order
+        value = Tensor(decode(array, dtype).astype(native), tensor.dtype)
     else:
         value = Tensor(np.asarray(decode(array, dtype), np.float32)).astype(tensor.dtype)
     if isinstance(tensor, mindspore.Parameter):

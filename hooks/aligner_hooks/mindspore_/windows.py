@@ -168,7 +168,9 @@ def adaptive(count: int) -> Callable[[Any], Attributes]:
     def read(cell: Any) -> Attributes:
         inside = (getattr(cell, name, None) for name in ("adaptive_avgpool2d", "adaptive_avg_pool3d"))
         primitive = next((each for each in inside if each is not None), cell)
-        sizes = axes(primitive.output_size, count)
+        sizes = primitive.output_size
+        # AdaptiveMaxPool3d keeps its sizes as a tensor.
+        sizes = axes(sizes.asnumpy().tolist() if hasattr(sizes, "asnumpy") else sizes, count)
         return {"output_size": tuple(None if size == -1 else size for size in sizes)}
 
     return read
