@@ -127,6 +127,10 @@ class ObservationChecks(Supplies):
             "output.1.1": (2, 16, 4),
         }
 
+    def test_layers_inside_attention_are_seen_in_eval_mode(self, adapter: Adapter) -> None:
+        inner = {path for _, path in self.recorded(adapter, "attention").places if path.startswith("block.")}
+        assert len(inner) >= 4, f"a fused implementation ran past the layers inside: only {sorted(inner)} ran"
+
     def test_a_value_is_what_it_was_at_that_moment(self, adapter: Adapter) -> None:
         recorder = self.recorded(adapter, "inplace")
         first = recorder.only("after", "first").values["output.0"]

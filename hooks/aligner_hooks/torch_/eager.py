@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
@@ -57,24 +57,36 @@ class Hold:
         self.remove()
 
 
+def can_stop_compiling() -> bool:
+    """Whether this torch can be told to run compiled code eagerly: torch 2.6 and later."""
+    return hasattr(getattr(torch, "compiler", None), "set_stance")
+
+
 def stop_compiling() -> None:
     """Have compiled code run eagerly, if somebody holds and the compiler is there.
 
     Importing the compiler takes seconds, and nothing can have been compiled without it: so it is asked for again
     whenever something may have been.
     """
-    if _EAGER.holders and not _EAGER.stopped_compiling and "torch._dynamo" in sys.modules:
-        set_stance: Optional[Any] = getattr(torch.compiler, "set_stance", None)
-        if set_stance is not None:
-            _EAGER.undo.enter_context(set_stance("force_eager"))
-            _EAGER.stopped_compiling = True
+    if _EAGER.holders and not _EAGER.stopped_compiling and "torch._dynamo" in sys.modules and can_stop_compiling():
+        _EAGER.undo.enter_context(torch.compiler.set_stance("force_eager"))
+        _EAGER.stopped_compiling = True
 
 
 def _stop_fusing() -> None:
-    mha = getattr(torch.backends, "mha", None)
-    if mha is not None and mha.get_fastpath_enabled():
-        mha.set_fastpath_enabled(False)
-        _EAGER.undo.callback(mha.set_fastpath_enabled, True)
+    mha: Any = getattr(torch.backends, "mha", None)
+    if mha is not None:
+        if mha.get_fastpath_enabled():
+            mha.set_fastpath_enabled(False)
+            _EAGER.undo.callback(mha.set_fastpath_enabled, True)
+        return
+    # Before there was a switch, attention asked this for arguments that are no ordinary tensors, and did not fuse then.
+    _EAGER.undo.callback(setattr, torch.overrides, "has_torch_function", torch.overrides.has_torch_function)
+    torch.overrides.has_torch_function = _has_torch_function
+
+
+def _has_torch_function(arguments: object) -> bool:
+    return True
 
 
 def is_rehearsal() -> bool:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from aligner.record import Note
+from aligner_hooks.torch_.eager import can_stop_compiling
 
 # How deep layers are looked for in plain lists of lists; a deeper nesting is data, not layers.
 _PLAIN_DEPTH = 3
@@ -137,7 +138,7 @@ def cautions(model: Any) -> Iterator[Note]:
     if fused is not None:
         yield Note(fused, "torch-fused-attention", {"layer": fused or "(net)"})
     if any(type(module).__name__ == "OptimizedModule" for module in model.modules()):
-        yield Note("", "torch-compiled", {"can_stop": hasattr(torch.compiler, "set_stance")})
+        yield Note("", "torch-compiled", {"can_stop": can_stop_compiling()})
 
 
 def is_fused(module: Any) -> bool:

@@ -17,7 +17,7 @@ from torch import nn
 from aligner.adapter import Finding
 from aligner.errors import AdapterError
 from aligner.record import Scalar
-from aligner_hooks.torch_.eager import Hold
+from aligner_hooks.torch_.eager import Hold, can_stop_compiling
 
 # Names as users write them -> torch's. "gpu" and "ascend" are written from documentation and were never run.
 _DEVICES = {"cpu": "cpu", "gpu": "cuda", "ascend": "npu"}
@@ -105,5 +105,5 @@ def doctor() -> Iterator[Finding]:
         yield Finding(True, "torch-gpu", {"count": torch.cuda.device_count(), "name": torch.cuda.get_device_name()})
     else:
         yield Finding(True, "torch-no-gpu", {})
-    if not hasattr(getattr(torch, "compiler", None), "set_stance"):
+    if hasattr(torch, "compile") and not can_stop_compiling():
         yield Finding(True, "torch-no-stance", {"version": str(torch.__version__)})

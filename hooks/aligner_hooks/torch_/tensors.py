@@ -60,7 +60,7 @@ def _read_at_once(tensor: Any) -> Optional[Array]:
 def _read(tensor: Any) -> Array:
     if tensor.layout is not torch.strided:
         tensor = _strided(tensor)
-    if tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+    if tensor.is_quantized or tensor.is_meta or _is_nested(tensor):
         _refuse(tensor)
     try:
         plain = tensor.detach()
@@ -84,6 +84,11 @@ def _read(tensor: Any) -> Array:
     return bits
 
 
+def _is_nested(tensor: Any) -> bool:
+    """Whether a tensor holds rows of different lengths; torch before 1.12 has none."""
+    return bool(getattr(tensor, "is_nested", False))
+
+
 def _storage_bytes(tensor: Any) -> int:
     """How much memory stands behind a tensor: none where a sharded parameter was set free. torch 2.0 and later tell."""
     return int(tensor.untyped_storage().nbytes()) if hasattr(tensor, "untyped_storage") else -1
@@ -97,7 +102,7 @@ def _strided(tensor: Any) -> Any:
 
 def _refuse(tensor: Any) -> NoReturn:
     """Say why a tensor has no readable values."""
-    if tensor.is_nested:
+    if _is_nested(tensor):
         reason = "a nested tensor holds rows of different lengths and has no one shape"
     elif tensor.layout is not torch.strided:
         reason = "a sparse tensor stores some of its values only; to_dense() in the net makes it readable"
@@ -116,10 +121,16 @@ def _describe(tensor: Any) -> str:
 
 
 def from_numpy(array: Array, dtype: str) -> Any:
-    """A tensor with these bits and memory of its own."""
+    """A tensor with these bits and memory of its own.
+
+    Raises:
+        ValueError: this torch has no such dtype.
+    """
+    target = getattr(torch, dtype, None)
+    if target is None:
+        raise ValueError(f"torch {torch.__version__} has no dtype {dtype}")
     native = DTYPES[dtype].storage.newbyteorder("=")
     own = np.array(array, dtype=native, order="C", copy=True)
-    target = getattr(torch, dtype)
     carrier = _carrier(target)
     if carrier is None:
         return torch.from_numpy(own)
