@@ -1,0 +1,146 @@
+"""The shipped checks find what they are there to find: each of these adapters has one fault."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from aligner_hooks.torch_ import TorchAdapter  # noqa: E402 - as above
+from torch import nn  # noqa: E402 - only after it is known to be there
+
+from aligner.adapter import Parameter  # noqa: E402 - as above
+from aligner.record import LayerSpec, Note  # noqa: E402 - as above
+from tests.adapters import test_torch  # noqa: E402 - as above
+
+
+class Contract(test_torch.TestTorchContract):
+    __test__ = False  # it is collected where it stands
+
+
+class NoKeywords(TorchAdapter):
+    def observe(self, layer, before, after):
+        return super().observe(layer, lambda args, kwargs: before(args, {}), after)
+
+
+class SeesReplacedInputs(TorchAdapter):
+    """Looks at the inputs when the layer is through, as a forward hook alone would."""
+
+    def observe(self, layer, before, after):
+        def late(args, kwargs, output):
+            before(args, kwargs)
+            after(args, kwargs, output)
+
+        return super().observe(layer, lambda *_: None, late)
+
+
+class Changes(TorchAdapter):
+    def observe(self, layer, before, after):
+        def change(args, kwargs, output):
+            after(args, kwargs, output)
+            if isinstance(output, torch.Tensor):
+                output.data.mul_(1 + 1e-7)
+
+        return super().observe(layer, before, change)
+
+
+class LeavesHooks(TorchAdapter):
+    def observe(self, layer, before, after):
+        super().observe(layer, before, after)
+        return type("Handle", (), {"remove": lambda self: None})()
+
+
+class TellsOfInnerRoots(TorchAdapter):
+    def watch_roots(self, on_root):
+        return nn.modules.module.register_module_forward_pre_hook(lambda module, args: on_root(module))
+
+
+class ForgetsPlainLists(TorchAdapter):
+    def layers(self, model):
+        return iter(model.named_modules())
+
+    def cautions(self, model):
+        return iter(())
+
+
+class CannotSayWhatItTells(TorchAdapter):
+    def cautions(self, model):
+        yield Note("", "torch-plain-parameter", {"nothing": "that the sentence needs"})
+
+
+class WidensBfloat16(TorchAdapter):
+    def to_numpy(self, tensor):
+        return super().to_numpy(tensor.float() if tensor.dtype == torch.bfloat16 else tensor)
+
+
+class FrameworksOwnNames(TorchAdapter):
+    def parameters(self, model):
+        for parameter in super().parameters(model):
+            role = {"running_mean": "moving_mean"}.get(parameter.role, parameter.role)
+            yield Parameter(**{**vars(parameter), "role": role})
+
+
+class LoadsAnyShape(TorchAdapter):
+    def load(self, parameter, array, dtype):
+        super().load(parameter, array.reshape(parameter.shape), dtype)
+
+
+class OwnWords(TorchAdapter):
+    def spec(self, layer):
+        spec = super().spec(layer)
+        return LayerSpec(spec.kind, {("epsilon" if k == "eps" else k): v for k, v in spec.attributes.items()})
+
+
+class SilencesModulesOnly(TorchAdapter):
+    def silence_dropout(self, model):
+        drops = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+        for module in drops:
+            module.eval()
+        return type("Handle", (), {"remove": lambda self: [module.train() for module in drops]})()
+
+
+FAULTS = [
+    (NoKeywords, "test_nested_inputs_are_seen_with_none_and_plain_values"),
+    (NoKeywords, "test_keyword_arguments_of_the_net_are_seen"),
+    (SeesReplacedInputs, "test_a_value_is_what_it_was_at_that_moment"),
+    (SeesReplacedInputs, "test_events_nest_and_a_shared_layer_has_one_for_each_call"),
+    (LeavesHooks, "test_nothing_is_seen_after_removal_and_removing_twice_is_harmless"),
+    (TellsOfInnerRoots, "test_each_outermost_run_is_told_of_once"),
+    (TellsOfInnerRoots, "test_observers_installed_when_told_see_this_very_run"),
+    (ForgetsPlainLists, "test_layers_in_plain_lists_are_told_of"),
+    (ForgetsPlainLists, "test_layers_in_plain_lists_are_seen"),
+    (FrameworksOwnNames, "test_names_are_canonical"),
+    (LoadsAnyShape, "test_another_shape_is_refused"),
+    (OwnWords, "test_spec_uses_the_words_of_the_vocabulary_only"),
+]
+FAULTS_WITH_ARGUMENTS = [
+    (Changes, "test_outputs_are_bit_identical_with_and_without", ("norm", False)),
+    (Changes, "test_outputs_are_bit_identical_with_and_without", ("norm", True)),
+    (Changes, "test_gradients_are_bit_identical_with_and_without", ("norm",)),
+    (ForgetsPlainLists, "test_paths_are_those_the_net_gives_its_layers", ("plain",)),
+    (CannotSayWhatItTells, "test_cautions_are_sentences_in_both_languages", ("norm",)),
+    (WidensBfloat16, "test_bits_come_back", ("bfloat16", (6, 10))),
+    (SilencesModulesOnly, "test_dropout_is_silenced_in_train_mode_and_comes_back", ("dropout",)),
+    (SilencesModulesOnly, "test_dropout_is_silenced_in_train_mode_and_comes_back", ("recurrent",)),
+]
+ALL = [(fault, check, ()) for fault, check in FAULTS] + FAULTS_WITH_ARGUMENTS
+
+
+@pytest.fixture(autouse=True)
+def clean_torch():
+    """Some of the faults leave things behind: that is what they are for."""
+    from aligner_hooks.torch_.calls import _TOLD
+
+    yield
+    for observers in list(_TOLD.observers.values()):
+        for observer in observers:
+            observer.remove()
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "arguments"), ALL, ids=[f"{fault.__name__}-{check[5:40]}" for fault, check, _ in ALL]
+)
+def test_a_faulty_adapter_is_found(fault, check, arguments):
+    contract = Contract()
+    getattr(contract, check)(TorchAdapter(), *arguments)
+    with pytest.raises((AssertionError, KeyError, ValueError, pytest.fail.Exception)):
+        getattr(contract, check)(fault(), *arguments)
