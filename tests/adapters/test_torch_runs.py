@@ -475,3 +475,71 @@ def test_the_environment_is_that_of_the_net(adapter, line):
     assert (facts["device"], facts["mode"], facts["default_dtype"]) == ("cpu", "pynative", "float32")
     assert adapter.environment(nn.ReLU())["device"] == "cpu"
     assert all(finding.good for finding in adapter.doctor())
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, padding=1, groups=2), nn.BatchNorm2d(8)
+        self.act, self.pool, self.fc = nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Linear(8, 5)
+
+    def forward(self, x):
+        y = self.act(self.bn1(self.conv1(x)))
+        y = self.act(self.bn2(self.conv2(y)) + y)
+        return self.fc(torch.flatten(self.pool(y), 1))
+
+
+class Translator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(6, 8)
+        self.net = nn.Transformer(8, 2, 1, 1, 16, dropout=0.1, batch_first=True)
+        self.rnn = nn.GRU(8, 5, bidirectional=True, batch_first=True)
+
+    def forward(self, x):
+        y = self.embed(x)
+        causal = nn.Transformer.generate_square_subsequent_mask(y.shape[1])
+        return self.rnn(self.net(y, y, tgt_mask=causal, tgt_is_causal=True))[0]
+
+
+REAL = {"residual": (Residual, (4, 3, 8, 8)), "translator": (Translator, (3, 7, 6))}
+
+
+@pytest.mark.parametrize("name", sorted(REAL))
+def test_three_steps_of_training_are_bit_identical_with_and_without(adapter, name):
+    make, shape = REAL[name]
+
+    def train(observed):
+        torch.manual_seed(0)
+        net = make().train()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        recorder = Recorder(adapter)
+        if observed:
+            recorder.attach(net)
+        with recorder:
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss = net(torch.randn(shape)).square().mean()
+                loss.backward()
+                optimizer.step()
+        assert bool(recorder.events) == observed
+        return [loss.detach(), *net.state_dict().values(), *(p.grad for p in net.parameters())]
+
+    without, observed = train(False), train(True)
+    assert len(without) > 10
+    assert all(torch.equal(one, other) for one, other in zip(without, observed))
+
+
+@pytest.mark.parametrize("name", sorted(REAL))
+def test_every_layer_that_runs_is_seen_in_eval_mode(adapter, name):
+    make, shape = REAL[name]
+    net = make().eval()
+    ran = set()
+    handles = [m.register_forward_hook(lambda m, a, o, path=path: ran.add(path)) for path, m in net.named_modules()]
+    with Recorder(adapter).attach(net) as recorder, torch.no_grad():
+        net(torch.randn(shape))
+    for handle in handles:
+        handle.remove()
+    assert {path for _, path in recorder.places} == ran
+    assert len(ran) > 6
