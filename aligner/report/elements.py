@@ -8,6 +8,7 @@ from typing import Optional, Union
 
 import numpy as np
 
+from aligner.compare.tolerance import scale_of
 from aligner.errors import UsageError
 from aligner.record import Array
 
@@ -40,12 +41,15 @@ def difference(reference: Array, port: Array) -> Array:
 def worst(reference: Array, port: Array, count: int = 10) -> list[Element]:
     """The places that differ most, NaN and Inf on one side first; places that are equal are left out.
 
+    A difference counts as the tolerance counts it, against min(1, rms) + |reference|: next to a mask of -1e9 the
+    elements that matter still come first.
+
     Raises:
         ValueError: the arrays have different shapes.
     """
     if reference.shape != port.shape:
         raise ValueError(f"shapes differ: {reference.shape} and {port.shape}")
-    distances = np.abs(difference(reference, port)).ravel()
+    distances = scaled(reference, port)
     same = np.logical_or(reference == port, np.logical_and(_nan(reference), _nan(port)))
     distances[np.isnan(distances)] = np.inf
     distances[same.ravel()] = 0
@@ -55,6 +59,16 @@ def worst(reference: Array, port: Array, count: int = 10) -> list[Element]:
     chosen = np.argpartition(-distances, count - 1)[:count]
     chosen = chosen[np.lexsort((chosen, -distances[chosen]))]
     return [_element(reference, port, np.unravel_index(int(at), reference.shape)) for at in chosen]
+
+
+def scaled(reference: Array, port: Array) -> Array:
+    """|port - reference| of each element against the scale of the tolerance rule, flat."""
+    distances = np.abs(difference(reference, port)).ravel()
+    size = np.abs(reference.astype(np.float64) if reference.dtype.kind in "iub" else reference).ravel()
+    finite = size[np.isfinite(size)]
+    rms = float(np.sqrt(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(distances / (scale_of(rms) + size))
 
 
 def _nan(array: Array) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 from aligner.record import Layer, Phase, display
 from aligner.report import lines
 from aligner.report.dump_text import settings_text, shape_text
-from aligner.report.elements import Selection, difference, select, worst
+from aligner.report.elements import Selection, difference, scaled, select, worst
 from aligner.report.figures import element, figure, index
 from aligner.report.origins import settings
 from aligner.report.terminal import Terminal
@@ -125,7 +125,7 @@ def against_lines(layer: Layer, other: Layer, pairs: Sequence[Pair], terminal: T
     counterparts = {pair.entry.key: pair.port for pair in pairs if pair.reference is not None}
     own = chosen([pair.reference for pair in pairs if pair.reference is not None], view.slots)
     distances = {entry.key: distance(entry, counterparts[entry.key]) for entry in own}
-    most = max(distances.values(), key=lambda d: -1.0 if d is None else d.relative, default=None)
+    most = max(distances.values(), key=lambda d: -1.0 if d is None else d.error, default=None)
     for title, group in _groups(own, language):
         shown += ["", title]
         for entry in group:
@@ -137,10 +137,10 @@ def against_lines(layer: Layer, other: Layer, pairs: Sequence[Pair], terminal: T
 
 @dataclass(frozen=True)
 class Distance:
-    """How far two arrays are apart: the largest finite difference, and the same against the reference's rms."""
+    """How far two arrays are apart: the largest finite difference, and the largest error by the tolerance's scale."""
 
     largest: float
-    relative: float
+    error: float
 
 
 def distance(entry: Entry, other: Optional[Entry]) -> Optional[Distance]:
@@ -148,15 +148,14 @@ def distance(entry: Entry, other: Optional[Entry]) -> Optional[Distance]:
     if other is None or entry.shape != other.shape or entry.content == other.content:
         return None
     reference, port = entry.load(), other.load()
+    most = worst(reference, port, 1)
+    if not most:
+        return None
     apart = np.abs(difference(reference, port))
     finite = apart[np.isfinite(apart)]
-    largest = float(finite.max()) if finite.size else 0.0
-    first = worst(reference, port, 1)
-    if not first:
-        return None
-    size = float(np.sqrt(np.mean(np.square(np.abs(reference), dtype=np.float64)))) if finite.size else 0.0
-    relative = largest / size if size > 0 else largest
-    return Distance(largest, relative if np.isfinite(first[0].difference) else math.inf)
+    errors = scaled(reference, port)
+    error = float(errors[np.isfinite(errors)].max()) if np.isfinite(most[0].difference) else math.inf
+    return Distance(float(finite.max()) if finite.size else 0.0, error)
 
 
 def _pair_lines(
@@ -177,7 +176,8 @@ def _pair_lines(
             shown += [f"    {say(side, language)}", *_values(one, view, terminal)]
     if far is None:
         return shown + (["    " + say("equal-values", language)] if entry.shape == other.shape else [])
-    shown.append("    " + say("max-abs", language, value=figure(far.largest)))
+    sizes = [say("max-abs", language, value=figure(far.largest)), say("error", language, value=figure(far.error))]
+    shown.append("    " + "  ".join(sizes))
     return shown + (_worst_lines(entry, other, view.worst, language) if view.worst else [])
 
 

@@ -78,7 +78,8 @@ def test_a_renamed_layer_is_found(dumps, capsys):
 def test_worst_elements_stand_with_the_record_that_differs(dumps, capsys):
     out = show(capsys, "ref.h5", "norm", "--against", "port.h5", "--worst", "3")[1]
     assert out.count("difference") == 1
-    assert out.rstrip().splitlines()[-1].split()[-1].startswith("0.01")
+    rows = out.rstrip().splitlines()[-3:]
+    assert [float(row.split()[-1]) for row in rows] == pytest.approx([0.01] * 3, abs=1e-6)
 
 
 def test_json(dumps, capsys):
@@ -97,3 +98,14 @@ def test_recover_leaves_a_closed_dump_alone(dumps, capsys):
     before = (dumps / "ref.h5").read_bytes()
     assert show(capsys, "ref.h5", "--recover")[0] == 0
     assert (dumps / "ref.h5").read_bytes() == before
+
+
+def test_nan_on_one_side_is_infinitely_far(tmp_path, capsys):
+    paths = [
+        str(small_dumps.write(tmp_path / "ref.h5")),
+        str(small_dumps.write(tmp_path / "bad.h5", shift=float("nan"))),
+    ]
+    code, out, _ = show(capsys, paths[0], "norm", "--against", paths[1])
+    assert code == 0
+    assert "NaN 8, Inf 0" in out
+    assert "error inf" in out

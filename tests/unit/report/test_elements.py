@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from aligner.compare.tolerance import FLOOR
 from aligner.errors import UsageError
 from aligner.report.elements import difference, select, selection, worst
 
@@ -15,13 +16,19 @@ FLOATS = hnp.arrays(np.float32, (4, 5), elements=st.floats(-10, 10, width=32))
 
 
 @given(FLOATS, FLOATS)
-def test_worst_are_the_largest_differences_in_order(reference, port):
+def test_worst_are_the_largest_errors_in_order(reference, port):
     found = worst(reference, port, 5)
-    distances = np.sort(np.abs(port - reference).ravel())[::-1]
-    distances = distances[distances > 0][:5]
-    assert [np.float32(abs(e.difference)) for e in found] == list(distances)
+    scale = max(min(1.0, float(np.sqrt(np.mean(np.square(reference, dtype=np.float64))))), FLOOR)
+    errors = np.abs(port - reference) / (scale + np.abs(reference))
+    largest = np.sort(errors.ravel())[::-1]
+    assert [errors[one.index] for one in found] == pytest.approx(list(largest[largest > 0][:5]), rel=1e-5)
     for one in found:
         assert (one.reference, one.port) == (reference[one.index], port[one.index])
+
+
+def test_a_mask_does_not_hide_what_matters():
+    reference, port = np.array([-1e9, 0.1], np.float32), np.array([-1e9 + 64, 0.3], np.float32)
+    assert worst(reference, port)[0].index == (1,)
 
 
 def test_one_sided_nan_comes_first_and_common_nan_not_at_all():
