@@ -18,8 +18,8 @@ from aligner.compare.layers import pair_layers
 from aligner.compare.naming import LayerMap, read_map
 from aligner.compare.net import Net, survey
 from aligner.compare.pairing import Pair, pair_records
-from aligner.compare.reading import Reading, read
-from aligner.compare.sorting import in_reading_order
+from aligner.compare.reading import Reading, excuse_rounding, read
+from aligner.compare.sorting import in_reading_order, is_given
 from aligner.compare.tolerance import Tolerance
 from aligner.compare.verdict import Comparison as Comparison
 from aligner.dump.reader import Dump, open_dump
@@ -70,6 +70,7 @@ def compare(
         pairs = in_reading_order(pair_records(one, other, pairing), *nets)
         _check_same_model(one, other, nets, pairs)
         readings = _measured(pairs, rules, executor, progress)
+        _excuse_inputs(readings, nets[0])
         cover(readings, *nets, pairing)
         return conclude(one, other, nets, pairing, readings, rules, tuple(allow_unmatched))
 
@@ -100,6 +101,18 @@ def map_in_order(
 ) -> Iterable[Reading]:
     """The results in the order of the pairs, by the executor if there is one."""
     return (job(pair) for pair in pairs) if executor is None else executor.map(job, pairs)
+
+
+def _excuse_inputs(readings: Sequence[Reading], net: Net) -> None:
+    """Inputs that one side stores in a shorter type are the same inputs, at the net's door and wherever they go."""
+    excused = set()
+    for reading in readings:
+        one, other = reading.pair.reference, reading.pair.port
+        if reading.over and one is not None and other is not None:
+            if is_given(reading.pair.key, net.roots):
+                excused.add((one.content, other.content))
+            if (one.content, other.content) in excused:
+                excuse_rounding(reading)
 
 
 def _check_same_model(one: Dump, other: Dump, nets: tuple[Net, Net], pairs: Sequence[Pair]) -> None:

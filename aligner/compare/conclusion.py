@@ -168,7 +168,7 @@ def _outcome(reading: Reading, own: bool) -> Outcome:
     if reading.deviation is None:
         return Outcome.INCOMPARABLE
     if not reading.over:
-        return Outcome.ALIGNED
+        return Outcome.ROUNDING if reading.rounded else Outcome.ALIGNED
     if reading.nonfinite:
         return Outcome.NONFINITE
     return Outcome.ORIGIN if own else Outcome.INHERITED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from aligner.record import Call, Layer, Phase
@@ -61,7 +62,12 @@ class Net:
         known = self.layers.get(layer)
         return known.spec.kind if known is not None else ""
 
-    @property
+    @cached_property
+    def roots(self) -> frozenset[str]:
+        """Layers that no other layer called: the net itself, as a rule."""
+        return frozenset(visit.call.layer for visit in self.visits if visit.parent is None)
+
+    @cached_property
     def paths(self) -> list[str]:
         """All layers: those declared, and those that only have records."""
         seen = dict.fromkeys(self.layers)

@@ -4,10 +4,11 @@ Every value that a paired call took in or handed on has sources: a leaf's output
 a parent hands to a child or hands on has the tensor itself, if the reference shows that it came unchanged from
 somewhere, and else everything the parent had in hand until then (its inputs, its parameters, its children's outputs).
 
-A value is *born wrong* when it is ten times worse than the worst of its sources and than round-off, and no source is
-over tolerance; otherwise it inherits its sources' origins. Births below the tolerance are kept in mind, since what
-crosses the tolerance further on belongs to them, and dropped if nothing ever does. NaN is always born where no
-source has it. Where errors merely grow until they cross the tolerance, the first crossing counts as the origin.
+A value is *born wrong* when it is ten times worse than the worst of its sources and than round-off (a hundred times
+if a source goes back to another birth), and no source is over tolerance; otherwise it inherits its sources' origins.
+Births below the tolerance are kept in mind, since what crosses the tolerance further on belongs to them, and dropped
+if nothing ever does. NaN is always born where no source has it. Where errors merely grow until they cross the
+tolerance, the first crossing counts as the origin.
 
 Only the outputs of a free run are known here, so a second bug behind a first one shows only if it lies on a clean path.
 """
@@ -24,6 +25,9 @@ from aligner.record import Key
 
 JUMP = 10.0
 """How much worse than its sources a value is when it was born wrong."""
+
+LEAP = 100.0
+"""The same where the sources already go back to a birth: a layer may blow up what a bug before it did, tenfold even."""
 
 SHARE = 0.1
 """A source explains a value if it is at least this bad itself, relative to the value."""
@@ -220,7 +224,8 @@ class Trace:
     def _judge(self, reading: Reading, sources: Sources, birth: Birth, time: int) -> State:
         """Born wrong, inherited, or within round-off."""
         severity, own = reading.severity, max(reading.own, self._coarse)
-        jumped = severity > JUMP * own and severity >= JUMP * sources.severity and not sources.over
+        jump = LEAP if sources.births else JUMP
+        jumped = severity > JUMP * own and severity >= jump * sources.severity and not sources.over
         if jumped or (reading.nonfinite and not sources.nonfinite):
             return replace(self._born(reading, birth), time=time)
         births: tuple[int, ...] = ()

@@ -34,6 +34,8 @@ class Reading:
     over: bool = True
     covered: bool = False
     """Without counterpart, but compared in another way: `reason` says how."""
+    rounded: bool = False
+    """Over tolerance by no more than storing the same values in a shorter type explains; then `over` is false."""
 
     @property
     def matched(self) -> bool:
@@ -69,6 +71,16 @@ class Reading:
             if entry is not None:
                 shortest = max(shortest, DTYPES[entry.dtype].eps or 0.0)
         return max(SEEN, LOW_PRECISION * shortest)
+
+
+def excuse_rounding(reading: Reading) -> None:
+    """The same values in two float types differ by the shorter one's rounding (bfloat16: 4e-3), and are the same."""
+    one, other, deviation = reading.pair.reference, reading.pair.port, reading.deviation
+    if one is None or other is None or deviation is None or one.dtype == other.dtype or deviation.exact:
+        return
+    shortest = max(DTYPES[entry.dtype].eps or 0.0 for entry in (one, other))
+    if reading.over and deviation.scaled <= shortest and not deviation.nonfinite:
+        reading.over, reading.rounded = False, True
 
 
 def read(pair: Pair, tolerance: Tolerance) -> Reading:

@@ -13,7 +13,7 @@ _Place = tuple[int, int, int, int]
 
 def in_reading_order(pairs: Sequence[Pair], reference: Net, port: Net) -> list[Pair]:
     """Pairs by step, class and the reference's order; the port's own records follow what preceded them there."""
-    roots = tuple({v.call.layer for v in net.visits if v.parent is None} for net in (reference, port))
+    roots = reference.roots, port.roots
     places: dict[int, _Place] = {}
     latest: dict[tuple[int, int], int] = {}
     for pair in pairs:
@@ -32,7 +32,12 @@ def in_reading_order(pairs: Sequence[Pair], reference: Net, port: Net) -> list[P
     return sorted(pairs, key=lambda pair: places[id(pair)])
 
 
-def _rank(key: Key, roots: set[str]) -> int:
+def _rank(key: Key, roots: frozenset[str]) -> int:
     if key.phase is Phase.PARAMETER:
         return 1
-    return 0 if key.phase is Phase.FORWARD and key.layer in roots and is_input(key.slot) else 2
+    return 0 if is_given(key, roots) else 2
+
+
+def is_given(key: Key, roots: frozenset[str]) -> bool:
+    """Whether a record went into the net from outside."""
+    return key.phase is Phase.FORWARD and key.layer in roots and is_input(key.slot)
