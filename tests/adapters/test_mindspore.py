@@ -662,6 +662,12 @@ class TestParameters:
         assert roles >= set(sides)
         assert len(roles) == 16
 
+    def test_a_subclass_of_a_recurrent_layer_keeps_its_names(self):
+        class Mine(nn.GRU):
+            pass
+
+        assert {p.role for p in ADAPTER.parameters(Mine(2, 3, has_bias=False))} == {"weight_ih_l0", "weight_hh_l0"}
+
     def test_half_precision_parameters_keep_their_type(self):
         for word, kind in (("float16", mindspore.float16), ("bfloat16", mindspore.bfloat16)):
             net = nn.Dense(2, 2, dtype=kind)
@@ -700,8 +706,9 @@ class TestTensors:
         ):
             np.testing.assert_array_equal(decode(ADAPTER.to_numpy(found), ADAPTER.dtype(found)), wanted)
 
-    def test_an_unfinished_computation_is_waited_for(self):
-        x = tensor(256, 256)
+    @pytest.mark.parametrize("size", [32, 256])
+    def test_an_unfinished_computation_is_waited_for(self, size):
+        x = tensor(size, size)
         y = x
         for _ in range(20):
             y = ops.tanh(ops.matmul(y, x))

@@ -25,6 +25,7 @@ def _kinds(*names: str) -> tuple[type, ...]:
 _AFFINE = {"gamma": "weight", "beta": "bias"}
 _STATISTICS = {"moving_mean": "running_mean", "moving_variance": "running_var"}
 INSTANCE_NORMS = _kinds("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d")
+RECURRENT = _kinds("LSTM", "GRU", "RNN")
 # MindSpore's name for a parameter -> torch's, by the class that owns it. mint's classes have torch's names already.
 ROLES: tuple[tuple[tuple[type, ...], dict[str, str]], ...] = (
     (_kinds("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"), {**_AFFINE, **_STATISTICS}),
@@ -88,9 +89,9 @@ def _owned(cell: nn.Cell) -> Iterator[tuple[str, Any, bool]]:
 def _groups(cell: nn.Cell) -> dict[int, str]:
     """Parameters in tuples and lists of a user's cell, as torch's ParameterList would name them: "scales.0".
 
-    MindSpore's own cells (LSTM) name the members of theirs as torch does.
+    The recurrent layers' own tuples hold parameters that are named as torch names them.
     """
-    if type(cell).__module__.startswith("mindspore."):
+    if isinstance(cell, RECURRENT):
         return {}
     return {
         id(item): f"{name}.{index}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any, Callable, Optional
 
@@ -27,6 +28,7 @@ def in_graph_mode() -> bool:
     return mindspore.get_context("mode") == mindspore.GRAPH_MODE and os.environ.get(JIT_SWITCH) != "0"
 
 
+@cache
 def jit_executor() -> Optional[type]:
     """The class whose instances compile and run @ms.jit functions, or None if this MindSpore has it elsewhere."""
     for module in ("mindspore.graph.api", "mindspore.common.api"):  # 2.8 moved it

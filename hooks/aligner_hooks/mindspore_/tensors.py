@@ -15,6 +15,9 @@ from aligner.record import Array
 
 # Sparse values are no Tensors, yet a layer may be given one: they are tensors whose values we cannot write.
 SPARSE = tuple(getattr(mindspore, name) for name in ("COOTensor", "CSRTensor", "RowTensor") if hasattr(mindspore, name))
+TENSORS = (Tensor, *SPARSE)
+# Up to this size a copy of the bytes is made sooner than MindSpore makes an array that shares its memory.
+SMALL = 16 << 10
 
 
 @cache
@@ -33,7 +36,7 @@ def types() -> Mapping[str, Any]:
 
 def is_tensor(value: object) -> bool:
     """Whether it is one of MindSpore's tensors, dense or sparse."""
-    return isinstance(value, (Tensor, *SPARSE))
+    return isinstance(value, TENSORS)
 
 
 def dtype(tensor: Any) -> str:
@@ -48,16 +51,18 @@ def to_numpy(tensor: Any) -> Array:
     if reason:
         raise ValueError(reason)
     word = dtype(tensor)
-    storage = DTYPES[word].storage
-    if DTYPES[word].decode is None:
+    known = DTYPES[word]
+    if known.decode is None and tensor.nbytes > SMALL:
         array: Array = tensor.asnumpy()
         return array
+    if tensor.size == 0:
+        return np.empty(tensor.shape, known.storage)
     # numpy knows neither bfloat16 nor float8, and with numpy 2 asnumpy() raises for them: the bits it is.
     try:
         bits = tensor.get_bytes()
     except (TypeError, RuntimeError) as error:
         raise ValueError(f"MindSpore cannot read this view of {word} here: copy it first") from error
-    return np.frombuffer(bits, storage).reshape(tensor.shape)
+    return np.frombuffer(bits, known.storage).reshape(tensor.shape)
 
 
 def _unreadable(tensor: Any) -> str:
