@@ -85,7 +85,7 @@ class Adapter(Protocol):
         """Call `before(args, kwargs)` and `after(args, kwargs, output)` whenever the layer runs; change nothing.
 
         An exception of the callbacks goes up to whoever called the layer. If the layer itself raises, `after` is
-        not called.
+        not called. Whoever calls a layer's own forward method passes by: such a layer never ran, for us.
         """
 
     def watch_roots(self, on_root: Callable[[object], None]) -> Handle:
@@ -116,7 +116,11 @@ class Adapter(Protocol):
         """The parameter's bits in canonical layout."""
 
     def load(self, parameter: Parameter, array: Array, dtype: str) -> None:
-        """Give the parameter new values, in canonical layout, keeping the parameter's own dtype and device."""
+        """Give the parameter new values, in canonical layout, keeping the parameter's own dtype and device.
+
+        Raises:
+            ValueError: the array has another shape than the parameter.
+        """
 
     def training(self, layer: object) -> bool:
         """Whether the layer is in train mode."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import threading
 import warnings
 
@@ -441,6 +442,29 @@ def test_two_silences_may_end_in_any_order(adapter, x):
     two.remove()
     assert torch._VF.dropout is original
     assert not torch.equal(net(x), x)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_tells_nobody(adapter, line, x):
+    roots = []
+    watcher = adapter.watch_roots(roots.append)
+    reading, writing = os.pipe()
+    try:
+        with Recorder(adapter).attach(line) as recorder:
+            child = os.fork()
+            if child == 0:  # what a worker that loads data does with a transform that is a module
+                told = nn.Identity()(1) != 1 or roots or recorder.events
+                os.write(writing, b"told" if told else b"quiet")
+                os._exit(0)
+            os.waitpid(child, 0)
+            assert os.read(reading, 10) == b"quiet"
+            line(x)
+    finally:
+        watcher.remove()
+        os.close(reading)
+        os.close(writing)
+    assert recorder.places == LINE
+    assert roots == [line]
 
 
 def test_threads_are_told_apart(adapter):

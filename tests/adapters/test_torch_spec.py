@@ -161,6 +161,15 @@ def test_a_class_that_computes_otherwise_is_not_taken_for_its_base():
     assert TorchAdapter().spec(Standardised(1, 1, 1)).kind == "Standardised"
 
 
+def test_a_subclass_without_its_bases_settings_is_told_of_by_its_own():
+    class Frozen(nn.BatchNorm2d):
+        def __init__(self):
+            nn.Module.__init__(self)
+            self.scale = 2
+
+    assert TorchAdapter().spec(Frozen()) == LayerSpec("Frozen", {"scale": 2})
+
+
 def test_type_names_are_those_people_write():
     adapter = TorchAdapter()
     assert adapter.type_name(nn.Conv2d(1, 1, 1)) == "torch.nn.Conv2d"

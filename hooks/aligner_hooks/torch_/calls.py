@@ -16,6 +16,7 @@ calls of `layer.forward(...)`, which pass by `__call__`, and layers inside a scr
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -62,11 +63,15 @@ class _Told:
         self.watchers: tuple[Watcher, ...] = ()
         self.replaced: list[_Replaced] = []
         self.hold: Optional[Hold] = None
+        self.forgets_in_forks = False
 
     def change(self) -> None:
         """Replace what is needed when the first has come, put it back when the last has gone."""
         wanted = bool(self.observers or self.watchers)
         if wanted and self.hold is None:
+            if not self.forgets_in_forks:
+                os.register_at_fork(after_in_child=_forget)
+                self.forgets_in_forks = True
             self.hold = Hold()
             self.replaced.append(_Replaced(nn.Module, "__call__", _call_instead_of))
             if hasattr(torch, "compile"):
@@ -80,6 +85,15 @@ class _Told:
 
 _TOLD = _Told()
 _DEPTH = _Depth()
+
+
+def _forget() -> None:
+    """In a forked child (a worker that loads data) nobody is told: the dump belongs to the parent."""
+    _TOLD.lock = threading.RLock()
+    with _TOLD.lock:
+        _TOLD.observers.clear()
+        _TOLD.watchers = ()
+        _TOLD.change()
 
 
 class Observer:
@@ -102,11 +116,11 @@ class Observer:
             if self.layer is None:
                 return
             key = id(self.layer)
-            left = tuple(other for other in _TOLD.observers[key] if other is not self)
+            left = tuple(other for other in _TOLD.observers.get(key, ()) if other is not self)
             if left:
                 _TOLD.observers[key] = left
             else:
-                del _TOLD.observers[key]
+                _TOLD.observers.pop(key, None)
             self.layer = None
             _TOLD.change()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -94,11 +94,11 @@ def _plain(module: Any, wanted: type) -> Iterator[tuple[str, Any]]:
 def _search(name: str, value: Any, wanted: type, depth: int) -> Iterator[tuple[str, Any]]:
     if isinstance(value, wanted):
         yield name, value
-    elif depth < _PLAIN_DEPTH and isinstance(value, (list, tuple, Mapping)):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    elif depth < _PLAIN_DEPTH and isinstance(value, (list, tuple, dict)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
             # Most containers hold numbers or words: decide before a path is made.
-            if isinstance(item, (wanted, list, tuple, Mapping)):
+            if isinstance(item, (wanted, list, tuple, dict)):
                 yield from _search(f"{name}.{key}", item, wanted, depth + 1)
 
 
@@ -123,13 +123,15 @@ def set_training(model: Any, training: bool) -> None:
 def cautions(model: Any) -> Iterator[Note]:
     """What cannot be observed fully, and why."""
     fused = None
+    scripted: list[str] = []
     for place in walk(model):
         module, path = place.content, place.path
         if not place.registered:
             yield Note(path, "torch-plain-container", {"layer": path})
         for name, _ in plain_parameters(module):
             yield Note(path, "torch-plain-parameter", {"layer": path or "(net)", "name": name})
-        if isinstance(module, torch.jit.ScriptModule) and len(module._modules):
+        if isinstance(module, torch.jit.ScriptModule) and len(module._modules) and not _inside(path, scripted):
+            scripted.append(path)
             yield Note(path, "torch-scripted", {"layer": path or "(net)"})
         if fused is None and is_fused(module) and not module.training:
             fused = path
@@ -139,6 +141,10 @@ def cautions(model: Any) -> Iterator[Note]:
         yield Note(fused, "torch-fused-attention", {"layer": fused or "(net)"})
     if any(type(module).__name__ == "OptimizedModule" for module in model.modules()):
         yield Note("", "torch-compiled", {"can_stop": can_stop_compiling()})
+
+
+def _inside(path: str, others: list[str]) -> bool:
+    return any(not other or path.startswith(f"{other}.") for other in others)
 
 
 def is_fused(module: Any) -> bool:

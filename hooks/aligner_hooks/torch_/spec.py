@@ -139,9 +139,12 @@ def read(layer: Any) -> LayerSpec:
     if isinstance(layer, torch.jit.ScriptModule):
         return LayerSpec("ScriptModule", {"original": str(getattr(layer, "original_name", ""))})
     entry = _KNOWN.find(layer)
-    if entry is None:
-        return LayerSpec(type(layer).__name__, plain_own(layer))
-    return LayerSpec(entry.kind, dict(entry.read(layer)))
+    if entry is not None:
+        try:
+            return LayerSpec(entry.kind, dict(entry.read(layer)))
+        except (AttributeError, TypeError, ValueError):
+            pass  # a subclass that was built in a way of its own lacks what its base has: tell of it as of any other
+    return LayerSpec(type(layer).__name__, plain_own(layer))
 
 
 def type_name(layer: Any) -> str:
