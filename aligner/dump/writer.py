@@ -118,7 +118,7 @@ class DumpWriter:
     def note(self, note: Note) -> None:
         """Keep a caution with the dump."""
         with self._at_work():
-            item = [names.plain(note.layer), note.message, dict(note.facts)]
+            item = [names.plain(note.layer), names.plain(note.message), dict(note.facts)]
             self._tell(["note", *item])
             self._content.notes.append(sections.note_from(sections.from_json(sections.to_json(item))))
 

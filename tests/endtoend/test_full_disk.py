@@ -86,7 +86,7 @@ def test_a_limit_on_the_size_of_files(tmp_path, count):
     accepted = capture(path, count, LIMIT)
     check(path, accepted, count)
     stored = accepted * count * 4
-    assert stored > (LIMIT - (1 << 20) if count > 1000 else LIMIT // 200)
+    assert stored > (LIMIT - (1 << 20) if count > 1000 else LIMIT // 300)
 
 
 @pytest.fixture

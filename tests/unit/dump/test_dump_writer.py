@@ -373,3 +373,21 @@ def test_key_of_numpy_numbers(tmp_path):
         assert dump.find(Key(1, Phase.FORWARD, "a", 2, "output.0")).order == 4
         assert dump.find(key(9)) is None
         assert bits("float32", (2,)).shape == (2,)
+
+
+@pytest.mark.parametrize("name", ["l%d", "编码器.层%d", "\u200bx%d", "very.long." * 20 + "%d"])
+@pytest.mark.parametrize(("dtype", "shape"), [("float32", ()), ("complex128", (1,) * 12), ("bool", (2, 3))])
+@pytest.mark.parametrize("steps", [1, 7, 300])
+def test_the_room_that_was_kept_is_enough_to_close(tmp_path, name, dtype, shape, steps):
+    path = tmp_path / "x.h5"
+    writer = DumpWriter(path, HEADER)
+    for i in range(300):
+        layer = name % i
+        writer.layer(Layer(layer, "torch.nn.Linear", LayerSpec("Linear", {"in_features": i}), False, False))
+        where = Key(i % steps, Phase.FORWARD, layer, 0, f"output.{i}")
+        writer.write(Record(where, i, dtype, np.full(shape, i, DTYPES[dtype].storage)))
+        writer.call(Call(i % steps, Phase.FORWARD, layer, 0, i, i, {"args": [{"value": i}]}, {"tensor": "output.0"}))
+        writer.note(Note(layer, "dump-changed", {"path": "x"}))
+    kept, end = writer._room, writer._file.end
+    writer.close()
+    assert path.stat().st_size - end <= kept
