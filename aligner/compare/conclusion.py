@@ -14,7 +14,7 @@ from aligner.compare.origin import Birth, Trace
 from aligner.compare.reading import Reading
 from aligner.compare.tolerance import Tolerance
 from aligner.compare.verdict import Comparison, Origin, Outcome, Side, Verdict
-from aligner.record import LayerSpec, Phase
+from aligner.record import LayerSpec, Phase, Scalar, display
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump, Entry
@@ -34,9 +34,14 @@ def conclude(
 ) -> Comparison:
     """The whole answer."""
     trace = _traced(reference, port, pairing, readings)
-    origins, index = _origins(trace, readings, nets[0], pairing)
+    needed = {b for r in readings if r.matched and r.over for b in trace.reached.get(id(r), ())[:1]}
+    origins, index = _origins(trace, needed, nets[0], pairing)
+    places = {trace.births[birth].place for birth in needed}
+    quiet = {n for n, birth in enumerate(trace.births) if birth.place not in places and birth.reading.matched}
+    suspects, _ = _origins(trace, quiet, nets[0], pairing)
     verdicts = tuple(_verdict(reading, trace, origins, index, nets, allowed) for reading in readings)
     failing = [verdict for verdict in verdicts if verdict.fails]
+    measured = [verdict for verdict in failing if verdict.outcome is not Outcome.UNMATCHED]
     outcome = "diverged" if failing else "aligned"
     if any(origin.where == "inputs" for origin in origins):
         outcome = "incomparable"
@@ -50,12 +55,20 @@ def conclude(
         verdicts=verdicts,
         origins=origins,
         layers=tuple(pairing.layers),
-        first=next(iter(failing), None),
-        warnings=tuple(cautions(reference, port, nets, pairing, readings)),
+        first=next(iter(measured or failing), None),
+        warnings=(*cautions(reference, port, nets, pairing, readings), *_told(suspects)),
         counts={outcome.value: counts.get(outcome.value, 0) for outcome in Outcome},
         specs=_specs(origins, nets),
         unpaired=_unpaired(nets, pairing),
+        suspects=suspects,
     )
+
+
+def _told(suspects: Sequence[Origin]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
+    for origin in suspects:
+        error = f"{origin.own_error:.1e}"
+        facts = {"layer": display(origin.layer), "kind": origin.kind, "where": origin.where, "error": error}
+        yield "below-tolerance", facts
 
 
 def _header(dump: Dump) -> Mapping[str, Any]:
@@ -89,12 +102,11 @@ def _call(reading: Reading, back: Mapping[CallId, CallId]) -> Optional[CallId]:
 
 
 def _origins(
-    trace: Trace, readings: Iterable[Reading], net: Net, pairing: Pairing
+    trace: Trace, chosen: Iterable[int], net: Net, pairing: Pairing
 ) -> tuple[tuple[Origin, ...], Mapping[int, int]]:
-    """Births that something over tolerance goes back to, one Origin per place; and the origin of each birth."""
-    needed = {b for r in readings if r.matched and r.over for b in trace.reached.get(id(r), ())[:1]}
+    """One Origin per place where births happened, in order; and the origin of each birth."""
     groups: dict[object, list[int]] = {}
-    for number in sorted(needed, key=lambda n: (trace.births[n].key.step, trace.births[n].order)):
+    for number in sorted(chosen, key=lambda n: (trace.births[n].key.step, trace.births[n].order)):
         groups.setdefault(trace.births[number].place, []).append(number)
     ports: dict[str, str] = {}
     for pair in pairing.layers:

@@ -14,7 +14,7 @@ Anything else stays unmatched.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import numpy as np
 
@@ -30,22 +30,33 @@ if TYPE_CHECKING:
 _Why = Optional[tuple[str, Mapping[str, Scalar]]]
 
 
+class _Point(NamedTuple):
+    """The inputs or the outputs of a call in a step."""
+
+    step: int
+    call: CallId
+    given: bool
+
+
 def cover(readings: Sequence[Reading], reference: Net, port: Net, pairing: Pairing) -> None:
     """Mark the unmatched readings of both sides that are covered, with the reason."""
     back = {other: one for one, other in pairing.calls.items()}
-    handed_on = _handed_on(readings)
-    _Side(reference, 0, set(pairing.calls), pairing.calls, port, handed_on[0]).mark(readings)
-    _Side(port, 1, set(back), back, reference, handed_on[1]).mark(readings)
+    agreement = _agreement(readings)
+    _Side(reference, 0, pairing.calls, port, agreement[0]).mark(readings)
+    _Side(port, 1, back, reference, agreement[1]).mark(readings)
 
 
-def _handed_on(readings: Iterable[Reading]) -> tuple[dict[tuple[int, CallId], bool], dict[tuple[int, CallId], bool]]:
-    """For each side, whether the outputs of a call (in a step) were compared, and agree."""
-    agree: tuple[dict[tuple[int, CallId], bool], dict[tuple[int, CallId], bool]] = ({}, {})
+def _agreement(readings: Iterable[Reading]) -> tuple[dict[_Point, bool], dict[_Point, bool]]:
+    """For each side, the inputs and outputs of calls that were compared, and whether all of them agree."""
+    agree: tuple[dict[_Point, bool], dict[_Point, bool]] = ({}, {})
     for reading in readings:
+        if not reading.matched or reading.pair.key.phase not in CALLS:
+            continue
         for entry, table in zip((reading.pair.reference, reading.pair.port), agree):
-            if entry is not None and entry.key.phase in CALLS and not is_input(entry.key.slot) and reading.matched:
-                call = entry.key.step, CallId(entry.key.layer, entry.key.call)
-                table[call] = table.get(call, True) and not reading.over
+            if entry is not None:
+                key = entry.key
+                point = _Point(key.step, CallId(key.layer, key.call), is_input(key.slot))
+                table[point] = table.get(point, True) and not reading.over
     return agree
 
 
@@ -53,25 +64,18 @@ class _Side:
     """One net, and what is needed to judge its records without a counterpart."""
 
     def __init__(
-        self,
-        net: Net,
-        side: int,
-        paired: set[CallId],
-        counterpart: Mapping[CallId, CallId],
-        other: Net,
-        handed_on: Mapping[tuple[int, CallId], bool],
+        self, net: Net, side: int, counterpart: Mapping[CallId, CallId], other: Net, agreement: Mapping[_Point, bool]
     ) -> None:
         self._net = net
         self._side = side
-        self._paired = paired
         self._counterpart = counterpart
+        self._agreement = agreement
         self._visits = {visit.id: visit for visit in net.visits}
+        self._place = {visit.id: index for index, visit in enumerate(net.visits)}
         self._whole = {v.id for v in other.visits if not v.children}
-        self._handed_on = handed_on
-        self._covered: set[tuple[int, CallId]] = set()
 
     def mark(self, readings: Sequence[Reading]) -> None:
-        """Innermost calls first, so that a wrapper is judged after what it holds."""
+        """Judge the records of this side that have no counterpart."""
         compared: dict[object, Entry] = {}
         missing: list[tuple[Entry, Reading]] = []
         for reading in readings:
@@ -82,25 +86,11 @@ class _Side:
                 missing.append((entry, reading))
             elif reading.deviation is not None:
                 compared.setdefault(entry.content, entry)
-        missing.sort(key=lambda item: -self._depth(item[0]))
         for entry, reading in missing:
             why = self._same_value(entry, compared) or self._effect(entry)
             if why is not None:
                 reading.covered, reading.over = True, False
                 reading.reason, reading.facts = why
-        self._note_covered(missing)
-
-    def _depth(self, entry: Entry) -> int:
-        visit = self._visits.get(CallId(entry.key.layer, entry.key.call))
-        depth = 0
-        while visit is not None:
-            depth, visit = depth + 1, visit.parent
-        return depth
-
-    def _note_covered(self, missing: Iterable[tuple[Entry, Reading]]) -> None:
-        for entry, reading in missing:
-            if reading.covered:
-                self._covered.add((entry.key.step, CallId(entry.key.layer, entry.key.call)))
 
     def _same_value(self, entry: Entry, compared: Mapping[object, Entry]) -> _Why:
         twin = compared.get(entry.content)
@@ -116,39 +106,49 @@ class _Side:
         visit = self._visits.get(call)
         if visit is None:
             return None
-        if call in self._paired:
-            if is_input(key.slot) and self._handed_on.get((key.step, call)):
-                return "covered-output", {"layer": display(key.layer)}
-            return None
+        if call in self._counterpart:
+            agrees = is_input(key.slot) and self._agreement.get(_Point(key.step, call, False))
+            return ("covered-output", {"layer": display(key.layer)}) if agrees else None
         around = self._around(visit)
-        if around is None or (key.step, around.id) not in self._handed_on:
+        if around is None or _Point(key.step, around.id, False) not in self._agreement:
             return None
         if self._counterpart[around.id] in self._whole:
             return "covered-inside", {"layer": display(around.call.layer)}
         inside = _below(visit)
-        if any(v.id in self._paired for v in inside) and all(self._settled(v, key.step) for v in inside):
+        paired = any(v.id in self._counterpart for v in inside)
+        if paired and all(self._settled(v, around, key.step) for v in inside):
             return "covered-children", {}
-        if self._handed_on[key.step, around.id] and not any(self._net.weights(v.call.layer) for v in (visit, *inside)):
+        if not paired and all(self._harmless(v, around, key.step) for v in (visit, *inside)):
             return "covered-around", {"layer": display(around.call.layer)}
         return None
 
     def _around(self, visit: Visit) -> Optional[Visit]:
+        """The nearest call around that has a counterpart."""
         parent = visit.parent
-        while parent is not None and parent.id not in self._paired:
+        while parent is not None and parent.id not in self._counterpart:
             parent = parent.parent
         return parent
 
-    def _settled(self, visit: Visit, step: int) -> bool:
-        """Whether a call inside a wrapper is accounted for: paired, or without weights and judged by its effect."""
-        if visit.children or visit.id in self._paired or self._counterpartless_inside(visit):
+    def _settled(self, visit: Visit, around: Visit, step: int) -> bool:
+        """Whether a call inside a wrapper is accounted for, by a counterpart or by its effect."""
+        if visit.children or visit.id in self._counterpart:
             return True
-        around = self._around(visit)
-        agrees = around is not None and self._handed_on.get((step, around.id), False)
-        return agrees and not self._net.weights(visit.call.layer)
+        nearest = self._around(visit)
+        inside_one_piece = nearest is not None and self._counterpart[nearest.id] in self._whole
+        return inside_one_piece or self._harmless(visit, nearest or around, step)
 
-    def _counterpartless_inside(self, visit: Visit) -> bool:
-        around = self._around(visit)
-        return around is not None and self._counterpart[around.id] in self._whole
+    def _harmless(self, visit: Visit, around: Visit, step: int) -> bool:
+        """Without weights, and what comes next in the call around it agrees."""
+        if self._net.weights(visit.call.layer):
+            return False
+        end = around.call.last
+        for later in self._net.visits[self._place[visit.id] + 1 :]:
+            if end is None or later.call.first > end:
+                break
+            point = _Point(step, later.id, True)
+            if later.call.first > (visit.call.last or end) and point in self._agreement:
+                return self._agreement[point]
+        return self._agreement.get(_Point(step, around.id, False), False)
 
 
 def _below(visit: Visit) -> list[Visit]:

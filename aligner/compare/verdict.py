@@ -128,7 +128,8 @@ class Comparison:
     origins: tuple[Origin, ...]
     layers: tuple[LayerPair, ...]
     first: Optional[Verdict]
-    """The first record in execution order that is over tolerance (parameters and inputs before layers)."""
+    """The first record in execution order that is over tolerance (inputs and parameters before layers); if there is
+    none, the first that is unmatched."""
     warnings: tuple[tuple[str, Mapping[str, Scalar]], ...]
     """(message id, facts)"""
     counts: Mapping[str, int]
@@ -136,6 +137,9 @@ class Comparison:
     """Settings on both sides of every origin's layer, by the reference's path: reports set them side by side."""
     unpaired: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     """Layers that ran without a counterpart, of the reference and of the port."""
+    suspects: tuple[Origin, ...] = ()
+    """Places that are wrong by themselves, by far more than round-off, although nothing exceeds the tolerance there
+    or behind; each has a warning as well."""
 
     @property
     def aligned(self) -> bool:

@@ -58,8 +58,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "它只是容器，其中的各层均已比对。",
     ),
     "covered-around": (
-        "It holds no weights, and the outputs of {layer} around it agree.",
-        "它没有权重，且包含它的 {layer} 的输出一致。",
+        "It holds no weights, and what {layer} goes on with behind it agrees.",
+        "它没有权重，且 {layer} 在其后使用的数值一致。",
     ),
     "covered-output": (
         "Only one side passes this argument, and the outputs of {layer} agree.",
@@ -113,6 +113,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "nan-on-both": (
         "{count} pairs hold NaN at the same places on both sides, first {layer} {slot}; their other values were compared.",
         "有 {count} 对数据在两侧相同位置含有 NaN，首先是 {layer} 的 {slot}；其余数值已比对。",
+    ),
+    "below-tolerance": (
+        "{layer} ({kind}, {where}) is off by {error} by itself: within tolerance, but far more than round-off explains.\n"
+        "Compare its settings with the reference's.",
+        "{layer}（{kind}，{where}）自身误差为 {error}：未超过容差，但远大于舍入误差。\n请与标杆核对其设置。",
     ),
     "dtype-class-differs": (
         "{count} pairs are integers on one side only, first {layer} {slot} ({reference}, {port}); compared by value.",
