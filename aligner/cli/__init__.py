@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from io import TextIOWrapper
@@ -24,7 +23,7 @@ from typing import Optional, TextIO
 from aligner import messages
 from aligner.cli import parser as parsing
 from aligner.errors import AlignerError, UsageError
-from aligner.report.terminal import readable_language
+from aligner.report.lines import readable_language
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "capture": (
@@ -121,6 +120,8 @@ def _wants_traceback(arguments: Sequence[str]) -> bool:
 
 
 def _say_internal(error: Exception, full: bool, language: str) -> None:
+    import traceback  # only now: help must be quick
+
     if full:
         traceback.print_exception(type(error), error, error.__traceback__)
     reason = traceback.format_exception_only(type(error), error)[-1].strip()

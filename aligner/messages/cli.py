@@ -9,8 +9,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "did-you-mean": (" Did you mean {names}?", "您是否想输入 {names}？"),
     "interrupted": (
-        "Interrupted; what was captured so far is readable.\nLook at it with `aligner show`.",
-        "已中断；此前捕获的内容仍可读取。\n可用 `aligner show` 查看。",
+        "Interrupted.\nA dump that was being written is readable up to here: `aligner show DUMP`.",
+        "已中断。\n正在写入的转储在此之前的内容仍可读取：`aligner show 转储文件`。",
     ),
     "internal-error": (
         "aligner itself failed, this is not an answer about your nets: {reason}\n"

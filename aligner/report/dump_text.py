@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Optional
 
 from aligner.record import Layer, LayerSpec, Phase, display
@@ -72,6 +73,7 @@ def tree_lines(dump: Dump, terminal: Terminal, root: str = "", depth: Optional[i
     """The layers below `root`, one a line: name, kind with settings, output shape, number of calls."""
     language = terminal.language
     runs = Counter(call.layer for call in dump.calls if call.phase is Phase.FORWARD)
+    walked = _containers(runs)
     shapes = _output_shapes(dump)
     prefix = f"{root}." if root else ""
     below = [layer for path, layer in dump.layers.items() if path == root or not root or path.startswith(prefix)]
@@ -81,7 +83,7 @@ def tree_lines(dump: Dump, terminal: Terminal, root: str = "", depth: Optional[i
     shown = []
     for layer, name in zip(kept, names):
         tail = f" -> {shapes[layer.path]}" if layer.path in shapes else ""
-        if not runs[layer.path] and not _holds(layer, runs):
+        if not runs[layer.path] and layer.path not in walked:
             tail += f"  {say('not-run', language)}"
         elif runs[layer.path] > 1:
             tail += f"  {say('times', language, count=runs[layer.path])}"
@@ -94,9 +96,14 @@ def tree_lines(dump: Dump, terminal: Terminal, root: str = "", depth: Optional[i
     return shown
 
 
-def _holds(layer: Layer, runs: Counter[str]) -> bool:
-    """Whether layers inside ran: a container is only walked through, it never runs itself."""
-    return layer.children and any(path.startswith(f"{layer.path}." if layer.path else "") for path in runs)
+def _containers(paths: Iterable[str]) -> set[str]:
+    """All layers that have one of these inside: a container is only walked through, it never runs itself."""
+    found = {""}
+    for path in paths:
+        while path:
+            path = path.rpartition(".")[0]
+            found.add(path)
+    return found
 
 
 def _level(path: str, root: str) -> int:

@@ -7,6 +7,7 @@ in a name must show, not act.
 from __future__ import annotations
 
 import shlex
+from typing import TextIO
 from unicodedata import combining, east_asian_width
 
 NO_BREAK = "\u00a0"
@@ -94,3 +95,12 @@ def shell_word(text: str) -> str:
         return shlex.quote(text)
     escaped = (c if c.isprintable() and c not in "\\'" else c.encode("unicode_escape").decode("ascii") for c in text)
     return "$'" + "".join("\\'" if c == "'" else c for c in escaped) + "'"
+
+
+def readable_language(language: str, stream: TextIO) -> str:
+    """The language, or English where the stream's encoding has no Chinese characters."""
+    try:
+        "标杆".encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return "en"
+    return language

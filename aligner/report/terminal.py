@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
+from aligner.report.lines import readable_language
+
 PIPE_WIDTH = 60
 WIDEST = 100
 NARROWEST = 40
@@ -39,15 +41,6 @@ def terminal(stream: TextIO, environ: Mapping[str, str], language: str = "en", c
     return Terminal(
         max(NARROWEST, min(width, WIDEST)), _coloured(live, environ, color), readable_language(language, stream)
     )
-
-
-def readable_language(language: str, stream: TextIO) -> str:
-    """The language, or English where the stream's encoding has no Chinese characters."""
-    try:
-        "标杆".encode(getattr(stream, "encoding", None) or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return "en"
-    return language
 
 
 def _own_width(stream: TextIO) -> int:
