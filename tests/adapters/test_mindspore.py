@@ -435,20 +435,42 @@ class TestCompiledCode:
         own.remove()
         assert order == ["before", "user", "after"] * 2
 
-    def test_a_compiled_function_around_the_net_is_refused_by_the_watch(self):
-        net, x = nn.Dense(4, 4), tensor(2, 4)
+    def test_a_net_in_a_compiled_function_is_told_of_and_cannot_be_observed(self):
+        net, loss = nn.Dense(4, 4), nn.MSELoss()
+        optimizer = nn.SGD(net.trainable_params(), 0.0)
+
+        def forward(x):  # a lambda cannot be compiled here
+            return loss(net(x), x)
+
+        gradients = mindspore.value_and_grad(forward, None, optimizer.parameters)
 
         @mindspore.jit
         def step(x):
-            return net(x)
+            value, found = gradients(x)
+            return ops.depend(value, optimizer(found))
 
-        watcher = ADAPTER.watch_roots(lambda model: None)
-        try:
+        def on_root(model):
+            told.append(model)
             with pytest.raises(AdapterError, match="step"):
-                step(x)
+                ADAPTER.observe(model, lambda *_: None, lambda *_: None)
+
+        told: list[Any] = []
+        watcher = ADAPTER.watch_roots(on_root)
+        try:
+            value = step(tensor(2, 4))
         finally:
             watcher.remove()
-        np.testing.assert_allclose(ADAPTER.to_numpy(step(x)), ADAPTER.to_numpy(net(x)), rtol=1e-5)
+        assert told == [loss, net] or told == [net, loss]
+        np.testing.assert_allclose(value.asnumpy(), loss(net(tensor(2, 4)), tensor(2, 4)).asnumpy(), rtol=1e-5)
+        ADAPTER.observe(net, lambda *_: None, lambda *_: None).remove()
+
+    def test_compiled_functions_without_a_net_disturb_nothing(self):
+        @mindspore.jit
+        def twice(x):
+            return x * 2
+
+        net = nn.Dense(4, 4)
+        assert watched(lambda: net(twice(tensor(2, 4)))) == [net]
 
     def test_graph_mode_is_refused_aloud(self, graph_mode):
         net, x = nn.Dense(4, 4), tensor(2, 4)
@@ -457,12 +479,10 @@ class TestCompiledCode:
             ADAPTER.observe(net, lambda *_: None, lambda *_: None)
         with pytest.raises(AdapterError, match="PYNATIVE_MODE"), ADAPTER.running(net):
             pass
-        watcher = ADAPTER.watch_roots(lambda model: None)
-        try:
-            with pytest.raises(AdapterError, match="PYNATIVE_MODE"):
-                net(x)
-        finally:
-            watcher.remove()
+        optimizer = nn.SGD(net.trainable_params(), 0.01)
+        step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer)
+        assert watched(lambda: net(x)) == [net], "told of, so that observing it is refused with the reason"
+        assert watched(lambda: step(x, x)) == [net]
         assert "mindspore-graph-mode" in {finding.message for finding in ADAPTER.doctor() if not finding.good}
 
     def test_graph_mode_without_compiling_is_eager(self, graph_mode, monkeypatch):

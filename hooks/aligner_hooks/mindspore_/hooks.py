@@ -16,7 +16,7 @@ from mindspore import nn
 
 from aligner.adapter import After, Before
 from aligner.errors import AdapterError
-from aligner_hooks.mindspore_ import runtime
+from aligner_hooks.mindspore_ import roots, runtime
 from aligner_hooks.mindspore_.patches import Handle, Listeners, intercept
 
 Args = tuple[object, ...]
@@ -27,6 +27,8 @@ def observe(cell: nn.Cell, before: Before, after: After) -> Handle:
     """Call `before` and `after` around each run of the cell, changing nothing."""
     if runtime.in_graph_mode():
         raise AdapterError("mindspore-graph-mode")
+    if roots.compiled_function():
+        raise AdapterError("mindspore-jit-outside", function=roots.compiled_function())
     observation = _Observation(cell, before, after)
     observation.install(cell)
     return Handle(observation.remove)

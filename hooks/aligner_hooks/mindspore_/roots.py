@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any, Callable
 
 from mindspore import nn
 
-from aligner.errors import AdapterError
 from aligner_hooks.mindspore_ import runtime
+from aligner_hooks.mindspore_.layers import WRAPPED, registered
 from aligner_hooks.mindspore_.patches import Handle, Listeners, intercept
 
 
@@ -31,16 +34,24 @@ LOOPS = _present(
 REDUCERS = _present("Identity", "DistributedGradReducer", "PipelineGradReducer")
 # Cells that are called by themselves and are no nets.
 HELPERS = (nn.Optimizer, nn.learning_rate_schedule.LearningRateSchedule)
+# How many functions away a compiled function's net is looked for: step -> value_and_grad's -> forward -> net.
+DEEPEST = 6
 
 
 class _Inside(threading.local):
-    """Where this thread is: in a cell's call already, in how many loops."""
+    """Where this thread is: in a cell's call already, in how many loops, in front of which compiled function."""
 
     cell = False
     loops = 0
+    compiled = ""
 
 
 _INSIDE = _Inside()
+
+
+def compiled_function() -> str:
+    """The compiled function for whose sake `on_root` is being called: what runs in it cannot be observed."""
+    return _INSIDE.compiled
 
 
 def watch_roots(on_root: Callable[[nn.Cell], None]) -> Handle:
@@ -48,11 +59,14 @@ def watch_roots(on_root: Callable[[nn.Cell], None]) -> Handle:
 
     `Cell.__call__` is where MindSpore looks for hooks, so what `on_root` installs is found by this very run. No
     public door tells of a call of a cell nobody knows yet: the method is replaced until the handle is removed.
+
+    A net that runs compiled is told of as well, so that observing it can be refused with the reason: otherwise
+    the watcher would wait for ever. The user's program is not disturbed by it.
     """
     handle = Handle(intercept(nn.Cell, "__call__", on_root, _watched_call))
     executor = runtime.jit_executor()
     if executor is not None:
-        handle.add(intercept(executor, "compile", (), _refused_compile))
+        handle.add(intercept(executor, "compile", on_root, _watched_compile))
     return handle
 
 
@@ -60,7 +74,7 @@ def _watched_call(original: Callable[..., Any], listeners: Listeners) -> Callabl
     def __call__(self: nn.Cell, *args: object, **kwargs: object) -> object:
         if _INSIDE.cell:
             return original(self, *args, **kwargs)
-        if isinstance(self, LOOPS):
+        if isinstance(self, LOOPS) and not runtime.in_graph_mode():
             _INSIDE.loops += 1
             try:
                 return original(self, *args, **kwargs)
@@ -69,7 +83,7 @@ def _watched_call(original: Callable[..., Any], listeners: Listeners) -> Callabl
         _INSIDE.cell = True
         try:
             if not isinstance(self, HELPERS) and not (_INSIDE.loops and isinstance(self, REDUCERS)):
-                _tell(self, listeners)
+                _tell(_looped(self), listeners)
             return original(self, *args, **kwargs)
         finally:
             _INSIDE.cell = False
@@ -77,20 +91,57 @@ def _watched_call(original: Callable[..., Any], listeners: Listeners) -> Callabl
     return __call__
 
 
+def _watched_compile(original: Callable[..., Any], listeners: Listeners) -> Callable[..., Any]:
+    def compile(self: Any, *args: object, **kwargs: object) -> object:
+        if not _INSIDE.cell:
+            _INSIDE.cell = True
+            _INSIDE.compiled = getattr(self.fn, "__qualname__", str(self.fn))
+            try:
+                for cell in _reached(self.fn, set(), 0):
+                    _tell(cell, listeners)
+            finally:
+                _INSIDE.cell, _INSIDE.compiled = False, ""
+        return original(self, *args, **kwargs)
+
+    return compile
+
+
 def _tell(root: nn.Cell, listeners: Listeners) -> None:
-    if runtime.in_graph_mode():
-        raise AdapterError("mindspore-graph-mode")
     for on_root in list(listeners.values()):
         on_root(root)
 
 
-def _refused_compile(original: Callable[..., Any], _listeners: Listeners) -> Callable[..., Any]:
-    """Where the user's own function is compiled with the net inside it, nothing would ever be seen: say so."""
+def _looped(cell: nn.Cell) -> nn.Cell:
+    """The net inside one of MindSpore's loops, which is compiled together with it in GRAPH_MODE."""
+    while isinstance(cell, LOOPS):
+        children = registered(cell)
+        inner = children.get("network", children.get(WRAPPED))
+        if inner is None:
+            break
+        cell = inner
+    return cell
 
-    def compile(self: Any, *args: object, **kwargs: object) -> object:
-        function = self.fn
-        if not _INSIDE.cell and not str(getattr(function, "__module__", "")).startswith("mindspore."):
-            raise AdapterError("mindspore-jit-outside", function=getattr(function, "__qualname__", str(function)))
-        return original(self, *args, **kwargs)
 
-    return compile
+def _reached(value: Any, seen: set[int], depth: int) -> Iterator[nn.Cell]:
+    """The nets that a function works with: what it closes over, is bound to, and names among its globals."""
+    if id(value) in seen or depth > DEEPEST:
+        return
+    seen.add(id(value))
+    if isinstance(value, nn.Cell):
+        if not isinstance(value, HELPERS):
+            yield _looped(value)
+        return
+    inner: list[Any] = []
+    if isinstance(value, FunctionType):
+        names = value.__code__.co_names
+        inner = [value.__globals__[name] for name in names if name in value.__globals__]
+        empty = CellType()  # of a variable that has no value yet
+        inner += [held.cell_contents for held in value.__closure__ or () if held != empty]
+    elif isinstance(value, MethodType):
+        inner = [value.__self__, value.__func__]
+    elif isinstance(value, partial):
+        inner = [value.func, *value.args, *value.keywords.values()]
+    elif isinstance(value, (list, tuple)):
+        inner = list(value)
+    for item in inner:
+        yield from _reached(item, seen, depth + 1)
