@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import EntryPoint, entry_points
-from typing import cast
+from typing import Optional, cast
 
 from aligner.adapter import Adapter
 from aligner.errors import AdapterError
@@ -43,18 +43,26 @@ def load(name: str) -> Adapter:
 def of(value: object) -> Adapter:
     """The adapter whose framework `value` (a model) belongs to.
 
-    The framework of a live object is imported already, so only adapters of imported frameworks are loaded.
+    The framework of a live object is imported already, so only adapters of imported frameworks are loaded. One that
+    does not load is passed over (MindTorch can stand in sys.modules as torch), unless the object comes from there.
 
     Raises:
-        AdapterError: no adapter knows it.
+        AdapterError: no adapter knows it, or the one that should does not load.
     """
     bases = {base.__module__.partition(".")[0] for base in type(value).__mro__}
     points = available()
+    broken: Optional[AdapterError] = None
     for name in sorted(points, key=lambda name: name not in bases):
         if name in sys.modules:
-            adapter = load(name)
+            try:
+                adapter = load(name)
+            except AdapterError as error:
+                broken = broken or (error if name in bases else None)
+                continue
             if adapter.is_model(value):
                 return adapter
+    if broken is not None:
+        raise broken
     raise AdapterError(
         "model-unknown",
         type=f"{type(value).__module__}.{type(value).__qualname__}",

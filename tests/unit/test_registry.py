@@ -75,6 +75,39 @@ def test_the_adapter_of_an_object_is_found(install, monkeypatch):
     assert registry.of(model).name == "abacus"
 
 
+def test_a_broken_adapter_stands_in_nobody_elses_way(install, monkeypatch):
+    install("aaa_broken", "raise OSError('no driver')")
+    install("abacus", "class Adapter:\n    is_model = staticmethod(lambda value: hasattr(value, 'beads'))\n")
+    for name in ("aaa_broken", "abacus"):
+        monkeypatch.setitem(sys.modules, name, sys)
+    assert registry.of(type("Model", (), {"beads": 10})()).is_model
+    foreign = type("Model", (), {"__module__": "aaa_broken.nn"})()
+    with pytest.raises(AdapterError) as error:
+        registry.of(foreign)
+    assert error.value.message == "adapter-broken"
+
+
+def test_an_imitation_in_torchs_place_has_no_torch_models(tmp_path):
+    package = tmp_path / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("from torch import nn\nclass Tensor: pass\n__version__ = '9'\n")
+    (package / "nn.py").write_text("class Module: pass\nclass Parameter: pass\nfunctional = None\n")
+    (package / "version.py").write_text("")
+    program = """
+from torch import nn
+from aligner import registry
+from aligner.errors import AdapterError
+adapter = registry.load("torch")
+try:
+    registry.of(nn.Module())
+except AdapterError as error:
+    print(error.message)
+print(adapter.is_model(nn.Module()), [finding.message for finding in adapter.doctor()])
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.split("\n")[:2] == ["model-unknown", "False ['torch-imitated']"], done.stderr
+
+
 def test_an_object_of_no_framework_is_told_its_type():
     with pytest.raises(AdapterError) as error:
         registry.of(object())

@@ -20,12 +20,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from typing import Any, Optional
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 from aligner.adapter import After, Before, Handle
 from aligner_hooks.torch_.eager import Hold, is_rehearsal, stop_compiling
@@ -155,6 +155,7 @@ def watch_roots(on_root: OnRoot) -> Handle:
 def _call_instead_of(original: Any) -> Any:
     depth, observers_of = _DEPTH, _TOLD.observers
 
+    @wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         if depth.calls == 0 and _TOLD.watchers and not is_rehearsal():
             _tell_of_root(self)
@@ -180,7 +181,7 @@ def _call_instead_of(original: Any) -> Any:
 
 def _tell_of_root(module: Any) -> None:
     # Reading a parametrized weight (weight_norm) calls a module too, outside of any run.
-    if isinstance(module, parametrize.ParametrizationList):
+    if isinstance(module, nn.utils.parametrize.ParametrizationList):
         return
     stop_compiling()
     for watcher in _TOLD.watchers:
@@ -190,6 +191,7 @@ def _tell_of_root(module: Any) -> None:
 def _compile_instead_of(original: Any) -> Any:
     """torch.compile brings the compiler in; from then on it must stand aside."""
 
+    @wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:
         _import_compiler()
         compiled = original(*args, **kwargs)

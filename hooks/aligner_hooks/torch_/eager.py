@@ -91,20 +91,10 @@ def _has_torch_function(arguments: object) -> bool:
 
 def is_rehearsal() -> bool:
     """Whether a layer's call now is no run of the net: traced, compiled, or recomputed in a backward pass."""
-    if torch._C._get_tracing_state() is not None:
-        return True
-    if _graph_task() != -1:
-        return True
-    return bool(_is_compiling())
+    return _tracing() is not None or _graph_task() != -1 or bool(_is_compiling())
 
 
-def _never() -> bool:
-    return False
-
-
-def _no_task() -> int:
-    return -1
-
-
-_graph_task = getattr(torch._C, "_current_graph_task_id", _no_task)
-_is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", _never)
+# Looked up once: these are asked at every call of every layer. What a torch does not have, never happens there.
+_tracing = getattr(getattr(torch, "_C", None), "_get_tracing_state", lambda: None)
+_graph_task = getattr(getattr(torch, "_C", None), "_current_graph_task_id", lambda: -1)
+_is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", lambda: False)

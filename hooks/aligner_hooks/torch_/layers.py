@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
 
 from aligner.record import Note
 from aligner_hooks.torch_.eager import can_stop_compiling
@@ -51,7 +50,7 @@ def _walk(
     yield Place(path, raw, module, content, is_registered)
     for name, child in content._modules.items():
         # What computes a weight from others (weight_norm) is part of the layer, not a layer of the net.
-        if child is not None and not (name == "parametrizations" and parametrize.is_parametrized(content)):
+        if child is not None and not (name == "parametrizations" and nn.utils.parametrize.is_parametrized(content)):
             yield from _walk(_join(path, name), _join(raw, name), child, is_registered, registered, seen)
     for name, child in _plain(content, nn.Module):
         if id(child) not in registered:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.nn.utils import parametrize
+from torch import nn
 
 from aligner.adapter import Parameter
 from aligner.record import Array
@@ -24,7 +24,7 @@ def walk(model: Any) -> Iterator[Parameter]:
         module = place.content
         trained = [*module._parameters.items(), *layers.plain_parameters(module)]
         buffers = [*module._buffers.items()]
-        if parametrize.is_parametrized(module):
+        if nn.utils.parametrize.is_parametrized(module):
             trained += module.parametrizations.named_parameters("parametrizations")
             buffers += module.parametrizations.named_buffers("parametrizations")
         for name, tensor in trained:

@@ -26,7 +26,7 @@ _DEVICES = {"cpu": "cpu", "gpu": "cuda", "ascend": "npu"}
 @cache
 def is_real_torch() -> bool:
     """Whether `torch` is PyTorch: MindTorch and others can take its name and its place in sys.modules."""
-    loader = getattr(getattr(torch._C, "__spec__", None), "loader", None)
+    loader = getattr(getattr(getattr(torch, "_C", None), "__spec__", None), "loader", None)
     return type(loader).__name__ == "ExtensionFileLoader" and nn.Module.__module__ == "torch.nn.modules.module"
 
 
