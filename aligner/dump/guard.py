@@ -29,7 +29,14 @@ _MAX_ATTRIBUTE = 1 << 16
 _SLACK = 1 << 16  # bytes a dataset may declare beyond what is stored: small ones compress to nothing
 _FILTERS = frozenset({1, 2, 3, 4, 5, 6, 32000})  # deflate, shuffle, fletcher32, szip, nbit, scaleoffset, lzf
 
-_PROGRAM = "import sys; sys.path[:1] = [sys.argv[1]]; from aligner.dump.guard import main; main(sys.argv[2])"
+_PROGRAM = """
+import sys
+path, root, *more = sys.argv[1:]
+sys.path[:0] = [root]
+sys.path += more
+from aligner.dump.guard import main
+main(path)
+"""
 
 
 class Finding(NamedTuple):
@@ -55,8 +62,9 @@ def refusal(path: Path, found: Finding) -> DumpError:
 def inspect(path: Path) -> Optional[Finding]:
     """Look at the file in another process; None if nothing in it is hostile."""
     root = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "HDF5_PLUGIN_PATH": os.devnull, "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": ""}
-    command = [sys.executable, "-c", _PROGRAM, root, os.fspath(path.absolute())]
+    more = [place for place in sys.path if os.path.isabs(place)]  # packages may stand where only this process looks
+    environment = {**os.environ, "HDF5_PLUGIN_PATH": os.devnull, "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-I", "-c", _PROGRAM, os.fspath(path.absolute()), root, *more]
     try:
         done = subprocess.run(
             command,
