@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from aligner.compare.deviation import Deviation
 from aligner.compare.verdict import Comparison, Origin
 from aligner.record import Attribute, LayerSpec, display
@@ -61,35 +63,40 @@ def worst_facts(deviation: Deviation, language: str) -> list[str]:
 
 def statement(origin: Origin, tolerance: float, language: str) -> str:
     """What is wrong here, in one sentence."""
-    known = {"slot": printable(origin.slot), "own": figure(origin.own_error, tolerance)}
-    if origin.where == "layer":
-        if origin.deviation is not None and origin.deviation.nonfinite:
-            return say("origin-nonfinite", language, **known)
-        if origin.input_error is None:
-            return say("origin-layer-no-input", language, **known)
-        return say("origin-layer", language, input=figure(origin.input_error, tolerance), **known)
+    known = {"slot": printable(origin.slot), "off": _off(origin, tolerance, language)}
+    known["input"] = say("nothing-measured", language)
+    if origin.input_error is not None:
+        known["input"] = figure(origin.input_error, tolerance)
+    if origin.where == "layer" and origin.input_error is None:
+        return say("origin-layer-no-input", language, **known)
     if origin.where == "glue":
         before, after = (printable(name) for name in origin.between or ("", ""))
-        entering = after and origin.slot.startswith("input")
-        return say(
-            "origin-glue",
-            language,
-            before=before or say("own-input", language),
-            after=after or say("own-output", language),
-            seen=say("slot-of", language, slot=known["slot"], layer=after) if entering else known["slot"],
-            own=known["own"],
-            input=figure(origin.input_error) if origin.input_error is not None else say("nothing-measured", language),
-        )
+        known["before"] = before or say("own-input", language)
+        known["after"] = after or say("own-output", language)
+        if after and origin.slot.startswith("input"):
+            known["slot"] = say("slot-of", language, slot=known["slot"], layer=after)
     return say(f"origin-{origin.where}", language, **known)
 
 
+def _off(origin: Origin, tolerance: float, language: str) -> str:
+    """How far off: a number, unless there is none to give."""
+    if origin.deviation is not None and origin.deviation.nonfinite:
+        return say("off-nonfinite", language)
+    if origin.deviation is None and not math.isfinite(origin.own_error):
+        return say("off-shape", language)
+    return say("off-error", language, value=figure(origin.own_error, tolerance))
+
+
 def settings(reference: LayerSpec, port: LayerSpec, language: str) -> list[str]:
-    """The settings that differ, one sentence each; or that none does."""
+    """The settings that differ, one sentence each; or that none does. Of other kinds, only those both have."""
     pairs: list[tuple[str, Attribute, Attribute]] = []
     absent = say("setting-absent", language)
     if reference.kind != port.kind:
         pairs.append((say("setting-kind", language), reference.kind, port.kind))
-    for name in dict.fromkeys((*reference.attributes, *port.attributes)):
+    names = dict.fromkeys((*reference.attributes, *port.attributes))
+    if reference.kind != port.kind:
+        names = dict.fromkeys(name for name in reference.attributes if name in port.attributes)
+    for name in names:
         mine, other = reference.attributes.get(name, absent), port.attributes.get(name, absent)
         if mine != other or type(mine) is not type(other):
             pairs.append((name, mine, other))
