@@ -47,8 +47,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "origin": ("origin", "源头"),
     "origins": ("origin {number} of {count}", "源头 {number}/{count}"),
     "origin-layer": (
-        "wrong by itself: what goes in agrees (error {input}), {slot} {off}",
-        "该层自身有误：输入一致（误差 {input}），{slot} {off}",
+        "wrong by itself: what goes in agrees ({input}), {slot} {off}",
+        "该层自身有误：输入一致（{input}），{slot} {off}",
     ),
     "origin-layer-no-input": (
         "wrong by itself: {slot} {off}, nothing before it does",
@@ -56,8 +56,8 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "origin-head-glue": ("the code of {layer}", "{layer} 的代码"),
     "origin-glue": (
-        "not a layer but the code between {before} and {after}: {slot} {off}, what goes in agrees (error {input})",
-        "并非某一层，而是 {before} 与 {after} 之间的代码有误：{slot} {off}，而进入其中的值一致（误差 {input}）",
+        "not a layer but the code between {before} and {after}: {slot} {off}, what goes in agrees ({input})",
+        "并非某一层，而是 {before} 与 {after} 之间的代码有误：{slot} {off}，而进入其中的值一致（{input}）",
     ),
     "origin-parameters": (
         "wrong before anything runs: the parameter {slot} {off}",
