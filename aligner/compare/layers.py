@@ -240,15 +240,20 @@ def _first(net: Net) -> Mapping[str, Visit]:
 
 
 def _pair_owners(pairing: Pairing, reference: Net, port: Net) -> None:
-    """Layers that never run but own parameters (attention's out_proj): by their parent's counterpart and name."""
+    """Layers that never run but own parameters (attention's out_proj): inside their parent's counterpart, by name or
+    as the only one with such parameters."""
     counterparts = {pair.reference: pair.port for pair in pairing.layers}
-    ours, theirs = _first(reference), _first(port)
-    found = []
+    running = {visit.call.layer for visit in reference.visits}
+    taken = set(counterparts.values())
     for path in reference.parameters:
-        if path in counterparts or path in ours:
+        if path in counterparts or path in running:
             continue
         parent, _, last = path.rpartition(".")
-        wanted = f"{counterparts.get(parent, parent)}.{last}".lstrip(".")
-        if wanted in port.parameters and wanted not in theirs:
-            found.append(LayerPair(path, wanted, 0.9, "structure"))
-    pairing.add(found)
+        around = counterparts.get(parent, parent)
+        inside = [p for p in port.parameters if p not in taken and p.rpartition(".")[0] == around]
+        alike = [p for p in inside if port.weights(p) == reference.weights(path)]
+        named = [p for p in inside if p.rpartition(".")[2] == last]
+        chosen = named or (alike if len(alike) == 1 else [])
+        if chosen:
+            pairing.add([LayerPair(path, chosen[0], 0.9 if named else 0.7, "structure")])
+            taken.add(chosen[0])
