@@ -32,7 +32,7 @@ def text(value: object) -> str:
 
 def code(value: object) -> str:
     """A name or a number, in a type whose letters cannot be confused."""
-    return f'<code style="background:none;color:inherit;overflow-wrap:anywhere">{text(value)}</code>'
+    return f'<code style="background:none;color:inherit;overflow-wrap:break-word">{text(value)}</code>'
 
 
 def badge(word: str, outcome: str) -> str:
@@ -59,7 +59,11 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -
 
 
 def _align(column: int, left: int) -> str:
-    return f"text-align:{'left' if column < left else 'right'}"
+    return (
+        "text-align:left;max-width:36em;overflow-wrap:break-word"
+        if column < left
+        else "text-align:right;white-space:nowrap"
+    )
 
 
 def block(*parts: str) -> str:
