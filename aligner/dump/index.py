@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aligner.dtypes import DTYPES
-from aligner.dump.sections import VALUES, Row, demand, text
+from aligner.dump.sections import RECORD_COLUMNS, VALUES, Row, demand, text
 from aligner.record import Key, Phase
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _decode(tables: Any, records: Any, start: int, end: int) -> Index:
     demand(all(word in DTYPES for word in dtypes), "a dtype is unknown")
     elements = [_elements(shape) for shape in tables["shape"]]
     shapes = [tuple(shape) for shape in tables["shape"]]
-    column = {name: _numbers(records[name]) for name in records}
+    column = {name: _numbers(records[name]) for name in RECORD_COLUMNS}
     demand(len({c.size for c in column.values()}) == 1, "the columns differ in length")
     for name, table in (
         ("phase", phases), ("layer", layers), ("slot", slots), ("dtype", dtypes), ("shape", shapes), ("form", forms),

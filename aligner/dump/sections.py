@@ -106,7 +106,20 @@ def _columns(header: Sequence[str], rows: Iterable[tuple[int, ...]]) -> dict[str
     return {name: list(column) for name, column in zip(header, columns)}
 
 
-_RECORD = ("step", "phase", "layer", "call", "slot", "order", "dtype", "shape", "offset", "size", "checksum", "form")
+RECORD_COLUMNS = (
+    "step",
+    "phase",
+    "layer",
+    "call",
+    "slot",
+    "order",
+    "dtype",
+    "shape",
+    "offset",
+    "size",
+    "checksum",
+    "form",
+)
 _CALL = ("step", "phase", "layer", "number", "first", "last", "inputs", "outputs")
 
 
@@ -150,7 +163,7 @@ def _index(rows: Iterable[Row], notes: Iterable[Note]) -> dict[str, Any]:
     tables = {"phase": phase, "layer": layer, "slot": slot, "dtype": dtype, "shape": shape, "form": form}
     return {
         "tables": {name: table.words() for name, table in tables.items()},
-        "records": _columns(_RECORD, numbers),
+        "records": _columns(RECORD_COLUMNS, numbers),
         "notes": [[note.layer, note.message, dict(note.facts)] for note in notes],
     }
 

@@ -65,10 +65,10 @@ class DumpWriter:
         self._spots: set[tuple[str, tuple[int, ...], bytes]] = set()
         self._words: dict[str, tuple[str, str]] = {}
         with reported(self.path):
-            _make_way(self.path, force)
+            _check_place(self.path, force)
             self._journal = journal.Journal(journal.path_of(self.path))
             try:
-                self._file = DataFile(self.path, BASE + SUPERBLOCK_SIZE)
+                self._journal.append(sections.to_json(["aligner journal", 1, self._token]))
                 self._begin()
             except BaseException:
                 self._journal.remove()
@@ -76,14 +76,17 @@ class DumpWriter:
         self._open = True
 
     def _begin(self) -> None:
-        """Mark the file as a dump in the making, or leave none behind."""
+        """Put a dump in the making in its place, or none: a file is never there without its first lines."""
+        new = self.path.with_name(self.path.name + ".new")
+        new.unlink(missing_ok=True)
+        self._file = DataFile(new, BASE + SUPERBLOCK_SIZE)
         try:
             self._file.put(0, userblock.encode(userblock.UserBlock(self._token, False)))
-            self._journal.append(sections.to_json(["aligner journal", 1, self._token]))
             self._tell(["header", self._content.header])
+            new.replace(self.path)
         except BaseException:
             self._file.close()
-            self.path.unlink()
+            new.unlink()
             raise
 
     def __enter__(self) -> DumpWriter:
@@ -261,8 +264,8 @@ def finish(file: DataFile, content: Content, token: str) -> None:
     file.put(0, userblock.encode(end.block))
 
 
-def _make_way(path: Path, force: bool) -> None:
-    """See that a new file can stand at `path`; with `force`, remove the file that stands there."""
+def _check_place(path: Path, force: bool) -> None:
+    """See that a new file may stand at `path`."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -273,10 +276,6 @@ def _make_way(path: Path, force: bool) -> None:
         raise DumpError("dump-exists", path=path)
     if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
         raise DumpError("dump-no-file", path=path)
-    beside = journal.path_of(path)
-    if beside.exists() and journal.is_live(beside):
-        raise BlockingIOError(path)
-    path.unlink()
 
 
 @contextmanager

@@ -440,3 +440,16 @@ def test_descriptors_are_given_back(tmp_path):
             DumpWriter(path, {})
         DumpWriter(tmp_path / "z.h5", {}, force=True).close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_a_later_aligner_adds_is_left_alone(tmp_path):
+    def more(parts):
+        parts["index"]["records"]["sketch"] = ["x"]
+        parts["index"]["tables"]["new"] = {"a": 1}
+        parts["index"]["also"] = None
+        parts["calls"]["calls"]["new"] = []
+        parts["further"] = b"\0\1"
+
+    with open_dump(forged(tmp_path / "x.h5", more)) as dump:
+        dump.verify()
+        assert dump.entries[0].load().size == 4
