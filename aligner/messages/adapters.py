@@ -52,6 +52,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{layer}（{type}）直接调用了另一个 Cell 的 construct：看不到该 Cell 的输入和输出。\n"
         "请直接调用该 Cell，即用 self.layer(x) 代替 self.layer.construct(x)。",
     ),
+    "mindspore-spec-unread": (
+        "The settings of {layer} ({type}) could not be read ({reason}): they cannot be compared, its values can.\n"
+        "Compare its constructor's arguments with the reference by hand.",
+        "无法读取 {layer}（{type}）的设置（{reason}）：设置无法比较，数值仍可比较。\n请人工核对其构造参数与标杆是否一致。",
+    ),
     "mindspore-plain-list": (
         "'{attribute}' keeps cells in a plain list or dict: MindSpore does not count their parameters among the net's.\n"
         "They are captured all the same; use nn.CellList or nn.CellDict so that they are trained and saved.",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+import runpy
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -631,6 +633,53 @@ class Held(nn.Cell):
         return x * self.scale
 
 
+SAMPLES = Path(__file__).parents[2] / "samples"
+
+
+def sample(name: str) -> tuple[nn.Cell, Tensor]:
+    """The correct port of a sample and an input for it."""
+    net = runpy.run_path(str(SAMPLES / name / "port.py"))["build"]()
+    if name == "resnet18":
+        return net, tensor(2, 3, 32, 32)
+    return net, Tensor(np.arange(24).reshape(2, 12) % 9, mindspore.int32)
+
+
+def total(value: Any) -> Any:
+    """The sum of all floats in a net's result."""
+    if isinstance(value, (dict, list, tuple)):
+        values = value.values() if isinstance(value, dict) else value
+        return sum(total(each) for each in values if each is not None)
+    return value.sum()
+
+
+class TestRealNets:
+    """Numbers do not change when a net is observed, on nets people know."""
+
+    @pytest.mark.parametrize("training", [False, True])
+    @pytest.mark.parametrize("name", ["resnet18", "transformer", "lstm"])
+    def test_outputs_and_gradients_are_bit_identical(self, name, training):
+        net, x = sample(name)
+        ADAPTER.set_training(net, training)
+        run = mindspore.value_and_grad(lambda x: total(net(x)), None, list(net.trainable_params()))
+        start = [(p, ADAPTER.read(p).copy()) for p in ADAPTER.parameters(net)]
+
+        def everything():
+            for parameter, values in start:
+                ADAPTER.load(parameter, values, parameter.dtype)
+            value, gradients = run(x)
+            return [bits(value), *map(bits, gradients), *(bits(p.tensor) for p, _ in start)]
+
+        silenced = ADAPTER.silence_dropout(net)
+        try:
+            clean = everything()
+            with Recorder(ADAPTER).attach(net) as recorder:
+                assert everything() == clean
+        finally:
+            silenced.remove()
+        assert len(recorder.events) >= 10
+        assert not tables(net)
+
+
 class TestParameters:
     def table(self, net):
         return {(p.layer, p.role): p for p in ADAPTER.parameters(net)}
@@ -744,12 +793,12 @@ class FunctionalDropout(nn.Cell):
 
     def construct(self, x):
         y, _ = self.primitive(x)
-        return imported_dropout(y, 0.5), ops.dropout2d(x.reshape(1, -1, 4, 4), 0.5)
+        return imported_dropout(y, 0.5), ops.dropout2d(x.reshape(1, -1, 2, 2), 0.5)
 
 
 class TestDropout:
     def test_functions_and_primitives_are_silenced_and_come_back(self):
-        net, x = FunctionalDropout(), tensor(16, 4)
+        net, x = FunctionalDropout(), tensor(64, 4)
         globals_before = imported_dropout
         handle = ADAPTER.silence_dropout(net)
         try:
@@ -762,6 +811,19 @@ class TestDropout:
         y, z = net(x)
         assert bits(y) != bits(x)
         assert bits(z) != bits(x)
+
+    def test_two_may_silence_the_functions_and_leave_in_any_order(self):
+        net, x = FunctionalDropout(), tensor(64, 4)
+        original = ops.dropout
+        first, second = ADAPTER.silence_dropout(nn.ReLU()), ADAPTER.silence_dropout(nn.ReLU())
+        kept = ops.dropout
+        first.remove()
+        assert bits(ops.dropout(x, 0.5)) == bits(x)
+        second.remove()
+        assert ops.dropout is imported_dropout is original
+        assert bits(ops.dropout(x, 0.5)) != bits(x)
+        assert bits(kept(x, 0.5)) != bits(x), "a copy somebody kept drops again"
+        assert bits(net(x)[1]) != bits(x)
 
 
 class TestCautions:
@@ -808,6 +870,14 @@ class TestSpec:
 
         assert ADAPTER.spec(Named()).kind == "Conv2d"
         assert ADAPTER.spec(Other(1, 2, 3)).kind == "Other"
+
+    def test_settings_that_cannot_be_read_are_told(self):
+        net = nn.SequentialCell(nn.Conv2d(1, 2, 3))
+        del net[0].pad_mode
+        assert ADAPTER.spec(net[0]).kind == "Conv2d"
+        (note,) = ADAPTER.cautions(net)
+        assert (note.layer, note.message) == ("0", "mindspore-spec-unread")
+        assert "pad_mode" in str(note.facts["reason"])
 
     def test_a_dense_with_an_activation_is_no_linear(self):
         assert ADAPTER.spec(nn.Dense(2, 2, activation="relu")).kind == "Dense"

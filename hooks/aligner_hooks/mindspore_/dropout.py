@@ -65,33 +65,53 @@ def _hold(handle: Handle, owner: Any, name: str, value: object) -> None:
 
 def _silence_functions(handle: Handle) -> None:
     """Replace the functions wherever a module holds them: users write `from mindspore.ops import dropout`."""
-    quiet: dict[int, tuple[Any, Callable[..., Any]]] = {}
-    for original, argument, value in _functions():
-        quiet.setdefault(id(original), (original, _with(original, argument, value)))
+    found: dict[int, Any] = {}
+    for function, argument, value in _functions():
+        quiet = function if hasattr(function, "aligner_holders") else _with(function, argument, value)
+        found[id(function)] = quiet
+        token = object()
+        quiet.aligner_holders.add(token)
+        handle.add(partial(_release, quiet, token))
     for module in list(sys.modules.values()):
         for name, value in list(getattr(module, "__dict__", {}).items()):
-            original, replacement = quiet.get(id(value), (None, None))
-            if replacement is not None and original is value:
-                setattr(module, name, replacement)
-                handle.add(partial(setattr, module, name, value))
+            quiet = found.get(id(value))
+            if quiet is not None and quiet is not value:
+                setattr(module, name, quiet)
+                quiet.aligner_places.append((module, name, value))
+
+
+def _release(quiet: Any, token: object) -> None:
+    """The last one to leave puts the function back where it stood."""
+    quiet.aligner_holders.discard(token)
+    if not quiet.aligner_holders:
+        while quiet.aligner_places:
+            setattr(*quiet.aligner_places.pop())
 
 
 def _functions() -> Iterator[tuple[Any, str, object]]:
-    homes = [ops, ops.function.nn_func, getattr(getattr(mindspore.mint, "nn", None), "functional", None)]
-    for home in homes:
+    for home in (ops, ops.function.nn_func, getattr(getattr(mindspore.mint, "nn", None), "functional", None)):
         for name, (argument, value) in FUNCTIONS.items():
             function = getattr(home, name, None)
             if inspect.isfunction(function) and argument in inspect.signature(function).parameters:
                 yield function, argument, value
 
 
-def _with(function: Callable[..., Any], argument: str, value: object) -> Callable[..., Any]:
+def _with(function: Callable[..., Any], argument: str, value: object) -> Any:
+    """The function with that argument fixed, for as long as somebody holds it.
+
+    A module imported meanwhile may keep it for good; it is the plain function again once it is released.
+    """
     signature = inspect.signature(function)
+    holders: set[object] = set()
 
     @wraps(function)
     def quiet(*args: object, **kwargs: object) -> object:
+        if not holders:
+            return function(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.arguments[argument] = value
         return function(*bound.args, **bound.kwargs)
 
+    quiet.aligner_holders = holders  # type: ignore[attr-defined]  # found by whoever silences it a second time
+    quiet.aligner_places = []  # type: ignore[attr-defined]  # where it stands: (module, name, what stood there)
     return quiet

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from mindspore import nn
 
 from aligner.record import Note, Scalar, display
+from aligner_hooks.mindspore_.spec import unread
 
 # Loss and AMP wrappers hold the cell they are around under this name.
 WRAPPED = "_backbone"
@@ -98,6 +99,9 @@ def cautions(model: nn.Cell) -> Iterator[Note]:
             yield Note(path, "mindspore-jit-inside", facts)
         elif _bypasses_hooks(type(cell)):
             yield Note(path, "mindspore-own-call", facts)
+        reason = unread(cell)
+        if reason:
+            yield Note(path, "mindspore-spec-unread", {"reason": reason, **facts})
         if _calls_construct(cell):
             yield Note(path, "mindspore-direct-construct", facts)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Any
+from typing import Any, Optional
 
 from mindspore import nn
 
 from aligner.record import Attribute, LayerSpec
-from aligner_hooks.mindspore_.kinds import table
+from aligner_hooks.mindspore_.kinds import Read, table
 
 LONGEST_WORD = 200
 LONGEST_TUPLE = 16
@@ -19,21 +19,45 @@ REWRITTEN = re.compile(r"Opt(_\d+)+$")
 
 
 def spec(cell: nn.Cell) -> LayerSpec:
-    """Kind and settings.
+    """Kind and settings; a class without an entry is named and described by what it holds."""
+    entry = _entry(cell)
+    if entry is not None:
+        word, read = entry
+        try:
+            return LayerSpec(word, read(cell))
+        except _ODD:
+            pass  # `unread` tells of it
+    return LayerSpec(written(type(cell)).__name__, _own_settings(cell))
 
-    A subclass of a known class is that kind as long as it runs the known `construct`; else it is a layer of the
-    user's own, named and described by what it holds.
+
+def unread(cell: nn.Cell) -> str:
+    """Why the settings of a known kind of cell cannot be read (another MindSpore, a changed instance), or ""."""
+    entry = _entry(cell)
+    if entry is not None:
+        try:
+            entry[1](cell)
+        except _ODD as error:
+            return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+# What reading an attribute that is not there, or is of another form than expected, may raise.
+_ODD = (AttributeError, TypeError, ValueError, LookupError)
+
+
+def _entry(cell: nn.Cell) -> Optional[tuple[str, Read]]:
+    """What is known of the cell's class.
+
+    A subclass is what its base is as long as it runs the same `construct`.
     """
-    kind = written(type(cell))
-    for base in kind.__mro__:
+    for base in written(type(cell)).__mro__:
         if base in table():
             word, read = table()[base]
-            if word == "Linear" and getattr(cell, "activation", None) is not None:
-                break  # a Dense with an activation in it is no Linear
-            return LayerSpec(word, read(cell))
+            # A Dense with an activation in it is no Linear.
+            return None if word == "Linear" and getattr(cell, "activation", None) is not None else (word, read)
         if "construct" in vars(base):
             break
-    return LayerSpec(kind.__name__, _own_settings(cell))
+    return None
 
 
 def type_name(cell: object) -> str:
