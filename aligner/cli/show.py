@@ -56,6 +56,7 @@ def add_arguments(parser: parsing.Parser) -> None:
         metavar="N",
         help=say("elements to list of each record that differs", "每条有差异的记录列出的元素个数"),
     )
+    add("--ulp", action="store_true", help=say("also the distance in units in the last place", "同时给出 ULP 距离"))
     add("--recover", action="store_true", help=say("finish a dump whose capture was killed", "补全捕获被中断的转储"))
     add(
         "--limit",
@@ -113,7 +114,7 @@ def _view(options: argparse.Namespace) -> View:
     from aligner.report.layer_text import View
 
     chosen = None if options.values is None else selection(options.values)
-    return View(tuple(options.slot or ("*",)), chosen, options.values or "", options.worst)
+    return View(tuple(options.slot or ("*",)), chosen, options.values or "", options.worst, options.ulp)
 
 
 def _write_json(dump: Dump, layer: Any, port: Any, options: argparse.Namespace) -> None:

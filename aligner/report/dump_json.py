@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
+from aligner.compare.ulp import max_ulp
 from aligner.record import Layer, Phase
 from aligner.report.elements import select, worst
 from aligner.report.json_ import message_document
@@ -56,6 +57,7 @@ def against_document(
             {
                 "reference": _record(entry, view),
                 "port": None if partner is None else _record(partner, view),
+                "ulp": None if partner is None or entry.shape != partner.shape else max_ulp(entry, partner),
                 "worst": _worst(entry, partner, view.worst or 10),
             }
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
+from aligner.compare.ulp import max_ulp
 from aligner.record import Layer, Phase, display
 from aligner.report import lines
 from aligner.report.dump_text import settings_text, shape_text
@@ -34,6 +35,8 @@ class View:
     values_text: str = ""
     worst: Optional[int] = None
     """Elements to list of every record; None: ten of the record that differs most, of the others only how much."""
+    ulp: bool = False
+    """Also the largest distance in units in the last place, which is large wherever a value is near zero."""
 
 
 def chosen(entries: Iterable[Entry], slots: Sequence[str] = ("*",)) -> list[Entry]:
@@ -177,6 +180,9 @@ def _pair_lines(
     if far is None:
         return shown + (["    " + say("equal-values", language)] if entry.shape == other.shape else [])
     sizes = [say("max-abs", language, value=figure(far.largest)), say("error", language, value=figure(far.error))]
+    units = max_ulp(entry, other) if view.ulp else None
+    if units is not None:
+        sizes.append(say("ulp", language, count=units))
     shown.append("    " + "  ".join(sizes))
     return shown + (_worst_lines(entry, other, view.worst, language) if view.worst else [])
 

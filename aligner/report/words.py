@@ -42,6 +42,7 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "answer-nothing": ("no pair of records could be compared", "没有任何一对记录可以比对"),
     "max-abs": ("max|d| {value}", "最大差值 {value}"),
+    "ulp": ("{count} ULP", "{count} ULP"),
     "error": ("error {value}", "误差 {value}"),
     # origins
     "origin": ("origin", "源头"),

@@ -109,3 +109,8 @@ def test_nan_on_one_side_is_infinitely_far(tmp_path, capsys):
     assert code == 0
     assert "NaN 8, Inf 0" in out
     assert "error inf" in out
+
+
+def test_ulp_on_request(dumps, capsys):
+    assert "ULP" not in show(capsys, "ref.h5", "norm", "--against", "port.h5")[1]
+    assert " ULP" in show(capsys, "ref.h5", "norm", "--against", "port.h5", "--ulp")[1]
