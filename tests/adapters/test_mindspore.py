@@ -547,6 +547,13 @@ class TestRootsOfTrainingLoops:
         assert set(roots) == {self.net, self.loss}
         assert watched(lambda: model.predict(self.x)) == [self.net]
 
+    @pytest.mark.parametrize("level", ["O0", "O3"])
+    def test_build_train_network(self, level):
+        step = mindspore.amp.build_train_network(self.net, self.optimizer, self.loss, level=level)
+        roots = watched(lambda: step(self.x, self.y))
+        assert {"fc", "bn"} <= {path for path, _ in ADAPTER.layers(roots[0])}
+        assert [dict(ADAPTER.layers(root))[""] for root in roots[:2]] == [self.net, self.loss]
+
     def test_the_step_gives_the_same_weights_watched_or_not(self):
         def weights():
             mindspore.set_seed(3)
@@ -678,6 +685,19 @@ class TestRealNets:
             silenced.remove()
         assert len(recorder.events) >= 10
         assert not tables(net)
+
+
+class TestRecomputing:
+    def test_the_cell_that_recomputes_is_no_layer(self):
+        net, x = nn.SequentialCell(Norm(), nn.Dense(4, 2)), tensor(8, 4)
+        names = [path for path, _ in ADAPTER.layers(net)]
+        net[0].recompute()
+        assert [path for path, _ in ADAPTER.layers(net)] == names
+        run = mindspore.value_and_grad(lambda x: net(x).sum(), None, list(net.trainable_params()))
+        clean = [bits(g) for g in run(x)[1]]
+        with Recorder(ADAPTER).attach(net) as recorder:
+            assert [bits(g) for g in run(x)[1]] == clean
+        assert recorder.only("after", "0").values
 
 
 class TestParameters:

@@ -14,6 +14,8 @@ from aligner_hooks.mindspore_.spec import unread
 # Loss and AMP wrappers hold the cell they are around under this name.
 WRAPPED = "_backbone"
 MAX_NESTING = 8
+# Cell.recompute() registers the cell that does it on the cell itself.
+RECOMPUTED = "_recompute_cell"
 # Cells that MindSpore builds some of its layers from and torch does not: they are parts of the layer, not layers.
 PARTS: tuple[tuple[type[nn.Cell], tuple[str, ...]], ...] = (
     (nn.BatchNorm3d, ("bn2d",)),
@@ -62,7 +64,7 @@ def places(model: nn.Cell) -> Iterator[Place]:
 
 def parts(cell: nn.Cell) -> list[tuple[str, nn.Cell]]:
     """The cells that this one is made of and that are no layers of their own."""
-    names = {name for kind, names in PARTS if isinstance(cell, kind) for name in names}
+    names = {name for kind, names in PARTS if isinstance(cell, kind) for name in names} | {RECOMPUTED}
     return [(name, child) for name, child in registered(cell).items() if name in names]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Callable
 from mindspore import nn
 
 from aligner_hooks.mindspore_ import runtime
-from aligner_hooks.mindspore_.layers import WRAPPED, registered
+from aligner_hooks.mindspore_.layers import WRAPPED, is_wrapper, registered
 from aligner_hooks.mindspore_.patches import Handle, Listeners, intercept
 
 
@@ -74,7 +74,7 @@ def _watched_call(original: Callable[..., Any], listeners: Listeners) -> Callabl
     def __call__(self: nn.Cell, *args: object, **kwargs: object) -> object:
         if _INSIDE.cell:
             return original(self, *args, **kwargs)
-        if isinstance(self, LOOPS) and not runtime.in_graph_mode():
+        if _is_loop(self) and not runtime.in_graph_mode():
             _INSIDE.loops += 1
             try:
                 return original(self, *args, **kwargs)
@@ -111,9 +111,17 @@ def _tell(root: nn.Cell, listeners: Listeners) -> None:
         on_root(root)
 
 
+def _is_loop(cell: nn.Cell) -> bool:
+    """Whether the cell is MindSpore's and runs the net as a part of training or evaluation.
+
+    build_train_network has a WithLossCell of its own that is no subclass of the public one.
+    """
+    return isinstance(cell, LOOPS) or (type(cell).__module__.startswith("mindspore.train") and is_wrapper(cell))
+
+
 def _looped(cell: nn.Cell) -> nn.Cell:
     """The net inside one of MindSpore's loops, which is compiled together with it in GRAPH_MODE."""
-    while isinstance(cell, LOOPS):
+    while _is_loop(cell):
         children = registered(cell)
         inner = children.get("network", children.get(WRAPPED))
         if inner is None:
