@@ -121,7 +121,7 @@ def _check_output(options: argparse.Namespace) -> None:
 
 def _run_steps(prepared: Run, capture: Any, voice: Voice) -> None:
     """All steps under the capture; an exception of the net keeps its own traceback, and what came before is kept."""
-    with capture:
+    with prepared.adapter.running(prepared.model), capture:
         for index in range(len(prepared.steps)):
             try:
                 prepared.step(index)

@@ -248,21 +248,32 @@ def test_recomputing_in_a_backward_pass_is_no_run(adapter, x, reentrant):
     assert roots == [net]
 
 
-def test_an_encoder_with_padding_runs_unfused_and_unpacked(adapter):
+def test_looking_on_does_not_change_a_fused_run(adapter):
+    net = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad():
+        fused = net(x)
+        with Recorder(adapter).attach(net) as recorder:
+            observed = net(x)
+    assert torch.equal(observed, fused)
+    assert recorder.places == [("before", ""), ("after", "")]
+    assert [note.message for note in adapter.cautions(net)] == ["torch-fused-attention"]
+
+
+def test_an_encoder_with_padding_runs_unfused_and_unpacked_where_the_run_is_ours(adapter):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     net = nn.TransformerEncoder(layer, 2).eval()
     x, padding = torch.randn(2, 5, 8), torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 1]]).bool()
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its own nested tensors
         fused = net(x, src_key_padding_mask=padding)
-    with adapter.running(net):
-        unfused = net(x, src_key_padding_mask=padding)
-    with torch.no_grad(), Recorder(adapter).attach(net) as recorder:
+    unfused = net(x, src_key_padding_mask=padding).detach()  # with gradients nothing is fused
+    with adapter.running(net), Recorder(adapter).attach(net) as recorder:
+        assert list(adapter.cautions(net)) == []
         observed = net(x, src_key_padding_mask=padding)
     assert torch.equal(observed, unfused)
     assert torch.allclose(observed[~padding], fused[~padding], atol=1e-5)
     assert ("after", "layers.1.linear2") in recorder.places
-    assert [note.message for note in adapter.cautions(net)] == ["torch-fused-attention"]
 
 
 def test_weight_norm_belongs_to_its_layer(adapter, x):
@@ -573,3 +584,28 @@ def test_every_layer_that_runs_is_seen_in_eval_mode(adapter, name):
         handle.remove()
     assert {path for _, path in recorder.places} == ran
     assert len(ran) > 6
+
+
+def test_a_plain_list_of_registered_parameters_is_no_news(adapter):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.refs = []
+            self.lstm, self.fc = nn.LSTM(3, 4), nn.Linear(4, 2)
+            self.refs.append(self.fc.weight)
+
+    net = Net()
+    assert list(adapter.cautions(net)) == []
+    assert ("fc", "weight") in {(p.layer, p.role) for p in adapter.parameters(net)}
+    assert not any(p.role.startswith(("refs", "_flat")) for p in adapter.parameters(net))
+
+
+def test_buffers_are_told_from_parameters(adapter):
+    net = nn.BatchNorm1d(2)
+    net.register_buffer("table", torch.ones(3), persistent=False)
+    assert {p.role for p in adapter.parameters(net) if p.buffer} == {
+        "running_mean",
+        "running_var",
+        "num_batches_tracked",
+        "table",
+    }

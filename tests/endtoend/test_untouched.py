@@ -171,6 +171,19 @@ def _again(nets, name, training):
     return net, x
 
 
+def test_the_same_bits_where_torch_fuses_attention(tmp_path):
+    nets = TorchNets()
+    net, x = _again(nets, "attention", False)
+    with nets.torch.no_grad():
+        plain = nets.bits(net(x))
+        with aligner.capture(net, tmp_path / "x.h5"):
+            watched = nets.bits(net(x))
+    assert watched == plain
+    with aligner.open(tmp_path / "x.h5") as dump:
+        assert {call.layer for call in dump.calls} == {""}, "it ran as one kernel, and the dump says so"
+        assert [note.message for note in dump.notes] == ["torch-fused-attention"]
+
+
 @pytest.mark.parametrize("name", ["convolutional", "recurrent", "attention"])
 def test_the_same_gradients(nets, name, tmp_path):
     net, x = _again(nets, name, False)
@@ -195,9 +208,14 @@ def test_nothing_stays_behind(nets, tmp_path):
 def test_an_error_inside_the_block_passes_through(nets, tmp_path):
     net, x = nets.convolutional()
     before = nets.traces(net)
-    with pytest.raises(ZeroDivisionError), aligner.capture(net, tmp_path / "x.h5"):
-        net(x)
-        1 / 0
+
+    def block():
+        with aligner.capture(net, tmp_path / "x.h5"):
+            net(x)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        block()
     assert nets.traces(net) == before
 
 

@@ -1,15 +1,16 @@
-"""While a net is observed, torch must really run its layers one by one.
+"""What runs past the layers of a net, and how it is switched off.
 
-Two things run past them. In eval mode a TransformerEncoderLayer is one fused kernel, and TransformerEncoder packs
-its input into nested tensors. torch.compile runs a graph in which no layer is left. Both are switched off as long as
-anything is observed and put back afterwards; the adapter's cautions tell that the last bits may differ from an
-unobserved run for it.
+torch.compile runs a graph in which no layer is left, so it stands aside as long as anything is observed; otherwise
+there would be nothing to observe. In eval mode without gradients a TransformerEncoderLayer is one fused kernel, and
+TransformerEncoder packs its input into nested tensors. That is switched off only where the run is ours
+(`TorchAdapter.running`): in a run of the user's own, not one bit may change because somebody looks on.
 """
 
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -28,14 +29,12 @@ _EAGER = _Eager()
 
 
 class Hold:
-    """One who wants eager mode; a handle and a context manager."""
+    """One who wants compiled code to run eagerly; a handle and a context manager."""
 
     def __init__(self) -> None:
         self._held = True
         _EAGER.holders += 1
         try:
-            if _EAGER.holders == 1:
-                _stop_fusing()
             stop_compiling()
         except BaseException:
             self.remove()
@@ -73,16 +72,28 @@ def stop_compiling() -> None:
         _EAGER.stopped_compiling = True
 
 
-def _stop_fusing() -> None:
+def may_fuse() -> bool:
+    """Whether attention layers may run as one kernel now, if they are in eval mode and there are no gradients."""
     mha: Any = getattr(torch.backends, "mha", None)
     if mha is not None:
-        if mha.get_fastpath_enabled():
+        return bool(mha.get_fastpath_enabled())
+    return torch.overrides.has_torch_function is not _has_torch_function
+
+
+@contextmanager
+def unfused() -> Iterator[None]:
+    """Attention layers run the layers inside them."""
+    mha: Any = getattr(torch.backends, "mha", None)
+    with ExitStack() as undo:
+        if may_fuse() and mha is not None:
+            undo.callback(mha.set_fastpath_enabled, True)
             mha.set_fastpath_enabled(False)
-            _EAGER.undo.callback(mha.set_fastpath_enabled, True)
-        return
-    # Before there was a switch, attention asked this for arguments that are no ordinary tensors, and did not fuse then.
-    _EAGER.undo.callback(setattr, torch.overrides, "has_torch_function", torch.overrides.has_torch_function)
-    torch.overrides.has_torch_function = _has_torch_function
+        elif may_fuse():
+            # Before there was a switch, attention asked this for arguments that are no ordinary tensors, and did not
+            # fuse then.
+            undo.callback(setattr, torch.overrides, "has_torch_function", torch.overrides.has_torch_function)
+            torch.overrides.has_torch_function = _has_torch_function
+        yield
 
 
 def _has_torch_function(arguments: object) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from aligner.record import Note
-from aligner_hooks.torch_.eager import can_stop_compiling
+from aligner_hooks.torch_.eager import can_stop_compiling, may_fuse
 
 # How deep layers are looked for in plain lists of lists; a deeper nesting is data, not layers.
 _PLAIN_DEPTH = 3
@@ -76,9 +76,15 @@ def _unwrap(module: Any) -> tuple[str, Any]:
         inside, module = _join(inside, name), module._modules[name]
 
 
-def plain_parameters(module: Any) -> Iterator[tuple[str, Any]]:
-    """Parameters in plain lists and dicts of a layer, which torch does not know of."""
-    return _plain(module, nn.Parameter)
+def plain_parameters(model: Any, module: Any) -> Iterator[tuple[str, Any]]:
+    """Parameters in plain attributes of a layer that no layer of the net has registered.
+
+    A plain list of registered ones (an LSTM's own _flat_weights) is only another way to reach them.
+    """
+    found = list(_plain(module, nn.Parameter))
+    if found:
+        registered = {id(parameter) for parameter in model.parameters()}
+        yield from ((name, parameter) for name, parameter in found if id(parameter) not in registered)
 
 
 def _plain(module: Any, wanted: type) -> Iterator[tuple[str, Any]]:
@@ -127,7 +133,7 @@ def cautions(model: Any) -> Iterator[Note]:
         module, path = place.content, place.path
         if not place.registered:
             yield Note(path, "torch-plain-container", {"layer": path})
-        for name, _ in plain_parameters(module):
+        for name, _ in plain_parameters(model, module):
             yield Note(path, "torch-plain-parameter", {"layer": path or "(net)", "name": name})
         if isinstance(module, torch.jit.ScriptModule) and len(module._modules) and not _inside(path, scripted):
             scripted.append(path)
@@ -136,7 +142,7 @@ def cautions(model: Any) -> Iterator[Note]:
             fused = path
         if any(is_unmaterialised(value) for value in module._parameters.values()):
             yield Note(path, "torch-lazy", {"layer": path or "(net)"})
-    if fused is not None:
+    if fused is not None and may_fuse():
         yield Note(fused, "torch-fused-attention", {"layer": fused or "(net)"})
     if any(type(module).__name__ == "OptimizedModule" for module in model.modules()):
         yield Note("", "torch-compiled", {"can_stop": can_stop_compiling()})

@@ -22,18 +22,18 @@ def walk(model: Any) -> Iterator[Parameter]:
     seen: set[int] = set()
     for place in layers.walk(model):
         module = place.content
-        trained = [*module._parameters.items(), *layers.plain_parameters(module)]
+        trained = [*module._parameters.items(), *layers.plain_parameters(model, module)]
         buffers = [*module._buffers.items()]
         if nn.utils.parametrize.is_parametrized(module):
             trained += module.parametrizations.named_parameters("parametrizations")
             buffers += module.parametrizations.named_buffers("parametrizations")
         for name, tensor in trained:
-            yield from _parameter(place, name, tensor, seen, trainable=True)
+            yield from _parameter(place, name, tensor, seen, buffer=False)
         for name, tensor in buffers:
-            yield from _parameter(place, name, tensor, seen, trainable=False)
+            yield from _parameter(place, name, tensor, seen, buffer=True)
 
 
-def _parameter(place: layers.Place, name: str, tensor: Any, seen: set[int], trainable: bool) -> Iterator[Parameter]:
+def _parameter(place: layers.Place, name: str, tensor: Any, seen: set[int], buffer: bool) -> Iterator[Parameter]:
     # A lazy layer's parameter has no shape yet; cautions() tells of it.
     if tensor is None or id(tensor) in seen or layers.is_unmaterialised(tensor):
         return
@@ -44,8 +44,9 @@ def _parameter(place: layers.Place, name: str, tensor: Any, seen: set[int], trai
         role=name,
         shape=tuple(tensor.shape),
         dtype=tensors.dtype_word(tensor),
-        trainable=trainable and bool(tensor.requires_grad),
+        trainable=not buffer and bool(tensor.requires_grad),
         tensor=tensor,
+        buffer=buffer,
     )
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from aligner.adapter import Finding
 from aligner.errors import AdapterError
 from aligner.record import Scalar
-from aligner_hooks.torch_.eager import Hold, can_stop_compiling
+from aligner_hooks.torch_.eager import Hold, can_stop_compiling, unfused
 
 # Names as users write them -> torch's. "gpu" and "ascend" are written from documentation and were never run.
 _DEVICES = {"cpu": "cpu", "gpu": "cuda", "ascend": "npu"}
@@ -69,6 +69,7 @@ def running() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(Hold())
+        stack.enter_context(unfused())
         yield
 
 
