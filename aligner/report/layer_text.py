@@ -59,7 +59,8 @@ def layer_lines(dump: Dump, path: str, terminal: Terminal, view: View) -> list[s
             shown += _entry_lines(entry, terminal)
             if view.values is not None:
                 shown += _values(entry, view, terminal)
-    if not any(call.layer == path for call in dump.calls):
+    began = any(e.key.layer == path and e.key.phase is not Phase.PARAMETER for e in dump.entries)
+    if not began and not any(call.layer == path for call in dump.calls):
         shown += ["", say("not-run", terminal.language)]
     return shown
 

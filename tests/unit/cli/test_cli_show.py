@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -114,3 +117,33 @@ def test_nan_on_one_side_is_infinitely_far(tmp_path, capsys):
 def test_ulp_on_request(dumps, capsys):
     assert "ULP" not in show(capsys, "ref.h5", "norm", "--against", "port.h5")[1]
     assert " ULP" in show(capsys, "ref.h5", "norm", "--against", "port.h5", "--ulp")[1]
+
+
+def test_a_killed_capture_is_shown_and_recovered(tmp_path, capsys):
+    path = tmp_path / "killed.h5"
+    script = (
+        "import os, sys\n"
+        "import numpy as np\n"
+        "from aligner.dump.writer import DumpWriter\n"
+        "from aligner.record import Key, Layer, LayerSpec, Phase, Record\n"
+        "writer = DumpWriter(sys.argv[1], {'framework': 'torch', 'model': 'Net'})\n"
+        "writer.layer(Layer('', 'torch.nn.Net', LayerSpec('Net', {}), False, False))\n"
+        "key = Key(0, Phase.FORWARD, '', 0, 'input.0')\n"
+        "writer.write(Record(key, 1, 'float32', np.ones(3, np.float32)))\n"
+        "os._exit(9)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 9
+    code, out, _ = show(capsys, str(path))
+    assert code == 0
+    assert "read through its journal" in " ".join(out.split())
+    assert len(list(tmp_path.iterdir())) == 2, "the journal stands beside it"
+    code, out, err = show(capsys, str(path), "(net)", "--recover")
+    assert code == 0
+    assert "min 1  mean 1  max 1  rms 1" in out
+    assert "recovered" in err
+    assert len(list(tmp_path.iterdir())) == 1
