@@ -75,8 +75,8 @@ class Meter:
         """
         with np.errstate(all="ignore"):
             tally = self._run(reference, port, tolerance, 1.0)
-            if tally.largest and not 1e-140 < tally.largest < 1e140:
-                # Squares of float64 values left the range of float64: once more in another unit.
+            if _beyond(tally) and {"float64", "complex128"} & {reference.dtype, port.dtype}:
+                # Squares left the range of float64: once more in another unit.
                 unit = math.ldexp(1.0, min(1000, -math.frexp(tally.largest)[1]))
                 tally = self._run(reference, port, tolerance, unit)
             return _deviation(tally, reference.shape, _exact(reference, port))
@@ -163,6 +163,12 @@ def _sizes(blocks: Iterable[Array], kind: DType) -> _Sizes:
     top = max((top for top, total in parts if total), default=1.0)
     mean = sum(total * (own / top) ** 2 for own, total in parts) / max(count, 1)
     return _Sizes(tuple(known), top * math.sqrt(mean))
+
+
+def _beyond(tally: Tally) -> bool:
+    """Whether a square may have overflowed or vanished."""
+    least = min(tally.reference_squares, tally.port_squares)
+    return tally.largest > 0 and not (1e-140 < tally.largest < 1e140 and least > 1e-270)
 
 
 def _exact(reference: Entry, port: Entry) -> bool:

@@ -47,8 +47,8 @@ def oracle(reference, port, tolerance):
         parts = [np.ldexp(np.ascontiguousarray(v).view(np.float64), exponent) for v in (a, b)]
         aa, bb, dd = (float(np.sum(v**2)) for v in (*parts, parts[1] - parts[0]))
         ab = float(np.sum(parts[0] * parts[1]))
-        metrics = {"scaled": d / (scale + size), "allclose": d / (1 + size), "abs": d, "l2": d / rms if rms else d}
-        value = tolerance.value if tolerance.rule != "l2" or rms else 0.0
+        metrics = {"scaled": d / (scale + size), "allclose": d / (1 + size), "abs": d, "l2": d}
+        value = tolerance.value * (rms if tolerance.rule == "l2" else 1.0)
         return SimpleNamespace(
             max_abs=max(d, default=0.0),
             scaled=max(metrics["scaled"], default=0.0),
@@ -59,6 +59,8 @@ def oracle(reference, port, tolerance):
             mismatched=int((metrics[tolerance.rule] > value).sum()) + int(apart.sum()),
             nonfinite=int(apart.sum()),
             rms=rms,
+            # Squares of two float64 tensors that are 1e140 apart fit into no common unit.
+            within_range=all(v == 0.0 or v > 1e-280 for v in (aa, bb)),
         )
 
 
@@ -72,17 +74,18 @@ def agrees(reference, port, dtypes, tolerance):
     assert found.max_abs == pytest.approx(wanted.max_abs, **near)
     assert found.scaled == pytest.approx(wanted.scaled, rel=1e-6, abs=0)
     assert found.allclose == pytest.approx(wanted.allclose, **near)
-    assert found.rel_l2 == pytest.approx(wanted.rel_l2, rel=1e-6, abs=1e-300)
-    assert found.cosine == pytest.approx(wanted.cosine, abs=1e-6)
+    if wanted.within_range:
+        assert found.rel_l2 == pytest.approx(wanted.rel_l2, rel=1e-6, abs=1e-300)
+        assert found.cosine == pytest.approx(wanted.cosine, abs=1e-6)
     assert (found.nonfinite, found.total) == (wanted.nonfinite, one.size)
     for side, values in enumerate((one, other)):
         assert found.nan[side] == np.isnan(values).sum()
         assert found.inf[side] == (np.isinf(values) & ~np.isnan(values)).sum()
     # A rounded rms may move an element that lies on the very limit.
-    limit = tolerance.value * (1.0 if tolerance.rule != "l2" or wanted.rms else 0.0)
+    limit = tolerance.value * (wanted.rms if tolerance.rule == "l2" else 1.0)
     if not limit or not np.any(np.abs(wanted.over - limit) <= 1e-6 * limit):
         assert found.mismatched == wanted.mismatched
-    if not found.nonfinite and found.max_abs:
+    if not found.nonfinite and found.max_abs and math.isfinite(wanted.scaled):
         at = found.worst
         a, b = (np.asarray(v)[at].astype(np.complex128) for v in (one, other))
         scale = max(min(1.0, wanted.rms), FLOOR)
