@@ -97,9 +97,9 @@ EQUIVALENT = {
     "convtranspose2d-output-padding": (
         lambda: (
             pt.ConvTranspose2d(4, 6, 3, 2, 1, 1),
-            ms.Conv2dTranspose(4, 6, 3, 2, "pad", 1, output_padding=1, has_bias=True),
+            ms.Conv2dTranspose(4, 6, 3, 2, "pad", (1, 0, 1, 0), has_bias=True),
         ),
-        None,
+        IMAGE,
     ),
     "convtranspose3d": (
         lambda: (
@@ -346,6 +346,13 @@ DIFFERENT = {
     "convtranspose-same": (
         lambda: (pt.ConvTranspose2d(4, 6, 3, 2), ms.Conv2dTranspose(4, 6, 3, 2, has_bias=True)),
         "padding",
+    ),
+    "convtranspose-zeros": (
+        lambda: (
+            pt.ConvTranspose2d(4, 6, 3, 2, 1, 1),
+            ms.Conv2dTranspose(4, 6, 3, 2, "pad", 1, output_padding=1, has_bias=True),
+        ),
+        "output_padding",
     ),
     "pool-stride": (lambda: (pt.MaxPool2d(2), ms.MaxPool2d(2)), "stride"),
     "pool-ceil": (lambda: (pt.MaxPool2d(3, 2, ceil_mode=True), ms.MaxPool2d(3, 2)), "ceil_mode"),

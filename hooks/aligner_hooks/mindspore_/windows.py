@@ -56,11 +56,17 @@ def convolution(count: int) -> Callable[[Any], Attributes]:
 
 
 def transposed(count: int) -> Callable[[Any], Attributes]:
-    """For nn.Conv1dTranspose, 2d and 3d: their "same" and "valid" fix the output's size, hence the padding."""
+    """For nn.Conv1dTranspose, 2d and 3d: their "same" and "valid" fix the output's size, hence the padding.
+
+    Cutting one row less at the end is what torch calls output_padding, and is said so. The 2d cell's own
+    output_padding is something else: it appends rows of zeros.
+    """
 
     def read(cell: Any) -> Attributes:
         kernel, stride, dilation = (axes(v, count) for v in (cell.kernel_size, cell.stride, cell.dilation))
-        output_padding = axes(getattr(cell, "output_padding", 0), count)
+        output_padding: tuple[Union[int, str], ...] = axes(getattr(cell, "output_padding", 0), count)
+        if count == 2:
+            output_padding = tuple(f"{rows} of zeros" if rows else 0 for rows in output_padding)
         padding = pairs(cell.padding, count)
         if cell.pad_mode == "valid":
             padding = no_padding(count)
@@ -69,6 +75,9 @@ def transposed(count: int) -> Callable[[Any], Attributes]:
             totals = [max(span - step, 0) for span, step in zip(spans, stride)]
             padding = tuple((total // 2, total - total // 2) for total in totals)
             output_padding = tuple(max(step - span, 0) for span, step in zip(spans, stride))
+        if not any(output_padding) and all(before >= after for before, after in padding):
+            output_padding = tuple(before - after for before, after in padding)
+            padding = tuple((before, before) for before, _ in padding)
         found = _convolution(cell, kernel, stride, dilation, padding, cell.group, "zeros")
         return {**found, "output_padding": output_padding}
 
