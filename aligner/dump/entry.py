@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
@@ -148,6 +148,12 @@ class Entry:
 
     def __getitem__(self, index: Any) -> Any:
         return self.load()[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.load())
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Array:
+        return self.load() if dtype is None else self.load().astype(dtype)
 
     def statistics(self) -> Statistics:
         """Minimum, maximum, mean, root mean square, and how many are NaN or infinite; one pass, piece by piece."""

@@ -40,7 +40,7 @@ main(path)
 
 
 class Finding(NamedTuple):
-    """An id of aligner.messages without its "guard-", and its facts."""
+    """An id of aligner.messages and its facts."""
 
     what: str
     facts: Mapping[str, Any]
@@ -56,7 +56,7 @@ class _Found(Exception):
 
 def refusal(path: Path, found: Finding) -> DumpError:
     """The error that tells of a finding."""
-    return DumpError(f"guard-{found.what}", path=path, **found.facts)
+    return DumpError(found.what, path=path, **found.facts)
 
 
 def inspect(path: Path) -> Optional[Finding]:
@@ -76,14 +76,14 @@ def inspect(path: Path) -> Optional[Finding]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return Finding("slow", {"seconds": SECONDS})
+        return Finding("guard-slow", {"seconds": SECONDS})
     except OSError:  # no interpreter to start: the file is refused all the same, only without a reason
         return None
     try:
         answer = json.loads(done.stdout)
         return Finding(answer[0], answer[1]) if answer else None
     except (ValueError, IndexError, KeyError):
-        return Finding("crash", {"status": done.returncode})
+        return Finding("guard-crash", {"status": done.returncode})
 
 
 def main(path: str) -> None:
@@ -95,9 +95,9 @@ def main(path: str) -> None:
     except _Found as found:
         finding = found.finding
     except MemoryError:
-        finding = Finding("memory", {"gigabytes": MEMORY >> 30})
+        finding = Finding("guard-memory", {"gigabytes": MEMORY >> 30})
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # whatever HDF5 makes of bad metadata
-        finding = Finding("malformed", {"reason": _shown(str(error))})
+        finding = Finding("guard-malformed", {"reason": _shown(str(error))})
     sys.stdout.write(json.dumps(finding))
 
 
@@ -133,19 +133,19 @@ def _walk(path: str) -> None:
     while waiting:
         group, above, depth = waiting.pop()
         if depth > _MAX_DEPTH:
-            _refuse("deep", name=_shown(above), limit=_MAX_DEPTH)
+            _refuse("guard-deep", name=_shown(above), limit=_MAX_DEPTH)
         for name in _children(group, above):
             count += 1
             if count > _MAX_OBJECTS:
-                _refuse("many", limit=_MAX_OBJECTS)
+                _refuse("guard-many", limit=_MAX_OBJECTS)
             inside = h5o.open(group, name)
             shown = f"{above}/{name.decode('utf-8', 'replace')}"
             if isinstance(inside, h5py.h5d.DatasetID):
                 _check_dataset(inside, _shown(shown), size)
             elif not isinstance(inside, h5g.GroupID):
-                _refuse("type", name=_shown(shown), kind="committed datatype")
+                _refuse("guard-type", name=_shown(shown), kind="committed datatype")
             elif _address(h5o.get_info(inside)) in seen:
-                _refuse("cycle", name=_shown(shown))
+                _refuse("guard-cycle", name=_shown(shown))
             else:
                 seen.add(_address(h5o.get_info(inside)))
                 waiting.append((inside, shown, depth + 1))
@@ -165,15 +165,15 @@ def _children(group: Any, above: str) -> Iterator[bytes]:
         text = name.decode("utf-8", "replace")
         shown = _shown(f"{above}/{text}")
         if not names.is_plain(text) or text in (".", ".."):
-            _refuse("name", name=shown)
+            _refuse("guard-name", name=shown)
         link = group.links.get_info(name).type
         if link == h5l.TYPE_EXTERNAL:
             target = group.links.get_val(name)[0].decode("utf-8", "replace")
-            _refuse("external-link", name=shown, target=_shown(target))
+            _refuse("guard-external-link", name=shown, target=_shown(target))
         if link == h5l.TYPE_SOFT:
-            _refuse("soft-link", name=shown, target=_shown(group.links.get_val(name).decode("utf-8", "replace")))
+            _refuse("guard-soft-link", name=shown, target=_shown(group.links.get_val(name).decode("utf-8", "replace")))
         if link != h5l.TYPE_HARD:
-            _refuse("other-link", name=shown)
+            _refuse("guard-other-link", name=shown)
         yield name
 
 
@@ -184,26 +184,26 @@ def _check_dataset(dataset: Any, shown: str, size: int) -> None:
     created = dataset.get_create_plist()
     layout = created.get_layout()
     if layout == h5d.VIRTUAL:
-        _refuse("virtual", name=shown)
+        _refuse("guard-virtual", name=shown)
     if created.get_external_count():
         target = created.get_external(0)[0].decode("utf-8", "replace")
-        _refuse("external-storage", name=shown, target=_shown(target))
+        _refuse("guard-external-storage", name=shown, target=_shown(target))
     _check_type(dataset.get_type(), shown)
     space = dataset.get_space()
     elements = 0 if space.get_simple_extent_type() == h5s.NULL else space.get_simple_extent_npoints()
     declared = elements * dataset.get_type().get_size()
     if declared > _MAX_BYTES:
-        _refuse("huge", name=shown, bytes=declared, size=size)
+        _refuse("guard-huge", name=shown, bytes=declared, size=size)
     for i in range(created.get_nfilters()):
         number = created.get_filter(i)[0]
         if number not in _FILTERS:
-            _refuse("filter", name=shown, filter=number)
+            _refuse("guard-filter", name=shown, filter=number)
     if declared > max(_SLACK, 2 * dataset.get_storage_size()) and declared > size:
-        _refuse("bomb", name=shown, bytes=declared, size=size)
+        _refuse("guard-bomb", name=shown, bytes=declared, size=size)
     if layout == h5d.CONTIGUOUS and declared:
         offset = dataset.get_offset()
         if offset is None or offset + declared > size:
-            _refuse("outside", name=shown, bytes=declared, size=size)
+            _refuse("guard-outside", name=shown, bytes=declared, size=size)
 
 
 def _check_type(datatype: Any, shown: str) -> None:
@@ -229,7 +229,7 @@ def _check_type(datatype: Any, shown: str) -> None:
         h5t.BITFIELD: "bitfield",
         h5t.TIME: "time",
     }
-    _refuse("type", name=shown, kind=words.get(kind, f"class {kind}"))
+    _refuse("guard-type", name=shown, kind=words.get(kind, f"class {kind}"))
 
 
 def _check_attributes(thing: Any, shown: str) -> None:
@@ -238,12 +238,12 @@ def _check_attributes(thing: Any, shown: str) -> None:
 
     count = h5a.get_num_attrs(thing)
     if count > _MAX_ATTRIBUTES:
-        _refuse("attributes", name=shown, count=count, limit=_MAX_ATTRIBUTES)
+        _refuse("guard-attributes", name=shown, count=count, limit=_MAX_ATTRIBUTES)
     for i in range(count):
         attribute = h5a.open(thing, index=i)
         label = attribute.name.decode("utf-8", "replace")
         if not names.is_plain(label):
-            _refuse("name", name=_shown(f"{shown} @{label}"))
+            _refuse("guard-name", name=_shown(f"{shown} @{label}"))
         taken = attribute.get_storage_size()
         if taken > _MAX_ATTRIBUTE:
-            _refuse("attribute", name=_shown(f"{shown} @{label}"), bytes=taken, limit=_MAX_ATTRIBUTE)
+            _refuse("guard-attribute", name=_shown(f"{shown} @{label}"), bytes=taken, limit=_MAX_ATTRIBUTE)

@@ -66,11 +66,11 @@ class Dump:
     header: Mapping[str, Any]
     recovered: bool
     entries: Entries
+    _descriptor = -1
 
     def __init__(self, path: Union[str, os.PathLike[str]]) -> None:
         """Open the dump; see `open_dump`."""
         self.path = Path(path)
-        self._descriptor = -1
         self._descriptor = _open(self.path)
         try:
             self._size = os.fstat(self._descriptor).st_size
@@ -111,8 +111,7 @@ class Dump:
         try:
             for name in _SECTIONS:
                 sections.demand(name in block.sections, f"the section {name} is missing")
-            self.header = self._section("header")
-            sections.demand(isinstance(self.header, dict), "the header is damaged")
+            self.header = sections.header_from(self._section("header"))
             content = self._section("index")
             self._index = index.decode(content, BASE + SUPERBLOCK_SIZE, block.seal.offset)
             self._notes = [sections.note_from(item) for item in content["notes"]]
@@ -134,7 +133,7 @@ class Dump:
         self.recovered = True
         self._guard_passed = True  # there are no HDF5 objects yet
         self._story = story
-        self.header = {**story.content.header, "complete": False}
+        self.header = {**sections.header_from(story.content.header), "complete": False}
         self._index, lost = index.from_rows(story.content.rows, self._size)
         self._notes = story.content.notes
         if live:

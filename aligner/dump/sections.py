@@ -204,6 +204,24 @@ def text(value: object) -> str:
     return value
 
 
+def spelled(value: Any) -> Any:
+    """JSON from a dump with what would write into a terminal spelled out in every text."""
+    if isinstance(value, str):
+        return names.plain(value)
+    if isinstance(value, list):
+        return [spelled(item) for item in value]
+    if isinstance(value, dict):
+        return {names.plain(key): spelled(item) for key, item in value.items()}
+    return value
+
+
+def header_from(value: Any) -> dict[str, Any]:
+    """The header as it may be shown."""
+    demand(isinstance(value, dict), "the header is damaged")
+    header: dict[str, Any] = spelled(value)
+    return header
+
+
 def layers_from(value: object) -> dict[str, Layer]:
     """The layers of the layers section, by path."""
     demand(isinstance(value, list), "the layers are no list")
@@ -224,14 +242,14 @@ def attribute_from(value: Any) -> Attribute:
     if isinstance(value, list):
         return tuple(attribute_from(item) for item in value)
     demand(not isinstance(value, dict), "a setting is damaged")
-    attribute: Attribute = value
+    attribute: Attribute = spelled(value)
     return attribute
 
 
 def note_from(item: Any) -> Note:
     """A note from its list."""
     demand(isinstance(item, list) and len(item) == 3 and isinstance(item[2], dict), "a note is damaged")
-    return Note(text(item[0]), text(item[1]), {str(name): fact for name, fact in item[2].items()})
+    return Note(text(item[0]), text(item[1]), spelled(item[2]))
 
 
 def calls_from(value: Any) -> list[Call]:

@@ -19,7 +19,8 @@ from aligner.dump.recovery import recover
 KILLS = int(os.environ.get("ALIGNER_KILLS", "50" if os.environ.get("ALIGNER_LONG") else "10"))
 
 CAPTURE = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background ignores it
 import numpy as np
 from aligner.dump.writer import DumpWriter
 from aligner.record import Key, Phase, Record
@@ -98,7 +99,10 @@ def test_an_interrupted_capture_is_closed(tmp_path):
                              stderr=subprocess.PIPE)  # fmt: skip
     child.stdout.readline()
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=30)
+    try:
+        out, err = child.communicate(timeout=30)
+    finally:
+        child.kill()
     assert b"KeyboardInterrupt" in err
     assert child.returncode != 0
     assert check(folder / "0000.h5", range(1 + out.count(b"\n")))

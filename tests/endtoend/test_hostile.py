@@ -147,7 +147,7 @@ def test_a_script_beside_the_user_does_not_reach_the_guard(tmp_path, monkeypatch
 def test_a_guard_that_dies_or_hangs_is_a_finding(tmp_path, monkeypatch):
     path = make(tmp_path / "x.h5")
     monkeypatch.setattr(guard, "_PROGRAM", "import os; os.abort()")
-    assert guard.inspect(path).what == "crash"
+    assert guard.inspect(path).what == "guard-crash"
     monkeypatch.setattr(guard, "_PROGRAM", "import time; time.sleep(60)")
     monkeypatch.setattr(guard, "SECONDS", 0.2)
-    assert guard.inspect(path).what == "slow"
+    assert guard.inspect(path).what == "guard-slow"

@@ -71,6 +71,10 @@ def spelled(key):
     return key._replace(layer=names.plain(key.layer), slot=names.plain(key.slot))
 
 
+def shown(value):
+    return tuple(map(shown, value)) if isinstance(value, tuple) else sections.spelled(value)
+
+
 def check(path, records, said):
     with open_dump(path) as dump:
         dump.verify()
@@ -90,9 +94,9 @@ def check(path, records, said):
             found = dump.layers[names.plain(layer.path)]
             assert found.spec.kind == names.plain(layer.spec.kind)
             assert sorted(map(repr, found.spec.attributes.values())) == sorted(
-                map(repr, {names.plain(n): v for n, v in layer.spec.attributes.items()}.values())
+                map(repr, {names.plain(n): shown(v) for n, v in layer.spec.attributes.items()}.values())
             )
-        assert [note.facts for note in dump.notes] == [dict(note.facts) for note in said[2]]
+        assert [note.facts for note in dump.notes] == [sections.spelled(dict(note.facts)) for note in said[2]]
 
 
 @SETTINGS

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -23,7 +24,7 @@ from aligner.dump.reader import open_dump
 from aligner.dump.sections import Content
 from aligner.dump.writer import DumpWriter
 from aligner.errors import DumpError
-from aligner.record import Phase
+from aligner.record import Layer, LayerSpec, Note, Phase
 
 
 def read_all(path):
@@ -453,3 +454,34 @@ def test_what_a_later_aligner_adds_is_left_alone(tmp_path):
     with open_dump(forged(tmp_path / "x.h5", more)) as dump:
         dump.verify()
         assert dump.entries[0].load().size == 4
+
+
+def test_texts_of_a_stranger_cannot_write_into_a_terminal(tmp_path):
+    evil = "\x1b[2J\nall is well"
+    path = tmp_path / "x.h5"
+    with DumpWriter(path, {"model": evil, "deep": [{evil: evil}]}) as writer:
+        writer.layer(Layer("a", "t", LayerSpec("k", {"mode": evil, "more": (evil,)}), False, False))
+        writer.note(Note("a", "dump-changed", {"path": evil}))
+    with open_dump(path) as dump:
+        shown = [repr(dump), str(dump.header), str(dump.layers), str(dump.notes)]
+        assert dump.header["model"] == dump.notes[0].facts["path"] == "\\x1b[2J\\nall is well"
+        assert dump.layers["a"].spec.attributes["more"] == ("\\x1b[2J\\nall is well",)
+        assert all(text.isprintable() for text in shown)
+
+
+def test_an_entry_is_an_array_to_numpy(tmp_path):
+    with open_dump(make(tmp_path / "x.h5", [record(0, np.arange(6, dtype="<f4").reshape(2, 3))])) as dump:
+        entry = dump.entries[0]
+        assert np.asarray(entry).tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert np.asarray(entry, dtype=np.int64).dtype == np.int64
+        assert [row.tolist() for row in entry] == [[0, 1, 2], [3, 4, 5]]
+        assert entry[1, 2] == 5
+
+
+@pytest.mark.skipif(not shutil.which("h5dump"), reason="h5dump is not installed")
+def test_h5dump_shows_it(tmp_path):
+    path = make(tmp_path / "x.h5", every_kind())
+    done = subprocess.run(["h5dump", str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 'GROUP "step-0000"' in done.stdout
+    assert "torch" in done.stdout

@@ -166,7 +166,7 @@ def test_a_header_that_json_lacks_costs_nothing(tmp_path):
         assert dump.header["flag"] is True
         assert dump.header["set"] == [1, 2]
         assert dump.header["path"] == str(tmp_path)
-        assert dump.header["half"] == "\udc80"
+        assert dump.header["half"] == "\\udc80"
         assert dump.header["5"] == "five"
         assert len(dump.entries) == 1
 
