@@ -115,11 +115,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{layer} 是惰性层，其参数尚无形状。\n请先运行一次网络再采集，使其进入转储。",
     ),
     "torch-fused-attention": (
-        "In eval mode torch runs attention layers like {layer} in one fused piece; "
-        "while captured, the layers inside run one by one, which can change the last bits.\n"
-        "Nothing to do; torch.backends.mha.set_fastpath_enabled(False) gives the same numbers without capture.",
-        "在 eval 模式下，torch 会把 {layer} 这类注意力层融合成一步运行；采集时其内部各层逐个运行，最低几位可能不同。\n"
-        "无需处理；不采集时用 torch.backends.mha.set_fastpath_enabled(False) 可得到相同的数值。",
+        "In eval mode without gradients torch runs attention layers like {layer} as one fused kernel, "
+        "and the layers inside do not run.\n"
+        "To see them: torch.backends.mha.set_fastpath_enabled(False), which can change the last bits; "
+        "a factory (FILE.py:NAME) is run so.",
+        "在 eval 模式且无梯度时，torch 会把 {layer} 这类注意力层作为一个融合算子运行，其内部各层不会运行。\n"
+        "若要看到它们：torch.backends.mha.set_fastpath_enabled(False)，最低几位可能改变；工厂函数（FILE.py:NAME）即以此方式运行。",
     ),
     "torch-compiled": (
         "The net was compiled by torch.compile; while captured it runs eagerly where torch can be told so "
