@@ -39,10 +39,9 @@ COMMANDS = [
     ("transformer", "port_no_scale.py"),
 ]
 CLEAN = 1e-5
-# What is known to be answered otherwise, with the reason; strict, so that a line leaves when its reason does.
+# What is known to be answered otherwise, with the reason; xfail is strict, so a line leaves when its reason does.
 PENDING = {
     ("transformer", "port_untied.py"): "compare blames the layer for a weight that only the port has: where is 'layer'",
-    ("lstm", "port.py"): "the torch adapter warns of the _flat_weights that every nn.LSTM keeps of its own weights",
 }
 
 Files = Callable[[str], Path]
