@@ -16,7 +16,10 @@ from aligner_hooks.mindspore_.patches import Handle
 
 
 class MindSporeAdapter:
-    """MindSpore in PyNative mode; see aligner.adapter.Adapter for what each method promises."""
+    """MindSpore in PyNative mode; see aligner.adapter.Adapter for what each method promises.
+
+    Run on MindSpore 2.7, 2.9 and 2.10 on CPU; Ascend and GPU are written from MindSpore's manual.
+    """
 
     name = "mindspore"
 
