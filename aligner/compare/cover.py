@@ -91,6 +91,8 @@ class _Side:
             if why is not None:
                 reading.covered, reading.over = True, False
                 reading.reason, reading.facts = why
+            elif self._behind(entry):
+                reading.reason = "unmatched-behind"
 
     def _same_value(self, entry: Entry, compared: Mapping[object, Entry]) -> _Why:
         twin = compared.get(entry.content)
@@ -121,6 +123,22 @@ class _Side:
         if not paired and all(self._harmless(v, around, key.step) for v in (visit, *inside)):
             return "covered-around", {"layer": display(around.call.layer)}
         return None
+
+    def _behind(self, entry: Entry) -> bool:
+        """Whether it is a layer without weights behind a place that already disagrees: nothing can be told of it."""
+        visit = self._visits.get(CallId(entry.key.layer, entry.key.call))
+        if visit is None or visit.id in self._counterpart or self._net.weights(visit.call.layer):
+            return False
+        around = self._around(visit)
+        if around is None:
+            return False
+        for earlier in reversed(self._net.visits[self._place[around.id] : self._place[visit.id]]):
+            last = earlier.call.last
+            over = last is not None and last < visit.call.first
+            point = _Point(entry.key.step, earlier.id, not over)
+            if (over or earlier is around) and point in self._agreement:
+                return not self._agreement[point]
+        return False
 
     def _around(self, visit: Visit) -> Optional[Visit]:
         """The nearest call around that has a counterpart."""

@@ -45,6 +45,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Only the port has this.\nIf that is meant, allow it with --allow-unmatched; else look for it in the reference.",
         "仅待比对网络中存在。\n如属预期，请用 --allow-unmatched 允许；否则请在标杆中查找。",
     ),
+    "unmatched-behind": (
+        "Only one side has this as a layer; what comes before it already disagrees, so its effect cannot be judged.\n"
+        "Mend the origin first, then compare again.",
+        "仅一侧把它写成层；其之前的数值已不一致，无法判断其影响。\n请先修复误差源，再重新比对。",
+    ),
     "covered-elsewhere": (
         "The same value was compared as {slot} of {layer}.",
         "同一数值已作为 {layer} 的 {slot} 比对。",

@@ -272,6 +272,25 @@ def test_a_forgotten_activation_is_listed():
     assert origins(result) == [("", "glue", ("fc", "out"))]
 
 
+def test_a_function_behind_a_bug_cannot_be_judged():
+    """Its value goes into no layer, and everything before it is wrong already: listed, with that reason."""
+
+    def net(as_layer, factor):
+        rec = Recorder()
+
+        def body(v):
+            v = rec.call("early", "Linear", lambda u: u * np.float32(factor), v)
+            y = rec.call("gate", "Sigmoid", np.tanh, v) if as_layer else np.tanh(v)
+            return rec.call("out", "Linear", lambda u: u * 2, v * y)
+
+        rec.call("", "Net", body, sample())
+        return rec.dump()
+
+    result = run(net(True, 1), net(False, 1.1))
+    assert origins(result) == [("early", "layer", None)]
+    assert {v.reason for v in result.verdicts if v.outcome is Outcome.UNMATCHED} == {"unmatched-behind"}
+
+
 @pytest.mark.parametrize("swap", [False, True])
 def test_more_levels_are_covered(swap):
     sides = [dump(), dump(wrapper="stages", rename=lambda p: p.replace("blocks.", "inner."))]
