@@ -13,6 +13,8 @@ import pytest
 
 from aligner.dump.reader import open_dump
 from aligner.dump.recovery import recover
+from aligner.dump.writer import DumpWriter
+from aligner.errors import DumpError
 
 LIMIT = 4 << 20
 
@@ -131,6 +133,17 @@ def test_recovery_on_a_full_disk_keeps_everything(small_disk):
     with open_dump(path) as dump:
         assert not dump.recovered
         assert [entry.load().tobytes() for entry in dump.entries] == before
+
+
+def test_a_folder_that_may_not_be_written(tmp_path, request):
+    place = tmp_path / "locked"
+    if os.geteuid() == 0:  # root may write everywhere but on a disk that is read-only
+        place = request.getfixturevalue("small_disk")
+        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
+    else:
+        place.mkdir(mode=0o500)
+    with pytest.raises(DumpError, match="Cannot write"):
+        DumpWriter(place / "x.h5", {})
 
 
 def test_a_disk_that_is_full_from_the_start(small_disk):

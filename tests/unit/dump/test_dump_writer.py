@@ -15,6 +15,9 @@ from aligner.dump.writer import DumpWriter
 from aligner.errors import DumpError
 from aligner.record import Call, Key, Layer, LayerSpec, Note, Phase, Record
 
+# h5py 3.1 warns about itself when it reads a scalar.
+pytestmark = pytest.mark.filterwarnings("ignore:Passing None into shape:DeprecationWarning")
+
 
 def test_every_dtype_and_shape_comes_back_exactly(tmp_path):
     records = every_kind()
@@ -292,13 +295,6 @@ def test_places_where_no_dump_can_stand(tmp_path, force):
     with pytest.raises(DumpError, match=r"exists already|not a regular file"):
         DumpWriter(tmp_path / "pipe", HEADER, force=force)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "pipe"]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission(tmp_path):
-    (tmp_path / "locked").mkdir(mode=0o500)
-    with pytest.raises(DumpError, match="Cannot write"):
-        DumpWriter(tmp_path / "locked" / "x.h5", HEADER)
 
 
 def test_closing_twice_is_harmless_and_nothing_is_taken_afterwards(tmp_path):

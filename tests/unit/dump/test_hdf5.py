@@ -10,6 +10,9 @@ from h5py import h5t
 from aligner.dtypes import DTYPES
 from aligner.dump import hdf5
 
+# h5py 3.1 warns about itself when it reads a scalar.
+pytestmark = pytest.mark.filterwarnings("ignore:Passing None into shape:DeprecationWarning")
+
 
 def library_type(name):
     """The type as the HDF5 library encodes it."""
