@@ -79,7 +79,8 @@ def _traced(reference: Dump, port: Dump, pairing: Pairing, readings: Sequence[Re
     """Follow the readings through the calls of the reference, step by step."""
     back = {other: one for one, other in pairing.calls.items()}
     trace = Trace(AMP_EPS if reference.header.get("amp") or port.header.get("amp") else 0.0)
-    parameters = trace.parameters(r for r in readings if r.pair.key.phase is Phase.PARAMETER and r.pair.reference)
+    ours = {pair.port: pair.reference for pair in pairing.layers}
+    parameters = trace.parameters((r for r in readings if r.pair.key.phase is Phase.PARAMETER), ours)
     for step in sorted({reading.pair.key.step for reading in readings}):
         here = [reading for reading in readings if reading.pair.key.step == step]
         grouped: dict[CallId, list[Reading]] = {}

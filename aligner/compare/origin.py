@@ -134,16 +134,24 @@ class Trace:
         """By id of a Reading: indices of the births it goes back to."""
         self._coarse = coarse
 
-    def parameters(self, readings: Iterable[Reading]) -> Mapping[str, Sources]:
-        """Wrong parameters, by layer: each is born wrong, and explains any error of its layer's output."""
+    def parameters(self, readings: Iterable[Reading], ours: Mapping[str, str]) -> Mapping[str, Sources]:
+        """Wrong parameters, by layer: each is born wrong, and explains any error of its layer's output.
+
+        Args:
+            readings: those of parameters; one that only the port has may be a tied weight that was untied.
+            ours: the reference's layer of each of the port's.
+        """
         found: dict[str, Sources] = {}
         for reading in readings:
             own = max(reading.own, self._coarse)
             if reading.covered or not (reading.over or reading.severity > JUMP * own):
                 continue
             key = reading.pair.key
-            state = self._born(reading, Birth(key.layer, "parameters", reading, key, reading.pair.entry.order, None))
-            found.setdefault(key.layer, Sources()).add(replace(state, severity=max(state.severity, float(state.over))))
+            layer = key.layer if reading.pair.reference is not None else ours.get(key.layer)
+            if layer is None:
+                continue
+            state = self._born(reading, Birth(layer, "parameters", reading, key, reading.pair.entry.order, None))
+            found.setdefault(layer, Sources()).add(replace(state, severity=max(state.severity, float(state.over))))
         return found
 
     def step(

@@ -40,9 +40,7 @@ COMMANDS = [
 ]
 CLEAN = 1e-5
 # What is known to be answered otherwise, with the reason; xfail is strict, so a line leaves when its reason does.
-PENDING = {
-    ("transformer", "port_untied.py"): "compare blames the layer for a weight that only the port has: where is 'layer'",
-}
+PENDING: dict[tuple[str, str], str] = {}
 
 Files = Callable[[str], Path]
 

@@ -190,6 +190,28 @@ def test_a_missing_bias():
     assert result.origins[0].slot == "bias"
 
 
+def test_a_weight_that_only_the_port_has():
+    """The reference ties its head to the embedding, the port does not."""
+
+    def net(untied):
+        rec = Recorder()
+        table = np.arange(16, dtype=np.float32)
+        rec.parameter("emb", "Embedding", "weight", table)
+        if untied:
+            rec.parameter("head", "Linear", "weight", table + 1)
+        head = table + untied
+
+        def body(v):
+            v = rec.call("emb", "Embedding", lambda u: u + table, v)
+            return rec.call("head", "Linear", lambda u: u * head, v)
+
+        rec.call("", "Net", body, sample())
+        return rec.dump()
+
+    result = run(net(False), net(True))
+    assert origins(result) == [("head", "parameters", None)]
+
+
 def test_other_inputs_are_incomparable():
     result = run(dump(), dump(x=sample(seed=9)))
     assert result.outcome == "incomparable"
