@@ -102,7 +102,7 @@ class Dump:
             raise self._damaged(error) from error
 
     def _open_closed(self, block: UserBlock) -> None:
-        self._block_ = block
+        self._start = block
         self.recovered = False
         if self._size < block.size:
             raise DumpError("dump-truncated", path=self.path, found=self._size, wanted=block.size)
@@ -129,7 +129,7 @@ class Dump:
             raise DumpError("dump-bad-journal", path=self.path, journal=beside.name, reason=error) from error
         if story.token != block.token:
             raise DumpError("dump-other-journal", path=self.path, journal=beside.name)
-        self._block_ = block
+        self._start = block
         self.recovered = True
         self._guard_passed = True  # there are no HDF5 objects yet
         self._story = story
@@ -214,7 +214,7 @@ class Dump:
     @property
     def token(self) -> str:
         """What a dump and its journal have in common."""
-        return self._block_.token
+        return self._start.token
 
     def find(self, key: Key) -> Optional[Entry]:
         """The record with this address."""
@@ -256,7 +256,7 @@ class Dump:
         if self._descriptor < 0:
             raise DumpError("dump-closed", path=self.path)
         if not self.recovered:
-            block = self._block_
+            block = self._start
             if os.fstat(self._descriptor).st_size != block.size:
                 raise DumpError("dump-truncated", path=self.path, found=self._size, wanted=block.size)
             crc = zlib.crc32(self._read(BASE, SUPERBLOCK_SIZE))
@@ -278,7 +278,7 @@ class Dump:
             self.verify()
 
     def _section(self, name: str) -> Any:
-        place = self._block_.sections[name]
+        place = self._start.sections[name]
         if place.offset + place.size > self._size:
             raise ValueError(f"the section {name} lies outside the file")
         data = self._read(place.offset, place.size)
