@@ -21,6 +21,7 @@ build() {
     version=$2
     shift 2
     venv=.venv-$name
+    rm -rf build/lib build/bdist.*  # what an earlier build left there would go into the wheel
     if [ ! -e "$venv/.ready" ] || [ constraints.txt -nt "$venv/.ready" ] || [ pyproject.toml -nt "$venv/.ready" ]; then
         "$(find_python "$version")" -m venv "$venv"
         "$venv/bin/python" -m pip install -q -c constraints.txt pytest pytest-timeout hypothesis "$@" .

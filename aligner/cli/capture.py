@@ -22,7 +22,7 @@ HELP = (
     "或一个未改动的脚本及其参数，或 -m MODULE 及其参数。",
 )
 EXAMPLES = (
-    ("aligner capture net_torch.py:build -o ref.h5", "the reference", "捕获标杆"),
+    ("aligner capture net_torch.py:build -o ref.h5", "the reference", "采集标杆"),
     (
         "aligner capture net_mindspore.py:build --from ref.h5 -o port.h5",
         "the port, on the reference's weights and inputs",
@@ -87,7 +87,7 @@ def add_arguments(parser: parsing.Parser) -> None:
     )
     add("--device", metavar="NAME", help=say("cpu, gpu or ascend", "cpu、gpu 或 ascend"))
     add("--no-weights", action="store_true", help=say("leave parameters out of the dump", "转储中不含参数"))
-    add("--model", metavar="CLASS", help=say("script: which of its models", "脚本：捕获其中哪个模型"))
+    add("--model", metavar="CLASS", help=say("script: which of its models", "脚本：采集其中哪个模型"))
     add(
         "--estimate",
         action="store_true",

@@ -20,7 +20,7 @@ HELP = (
     "Writes a PyTorch net and its MindSpore port into FOLDER, captures both and compares them. "
     "Mend the port there and run it again: it is left as you edited it.",
     "在一个小型移植网络中找出预埋的错误，完整演示。\n"
-    "在 FOLDER 中写入一个 PyTorch 网络及其 MindSpore 移植，分别捕获并比对。"
+    "在 FOLDER 中写入一个 PyTorch 网络及其 MindSpore 移植，分别采集并比对。"
     "在那里修正移植代码后可再次运行：你修改过的文件会被保留。",
 )
 EXAMPLES = (

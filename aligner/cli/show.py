@@ -57,7 +57,7 @@ def add_arguments(parser: parsing.Parser) -> None:
         help=say("elements to list of each record that differs", "每条有差异的记录列出的元素个数"),
     )
     add("--ulp", action="store_true", help=say("also the distance in units in the last place", "同时给出 ULP 距离"))
-    add("--recover", action="store_true", help=say("finish a dump whose capture was killed", "补全捕获被中断的转储"))
+    add("--recover", action="store_true", help=say("finish a dump whose capture was killed", "补全采集被中断的转储"))
     add(
         "--limit",
         type=parsing.count,

@@ -77,6 +77,11 @@ class Verdict:
         """Whether this verdict alone makes the comparison diverged."""
         return self.outcome.fails and not self.allowed
 
+    def __repr__(self) -> str:
+        error = "" if self.error is None else f", error {self.error:.1e}"
+        place = f"{display(self.key.layer)} {self.key.slot}"
+        return f"<{place} ({self.kind}), step {self.key.step}, call {self.key.call}: {self.outcome.value}{error}>"
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -101,6 +106,9 @@ class Origin:
     between: Optional[tuple[str, str]] = None
     calls: int = 1
     """How many calls of this layer are wrong by themselves."""
+
+    def __repr__(self) -> str:
+        return f"<origin {display(self.layer)} ({self.kind}), {self.where}: {self.slot} is off by {self.own_error:.1e}>"
 
 
 @dataclass(frozen=True)

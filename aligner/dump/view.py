@@ -41,28 +41,22 @@ class LayerView:
         return self._of_first_call("output.")
 
     @property
+    def input(self) -> Entry:
+        """The first input of the first call; `find("input.1", call=2)` reaches the others.
+
+        Raises:
+            LookupError: none was captured.
+        """
+        return self._first("input", self.inputs)
+
+    @property
     def output(self) -> Entry:
         """The first output of the first call.
 
         Raises:
             LookupError: none was captured.
         """
-        outputs = self.outputs
-        if not outputs:
-            raise LookupError(f"no output of {display(self.path)} was captured")
-        return outputs[0]
-
-    def input(self, i: int = 0, call: int = 0, step: int = 0, phase: Phase = Phase.FORWARD) -> Entry:
-        """The i-th captured input of a call.
-
-        Raises:
-            LookupError: it was not captured.
-        """
-        found = [e for e in self.entries if e.key[:2] == (step, phase) and e.key.call == call]
-        inputs = [e for e in found if e.key.slot.startswith("input.")]
-        if not 0 <= i < len(inputs):
-            raise LookupError(f"{display(self.path)} call {call} of step {step} has {len(inputs)} captured inputs")
-        return inputs[i]
+        return self._first("output", self.outputs)
 
     def find(self, slot: str, call: int = 0, step: int = 0, phase: Phase = Phase.FORWARD) -> Entry:
         """The record with this slot.
@@ -75,6 +69,11 @@ class LayerView:
                 return entry
         there = ", ".join(sorted({entry.key.slot for entry in self.entries})) or "-"
         raise KeyError(f"{slot!r} was not captured of {display(self.path)}; there are: {there}")
+
+    def _first(self, side: str, entries: Sequence[Entry]) -> Entry:
+        if not entries:
+            raise LookupError(f"no {side} of {display(self.path)} was captured")
+        return entries[0]
 
     def _of_first_call(self, start: str) -> Sequence[Entry]:
         found = [e for e in self.entries if e.key.phase is Phase.FORWARD and e.key.slot.startswith(start)]

@@ -21,24 +21,24 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "MindSpore is in GRAPH_MODE: the net is compiled as a whole, and hooks on its layers never run.\n"
         "Call mindspore.set_context(mode=mindspore.PYNATIVE_MODE), or set MS_JIT=0 in the environment, and capture again.",
         "MindSpore 处于 GRAPH_MODE：网络被整体编译，各层上的钩子不会运行。\n"
-        "请调用 mindspore.set_context(mode=mindspore.PYNATIVE_MODE)，或设置环境变量 MS_JIT=0，然后重新捕获。",
+        "请调用 mindspore.set_context(mode=mindspore.PYNATIVE_MODE)，或设置环境变量 MS_JIT=0，然后重新采集。",
     ),
     "mindspore-jit-outside": (
         "'{function}' is compiled by @mindspore.jit: the layers it runs cannot be seen from outside.\n"
         "Set MS_JIT=0 in the environment to run it as plain Python, and capture again.",
         "'{function}' 由 @mindspore.jit 编译：从外部看不到它运行的各层。\n"
-        "请设置环境变量 MS_JIT=0，使其按普通 Python 运行，然后重新捕获。",
+        "请设置环境变量 MS_JIT=0，使其按普通 Python 运行，然后重新采集。",
     ),
     "mindspore-jit-inside": (
         "{layer} ({type}) is compiled by @mindspore.jit: it is captured as a whole, the layers inside it are not.\n"
         "Set MS_JIT=0 in the environment to run it as plain Python and see them.",
-        "{layer}（{type}）由 @mindspore.jit 编译：它作为整体被捕获，其内部各层不会被捕获。\n"
+        "{layer}（{type}）由 @mindspore.jit 编译：它作为整体被采集，其内部各层不会被采集。\n"
         "请设置环境变量 MS_JIT=0，使其按普通 Python 运行，即可看到内部各层。",
     ),
     "mindspore-graph-cell": (
         "{layer} ({type}) runs a compiled MindIR graph: neither it nor what is inside it can be observed.\n"
         "Capture the net from which the MindIR file was exported.",
-        "{layer}（{type}）运行的是已编译的 MindIR 图：它本身及其内部均无法观察。\n请捕获导出该 MindIR 文件的原始网络。",
+        "{layer}（{type}）运行的是已编译的 MindIR 图：它本身及其内部均无法观察。\n请采集导出该 MindIR 文件的原始网络。",
     ),
     "mindspore-own-call": (
         "{layer} ({type}) has a __call__ of its own that passes MindSpore's by: its inputs and outputs are not seen.\n"
@@ -61,7 +61,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "'{attribute}' keeps cells in a plain list or dict: MindSpore does not count their parameters among the net's.\n"
         "They are captured all the same; use nn.CellList or nn.CellDict so that they are trained and saved.",
         "'{attribute}' 用普通的列表或字典保存 Cell：MindSpore 不会把它们的参数算作网络参数。\n"
-        "这里仍会捕获它们；请改用 nn.CellList 或 nn.CellDict，使其能被训练和保存。",
+        "这里仍会采集它们；请改用 nn.CellList 或 nn.CellDict，使其能被训练和保存。",
     ),
     "mindspore-device": (
         "The device '{name}' cannot be used with this MindSpore ({reason}); usable here: {known}.\n"

@@ -38,7 +38,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "factory-raised": (
         "{target} raised {error} (the traceback above is its own).\nMend that first: nothing was captured.",
-        "{target} 抛出了 {error}（上面的回溯来自它自身）。\n请先修复该错误：没有捕获任何内容。",
+        "{target} 抛出了 {error}（上面的回溯来自它自身）。\n请先修复该错误：没有采集任何内容。",
     ),
     "model-raised": (
         "The net raised {error} while it ran (the traceback above is its own).\n"
@@ -48,7 +48,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "training-not-yet": (
         "The task has a loss or an optimizer, and training steps cannot be captured yet.\n"
         "Leave both out: the forward pass is captured, in train mode with --train.",
-        "该任务带有损失函数或优化器，而目前还不能捕获训练步骤。\n请去掉这两项：将捕获前向过程，训练模式请加 --train。",
+        "该任务带有损失函数或优化器，而目前还不能采集训练步骤。\n请去掉这两项：将采集前向过程，训练模式请加 --train。",
     ),
     "inputs-missing": (
         "{target} returned a model without inputs, and none were given.\n"
@@ -67,12 +67,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "nothing-ran": (
         "{model} was never called, so there is nothing to compare; no dump was written.\n"
         "Call it inside the capture, as net(x): net.forward(x) and net.construct(x) pass the hooks by.",
-        "{model} 从未被调用，没有可比对的内容；未写入转储。\n请在捕获范围内以 net(x) 调用它：net.forward(x) 与 net.construct(x) 会绕过钩子。",
+        "{model} 从未被调用，没有可比对的内容；未写入转储。\n请在采集范围内以 net(x) 调用它：net.forward(x) 与 net.construct(x) 会绕过钩子。",
     ),
     "no-model-ran": (
         "No model ran in {script}, so nothing was captured.\n"
         "A net in graph mode or under @jit cannot be seen; otherwise call it as net(x), or use a factory: FILE.py:NAME.",
-        "{script} 中没有模型运行，未捕获任何内容。\n图模式或 @jit 下的网络不可见；否则请以 net(x) 调用，或使用工厂函数：FILE.py:NAME。",
+        "{script} 中没有模型运行，未采集任何内容。\n图模式或 @jit 下的网络不可见；否则请以 net(x) 调用，或使用工厂函数：FILE.py:NAME。",
     ),
     "model-not-found": (
         "No model called '{wanted}' ran in {script}; these did: {ran}.\nChoose one of them with --model.",
@@ -80,11 +80,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "other-models-ran": (
         "Captured {model}; these ran too and were left out: {others}. Choose one with --model.",
-        "已捕获 {model}；以下模型也运行过但未捕获：{others}。可用 --model 选择。",
+        "已采集 {model}；以下模型也运行过但未采集：{others}。可用 --model 选择。",
     ),
     "more-steps-ran": (
         "Captured the first {steps} run(s) of {model}; it ran on unobserved. More with --steps.",
-        "已捕获 {model} 的前 {steps} 次运行；之后的运行未被观察。可用 --steps 增加。",
+        "已采集 {model} 的前 {steps} 次运行；之后的运行未被观察。可用 --steps 增加。",
     ),
     "script-missing": (
         "{path}: no such script.\nGive a script (train.py), -m MODULE, or a factory (net.py:build).",
@@ -97,7 +97,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "script-shadow": (
         "{path} has the name of this tool ({name}), and your script would import the wrong one.\n"
         "Rename it, then capture again.",
-        "{path} 与本工具同名（{name}），你的脚本会导入错误的模块。\n请重命名后再捕获。",
+        "{path} 与本工具同名（{name}），你的脚本会导入错误的模块。\n请重命名后再采集。",
     ),
     "value-unreadable": ("{slot}: its values could not be read: {reason}", "{slot}：无法读取其值：{reason}"),
     "dtype-unknown": (
@@ -115,7 +115,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "dropout-active": (
         "Dropout was active in train mode ({layers}), so the values are random.\n"
         "Capture in eval mode, or with --silence-dropout.",
-        "训练模式下 dropout 处于激活状态（{layers}），数值是随机的。\n请在 eval 模式下捕获，或使用 --silence-dropout。",
+        "训练模式下 dropout 处于激活状态（{layers}），数值是随机的。\n请在 eval 模式下采集，或使用 --silence-dropout。",
     ),
     "captured": (
         "{path}: {records} values of {layers} layers in {steps} step(s), {size}, {seconds} s",
@@ -145,7 +145,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "target-missing": (
         "Nothing to capture was given.\nGive FILE.py:NAME, a script, or -m MODULE; `aligner capture --help` has examples.",
-        "没有给出要捕获的对象。\n请给出 FILE.py:NAME、脚本或 -m MODULE；示例见 `aligner capture --help`。",
+        "没有给出要采集的对象。\n请给出 FILE.py:NAME、脚本或 -m MODULE；示例见 `aligner capture --help`。",
     ),
     "output-is-reference": (
         "{path} is both the reference to replay and the dump to write.\nGive the port's dump another name with -o.",
@@ -168,7 +168,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "demo-frameworks": (
         "The demo needs PyTorch and MindSpore; not installed here: {missing}.\n"
         "Install both (pip install torch 'mindspore' 'numpy<2'), or capture your own nets on two machines.",
-        "演示需要 PyTorch 和 MindSpore；此处未安装：{missing}。\n请安装两者（pip install torch 'mindspore' 'numpy<2'），或在两台机器上分别捕获你自己的网络。",
+        "演示需要 PyTorch 和 MindSpore；此处未安装：{missing}。\n请安装两者（pip install torch 'mindspore' 'numpy<2'），或在两台机器上分别采集你自己的网络。",
     ),
     "demo-folder": (
         "{folder} is a file; the demo wants a folder.\nGive another name: aligner demo FOLDER.",

@@ -86,7 +86,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "show-recovered": (
         "{dump}: recovered; every record that was captured is in the file now.",
-        "{dump}：已恢复；捕获到的所有记录均已写入文件。",
+        "{dump}：已恢复；采集到的所有记录均已写入文件。",
     ),
     "values-selection": (
         "'{text}' selects nothing that is known here; wanted numbers, colons and `...` with commas between.\n"
@@ -141,11 +141,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "doctor-no-adapters": (
         "no adapter is installed, so no net can be captured.\nInstall aligner again: its own adapters come with it.",
-        "未安装任何适配器，因此无法捕获网络。\n请重新安装 aligner，其中自带适配器。",
+        "未安装任何适配器，因此无法采集网络。\n请重新安装 aligner，其中自带适配器。",
     ),
     "doctor-absent": (
         "not installed: nets of {name} cannot be captured here; comparing dumps needs no framework",
-        "未安装：此处无法捕获 {name} 网络；比对转储不需要任何框架",
+        "未安装：此处无法采集 {name} 网络；比对转储不需要任何框架",
     ),
     "doctor-adapter": ("{name} {version}, adapter loaded", "{name} {version}，适配器已加载"),
     "doctor-adapter-failed": (
@@ -158,7 +158,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "doctor-compare-only": (
         "no framework here: dumps can be compared and shown, nets cannot be captured",
-        "此处没有框架：可以比对和查看转储，但无法捕获网络",
+        "此处没有框架：可以比对和查看转储，但无法采集网络",
     ),
     "help-usage": ("usage: ", "用法："),
     "help-arguments": ("arguments", "参数"),

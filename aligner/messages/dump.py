@@ -36,12 +36,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "dump-disk-full": (
         "The disk is full while writing {path} ({reason}); the {captured} records captured so far are readable.\n"
         "Make room or choose another disk, or capture less: --layers GLOB, --no-weights, fewer --steps.",
-        "写入 {path} 时磁盘已满（{reason}）；此前捕获的 {captured} 条记录可以读取。\n"
-        "请清理空间或换一块磁盘，或减少捕获内容：--layers GLOB、--no-weights、减少 --steps。",
+        "写入 {path} 时磁盘已满（{reason}）；此前采集的 {captured} 条记录可以读取。\n"
+        "请清理空间或换一块磁盘，或减少采集内容：--layers GLOB、--no-weights、减少 --steps。",
     ),
     "dump-write-failed": (
         "Writing {path} failed: {reason}; {captured} records were captured before.\nCheck the disk, then capture again.",
-        "写入 {path} 失败：{reason}；此前已捕获 {captured} 条记录。\n请检查磁盘后重新捕获。",
+        "写入 {path} 失败：{reason}；此前已采集 {captured} 条记录。\n请检查磁盘后重新采集。",
     ),
     "dump-dtype": (
         "A value of {layer} cannot be stored in {path}: {found}.\n"
@@ -60,7 +60,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "dump-forked": (
         "{path} belongs to the process that opened it, and this is a fork of it.\n"
         "Run the net in the process that started the capture.",
-        "{path} 属于打开它的进程，而当前进程是其 fork 出的子进程。\n请在启动捕获的进程中运行网络。",
+        "{path} 属于打开它的进程，而当前进程是其 fork 出的子进程。\n请在启动采集的进程中运行网络。",
     ),
     # --- reading
     "dump-missing": (
@@ -73,7 +73,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "dump-empty": (
         "{path} is empty (0 bytes).\nCapture again: nothing was written into it.",
-        "{path} 为空（0 字节）。\n请重新捕获：其中没有写入任何内容。",
+        "{path} 为空（0 字节）。\n请重新采集：其中没有写入任何内容。",
     ),
     "dump-other-kind": (
         "{path} is a {kind} file, not an aligner dump.\n"
@@ -95,22 +95,22 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "dump-truncated": (
         "{path} is truncated: {found} bytes found, {wanted} wanted.\nCopy it again from where it was captured.",
-        "{path} 不完整：实际 {found} 字节，应为 {wanted} 字节。\n请从捕获它的机器重新复制。",
+        "{path} 不完整：实际 {found} 字节，应为 {wanted} 字节。\n请从采集它的机器重新复制。",
     ),
     "dump-longer": (
         "{path} is longer than it was written: {found} bytes found, {wanted} wanted; something was added to it.\n"
         "Use the dump as aligner wrote it; copy it again from where it was captured.",
         "{path} 比写入时长：实际 {found} 字节，应为 {wanted} 字节；有内容被添加。\n"
-        "请使用 aligner 写出的原始转储；从捕获它的机器重新复制。",
+        "请使用 aligner 写出的原始转储；从采集它的机器重新复制。",
     ),
     "dump-bad": (
         "{path} is damaged: {reason}.\nCopy it again from where it was captured, or capture again.",
-        "{path} 已损坏：{reason}。\n请从捕获它的机器重新复制，或重新捕获。",
+        "{path} 已损坏：{reason}。\n请从采集它的机器重新复制，或重新采集。",
     ),
     "dump-damaged": (
         "{path} is damaged: the values of {layer} do not fit their checksum.\n"
         "Copy it again from where it was captured, or capture again.",
-        "{path} 已损坏：{layer} 的值与校验和不符。\n请从捕获它的机器重新复制，或重新捕获。",
+        "{path} 已损坏：{layer} 的值与校验和不符。\n请从采集它的机器重新复制，或重新采集。",
     ),
     "dump-form": (
         "{layer} in {path} is kept as '{form}', which this aligner cannot load.\nUpdate aligner: pip install -U aligner.",
@@ -119,16 +119,16 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "dump-no-journal": (
         "{path} was never closed, and its journal {journal} is not beside it.\n"
         "Put the journal back beside it, or capture again.",
-        "{path} 未正常关闭，且旁边没有其日志 {journal}。\n请将日志放回同一目录，或重新捕获。",
+        "{path} 未正常关闭，且旁边没有其日志 {journal}。\n请将日志放回同一目录，或重新采集。",
     ),
     "dump-bad-journal": (
         "{path} was never closed, and its journal {journal} cannot be read: {reason}.\nCapture again.",
-        "{path} 未正常关闭，且其日志 {journal} 无法读取：{reason}。\n请重新捕获。",
+        "{path} 未正常关闭，且其日志 {journal} 无法读取：{reason}。\n请重新采集。",
     ),
     "dump-other-journal": (
         "{path} was never closed, and {journal} is the journal of another dump.\n"
         "Put its own journal beside it, or capture again.",
-        "{path} 未正常关闭，而 {journal} 是另一个转储的日志。\n请放回其自身的日志，或重新捕获。",
+        "{path} 未正常关闭，而 {journal} 是另一个转储的日志。\n请放回其自身的日志，或重新采集。",
     ),
     "dump-journal-alone": (
         "There is no file {path}, only its journal {journal}.\nPut the dump back beside its journal.",
@@ -136,17 +136,17 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "dump-being-written": (
         "{path} is still being written; this is what it holds so far.\nOpen it again when the capture has ended.",
-        "{path} 仍在写入中；以下是目前的内容。\n请在捕获结束后重新打开。",
+        "{path} 仍在写入中；以下是目前的内容。\n请在采集结束后重新打开。",
     ),
     "dump-journal-damaged": (
         "The journal is damaged: {lines} lines and {records} records were left out.\n"
         "Everything else can be used; capture again for the whole.",
-        "日志已损坏：丢弃了 {lines} 行和 {records} 条记录。\n其余内容可以使用；如需完整内容请重新捕获。",
+        "日志已损坏：丢弃了 {lines} 行和 {records} 条记录。\n其余内容可以使用；如需完整内容请重新采集。",
     ),
     "dump-changed": (
         "{path} was changed after aligner wrote it (its seal is broken).\n"
         "Use the dump as it was written; copy it again from where it was captured.",
-        "{path} 在 aligner 写出后被修改（封印已破坏）。\n请使用原始转储；从捕获它的机器重新复制。",
+        "{path} 在 aligner 写出后被修改（封印已破坏）。\n请使用原始转储；从采集它的机器重新复制。",
     ),
     # --- what the guard found in an HDF5 file
     "guard-external-link": (

@@ -6,7 +6,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "weights-none": (
         "{reference} holds no weights, so the port cannot be given the same ones ({left_port}).\n"
         "Capture the reference again without --no-weights, or go on with --allow-missing.",
-        "{reference} 中没有权重，无法让待比对网络使用相同的权重（{left_port}）。\n请不加 --no-weights 重新捕获标杆，或用 --allow-missing 继续。",
+        "{reference} 中没有权重，无法让待比对网络使用相同的权重（{left_port}）。\n请不加 --no-weights 重新采集标杆，或用 --allow-missing 继续。",
     ),
     "weights-left-over": (
         "Parameters have no counterpart. In {reference} only: {left_reference}. In the port only: {left_port}.\n"
@@ -38,11 +38,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "step-missing": (
         "{reference} has no inputs of the top-level net for step {step}; it has steps: {have}.\n"
         "Ask for one of these with --steps, or capture the reference for more steps.",
-        "{reference} 中没有顶层网络第 {step} 步的输入；现有步：{have}。\n请用 --steps 选择，或为标杆捕获更多步。",
+        "{reference} 中没有顶层网络第 {step} 步的输入；现有步：{have}。\n请用 --steps 选择，或为标杆采集更多步。",
     ),
     "input-missing": (
         "{reference} holds no values for the net's {slot}.\nCapture the reference again and look for its cautions.",
-        "{reference} 中没有网络 {slot} 的值。\n请重新捕获标杆并留意其中的提示。",
+        "{reference} 中没有网络 {slot} 的值。\n请重新采集标杆并留意其中的提示。",
     ),
     "input-opaque": (
         "The reference was called with an object of class {kind}, which a dump cannot hold.\n"

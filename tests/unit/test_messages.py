@@ -20,7 +20,8 @@ def placeholders(text):
 @pytest.mark.parametrize("name", sorted(messages.catalogue()))
 def test_both_languages_say_the_same(name):
     english, chinese = messages.catalogue()[name]
-    assert english.strip() and chinese.strip()
+    assert english.strip()
+    assert chinese.strip()
     assert placeholders(english) == placeholders(chinese)
     assert english.count("\n") == chinese.count("\n"), "the second line says what to do, in both"
 

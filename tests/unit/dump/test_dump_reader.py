@@ -375,20 +375,20 @@ def test_a_view_of_a_layer(tmp_path):
         assert [entry.order for entry in view.inputs] == [1, 2]
         assert [entry.order for entry in view.outputs] == [3, 4]
         assert view.output.order == 3
-        assert view.input(1).order == 2
-        assert view.input(0, call=1).order == 5
-        assert view.input(0, step=1).order == 9
+        assert view.input.order == 1
+        assert view.find("input.mask").order == 2
+        assert view.find("input.0", call=1).order == 5
+        assert view.find("input.0", step=1).order == 9
         assert view.find("output.1", step=1).order == 12
         assert len(view.calls) == 1
-        for look in (lambda: view.input(2), lambda: view.input(-1), lambda: view.input(0, call=5)):
-            with pytest.raises(LookupError):
-                look()
         with pytest.raises(KeyError, match=r"input\.mask"):
             view.find("input.1")
         with pytest.raises(KeyError, match="close to it"):
             dump["layer1.conv1"]
         with pytest.raises(LookupError, match="no output"):
             dump[""].output
+        with pytest.raises(LookupError, match="no input"):
+            dump[""].input
 
 
 def test_reading_needs_no_h5py(tmp_path):
