@@ -90,7 +90,7 @@ def test_a_library_that_does_not_import_is_a_problem(tmp_path):
         text=True,
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert done.returncode == 2, done.stderr
     rows = {row["subject"]: row for row in json.loads(done.stdout)["findings"]}
