@@ -91,28 +91,49 @@ def _elements(tally: Tally, work: Workspace, reference: Numbers, port: Numbers, 
     top = int(difference.argmax())
     if difference[top] <= min(tally.seen, tally.limit) * (1 - MARGIN):
         return
-    over = _settle(tally, reference, port, start, np.array([top]))  # a first bound, so that few others remain
-    least = min(tally.seen, tally.limit) * (1 - MARGIN)
-    np.greater(difference, np.float32(least), out=mask)
-    candidates = int(np.count_nonzero(mask))
-    if candidates <= 1:
-        tally.mismatched += over
-        return
-    if candidates * FEW <= size:
-        tally.mismatched += _settle(tally, reference, port, start, np.flatnonzero(mask))
-        return
-    np.greater_equal(difference, np.float32(difference[top] * (1 - MARGIN)), out=mask)
-    _settle(tally, reference, port, start, np.flatnonzero(mask))
-    rule = tally.tolerance.rule
-    for metric, offset in (("scaled", tally.scale), ("allclose", 1.0)):
-        if metric == "scaled" or tally.scale != 1.0 or rule == "allclose":
-            quotient = _quotient(work, reference, offset)
-            np.greater_equal(quotient, np.float32(quotient.max() * np.float32(1 - MARGIN)), out=mask)
-            _settle(tally, reference, port, start, np.flatnonzero(mask))
-            if metric == rule:
-                tally.mismatched += _over(tally, work, quotient, tally.tolerance.value, reference, port)
+    if not tally.crowded:
+        over = _settle(tally, reference, port, start, np.array([top]))  # a first bound, so that few others remain
+        np.greater(difference, np.float32(min(tally.seen, tally.limit) * (1 - MARGIN)), out=mask)
+        candidates = int(np.count_nonzero(mask))
+        if candidates <= 1:
+            tally.mismatched += over
+            return
+        if candidates * FEW <= size:
+            tally.mismatched += _settle(tally, reference, port, start, np.flatnonzero(mask))
+            return
+        tally.crowded = True
+    _many(tally, work, reference, port, start, float(difference[top]))
+
+
+def _many(tally: Tally, work: Workspace, reference: Numbers, port: Numbers, start: int, peak: float) -> None:
+    """A block in which many elements are of interest: each metric in float32, its top ones settled if they count.
+
+    scaled is never below allclose, so a block that does not raise the one need not be asked for the other.
+    """
+    difference, rule, value = work.difference[: reference.size], tally.tolerance.rule, tally.tolerance.value
+    if peak > tally.max_abs * (1 - MARGIN):
+        _top(tally, work, difference, peak, reference, port, start)
+    quotient = _quotient(work, reference, tally.scale)
+    crest = float(quotient.max())
+    if crest > tally.scaled * (1 - MARGIN):
+        _top(tally, work, quotient, crest, reference, port, start)
+    if rule == "scaled":
+        tally.mismatched += _over(tally, work, quotient, value, reference, port)
+    if rule == "allclose" or (tally.scale != 1.0 and crest > tally.allclose * (1 - MARGIN)):
+        quotient = _quotient(work, reference, 1.0)
+        _top(tally, work, quotient, float(quotient.max()), reference, port, start)
+        if rule == "allclose":
+            tally.mismatched += _over(tally, work, quotient, value, reference, port)
     if rule in ("abs", "l2"):
         tally.mismatched += _over(tally, work, difference, tally.limit, reference, port)
+
+
+def _top(
+    tally: Tally, work: Workspace, metric: Numbers, peak: float, reference: Numbers, port: Numbers, start: int
+) -> None:
+    """Settle the elements whose float32 metric may be the block's largest."""
+    mask = np.greater_equal(metric, np.float32(peak * (1 - MARGIN)), out=work.mask[: metric.size])
+    _settle(tally, reference, port, start, np.flatnonzero(mask))
 
 
 def _quotient(work: Workspace, reference: Numbers, offset: float) -> Numbers:
@@ -128,10 +149,11 @@ def _over(tally: Tally, work: Workspace, metric: Numbers, limit: float, referenc
     possible = int(np.count_nonzero(mask))
     if not possible:
         return 0
-    sure = int(np.count_nonzero(np.greater(metric, np.float32(limit * (1 + MARGIN)))))
+    sure = int(np.count_nonzero(np.greater(metric, np.float32(limit * (1 + MARGIN)), out=mask)))
     if sure == possible:
         return sure
-    mask &= metric <= np.float32(limit * (1 + MARGIN))
+    np.logical_not(mask, out=mask)
+    mask &= metric > np.float32(limit * (1 - MARGIN))
     picked = np.flatnonzero(mask)
     exact, other = reference[picked].astype(np.float64), port[picked].astype(np.float64)
     return sure + int(np.count_nonzero(tally.over(np.abs(other - exact), np.abs(exact))))

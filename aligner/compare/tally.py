@@ -30,6 +30,8 @@ class Tally:
     difference_squares: float = 0.0
     largest: float = 0.0
     """The largest finite modulus on either side, as far as `add_sums` saw it."""
+    crowded: bool = False
+    """A block had many elements of interest; the next ones will too, so none are looked for one by one."""
     max_abs: float = 0.0
     scaled: float = 0.0
     allclose: float = 0.0

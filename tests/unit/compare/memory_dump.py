@@ -30,7 +30,7 @@ class MemoryEntry:
     def load(self):
         return decode(self._array, self.dtype)
 
-    def stream(self, buffer):
+    def stream(self, buffer, verify=True):
         storage = DTYPES[self.dtype].storage
         flat = self._array.reshape(-1)
         count = buffer.size // storage.itemsize
