@@ -51,6 +51,10 @@ class Deviation:
     """Integers or booleans on both sides: any difference is over tolerance."""
 
 
+KEEP = 8 << 20
+"""Bytes of a reference that are kept in memory between the two looks at it."""
+
+
 @dataclass(frozen=True)
 class _Sizes:
     """What one reading of the reference tells: sums of squares by block (None: float32 cannot say), and the rms."""
@@ -65,6 +69,7 @@ class Meter:
     def __init__(self) -> None:
         self._work = Workspace()
         self._raw = (np.empty(0, np.uint8), np.empty(0, np.uint8))
+        self._keep: Optional[Array] = None
         self._wide = (np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32))
 
     def measure(self, reference: Entry, port: Entry, tolerance: Tolerance) -> Deviation:
@@ -88,6 +93,10 @@ class Meter:
             pieces = [(self._decoded(0, reference), self._decoded(1, port))]
             sizes = _sizes([pieces[0][0]], kinds[0])
             return self._pass(iter(pieces), sizes, kinds, tolerance, unit)
+        if reference.dtype == "float32" and reference.nbytes <= KEEP:
+            # Read once and kept for the second look; larger ones are read twice instead.
+            kept = list(self._kept(reference))
+            return self._pass(zip(kept, self._blocks(1, port)), _sizes(kept, kinds[0]), kinds, tolerance, unit)
         sizes = _sizes(self._blocks(0, reference), kinds[0])
         both = zip(self._blocks(0, reference, verify=False), self._blocks(1, port))
         return self._pass(both, sizes, kinds, tolerance, unit)
@@ -120,6 +129,13 @@ class Meter:
         """The only block of a small entry."""
         blocks = list(self._blocks(side, entry))
         return blocks[0] if blocks else np.empty(0, np.float32)
+
+    def _kept(self, entry: Entry) -> Iterator[Array]:
+        """All blocks of a float32 entry, each a view of its own."""
+        self._keep = np.empty(KEEP, np.uint8) if self._keep is None else self._keep
+        room = -(-entry.nbytes // 16) * 16  # a stream cuts its pieces at multiples of 16 bytes; this is one piece
+        (numbers,) = entry.stream(self._keep[:room])
+        yield from (numbers[at : at + BLOCK] for at in range(0, numbers.size, BLOCK))
 
     def _blocks(self, side: int, entry: Entry, verify: bool = True) -> Iterator[Array]:
         """The entry's numbers, BLOCK at a time (the last may be shorter), each in the same buffer."""

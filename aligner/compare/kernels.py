@@ -13,8 +13,8 @@ import numpy as np
 
 from aligner.compare.tally import NOWHERE, Numbers, Tally, plain
 
-BLOCK = 1 << 16
-"""Elements at a time: 256 KiB of float32, so that a block of each side and the workspace stay in the L2 cache."""
+BLOCK = 1 << 17
+"""Elements at a time: 512 KiB of float32. Half of it stays in a smaller cache, but pays for more calls of numpy."""
 
 RUN = 1 << 12
 

@@ -11,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aligner.compare.deviation import measure
+from aligner.compare import deviation
+from aligner.compare.deviation import KEEP, measure
 from aligner.compare.kernels import BLOCK
 from aligner.compare.tolerance import FLOOR, RULES, Tolerance
 from aligner.dtypes import DTYPES, decode
@@ -201,8 +202,10 @@ def test_many_blocks(seed, dtype):
 
 @pytest.mark.parametrize("noise", [1e-7, 1e-4, 1e-2, 1.0])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_dense_block(noise, rule):
+@pytest.mark.parametrize("keep", [KEEP, 0], ids=["read once", "read twice"])
+def test_a_dense_block(noise, rule, keep, monkeypatch):
     """Many elements near and over the limit: the float32 count is settled in float64 where it could be wrong."""
+    monkeypatch.setattr(deviation, "KEEP", keep)
     rng = np.random.default_rng(3)
     a = rng.standard_normal(BLOCK + 17).astype(np.float32)
     b = (a + rng.standard_normal(a.size) * noise).astype(np.float32)
