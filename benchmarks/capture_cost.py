@@ -95,9 +95,7 @@ def main() -> int:
             print(f"{framework:<10} not installed")
             continue
         good = good and cost <= LIMIT_US
-        print(
-            f"{framework:<10} {cost:6.1f} us a layer (input and output); {cost / LIMIT_US:.2f} of the limit {LIMIT_US:.0f}"
-        )
+        print(f"{framework:<10} {cost:6.1f} us a layer, {cost / LIMIT_US:.2f} of the limit {LIMIT_US:.0f}")
     plain, captured = peak(False), peak(True)
     above = (captured - plain) / TENSOR
     good = good and above <= 1.5

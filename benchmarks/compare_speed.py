@@ -78,7 +78,8 @@ def speed(folder: Path, megabytes: int) -> bool:
     """
     good = True
     print(
-        f"{'tensors':>12} {'difference':>10} {'compare GB/s':>13} {'reading GB/s':>13} {'ratio':>6} {'us/pair':>8}  limit"
+        f"{'tensors':>12} {'difference':>10} {'compare GB/s':>13} {'reading GB/s':>13}"
+        f" {'ratio':>6} {'us/pair':>8}  limit"
     )
     for tensor in (64 << 20, 4 << 20, 64 << 10, 4 << 10):
         for noise in (ALIGNED, FAR):
