@@ -600,6 +600,19 @@ def test_a_plain_list_of_registered_parameters_is_no_news(adapter):
     assert not any(p.role.startswith(("refs", "_flat")) for p in adapter.parameters(net))
 
 
+def test_the_conv1d_of_transformers_is_a_linear(adapter):
+    """GPT-2 keeps the weights of its linear layers transposed; a port has them as everybody else."""
+    conv1d = type("Conv1D", (nn.Module,), {"__module__": "transformers.pytorch_utils"})
+    layer = conv1d()
+    layer.weight, layer.bias = nn.Parameter(torch.arange(6.0).reshape(2, 3)), nn.Parameter(torch.zeros(3))
+    assert adapter.spec(layer) == adapter.spec(nn.Linear(2, 3))
+    weight = next(p for p in adapter.parameters(layer) if p.role == "weight")
+    assert (weight.shape, weight.trainable) == ((3, 2), True)
+    assert adapter.read(weight).tolist() == [[0, 3], [1, 4], [2, 5]]
+    adapter.load(weight, np.array([[1, 2], [3, 4], [5, 6]], np.float32), "float32")
+    assert layer.weight.tolist() == [[1, 3, 5], [2, 4, 6]]
+
+
 def test_buffers_are_told_from_parameters(adapter):
     net = nn.BatchNorm1d(2)
     net.register_buffer("table", torch.ones(3), persistent=False)

@@ -11,6 +11,7 @@ from torch import nn
 from aligner.adapter import Parameter
 from aligner.record import Array
 from aligner_hooks.torch_ import layers, tensors
+from aligner_hooks.torch_.settings import is_transposed_linear
 
 
 def walk(model: Any) -> Iterator[Parameter]:
@@ -38,13 +39,16 @@ def _parameter(place: layers.Place, name: str, tensor: Any, seen: set[int], buff
     if tensor is None or id(tensor) in seen or layers.is_unmaterialised(tensor):
         return
     seen.add(id(tensor))
+    requires_grad = bool(tensor.requires_grad)
+    if name == "weight" and is_transposed_linear(place.content):
+        tensor = tensor.detach().t()  # a view in a Linear's layout: reading and loading go through it
     yield Parameter(
         name=f"{place.raw}.{name}" if place.raw else name,
         layer=place.path,
         role=name,
         shape=tuple(tensor.shape),
         dtype=tensors.dtype_word(tensor),
-        trainable=not buffer and bool(tensor.requires_grad),
+        trainable=not buffer and requires_grad,
         tensor=tensor,
         buffer=buffer,
     )

@@ -30,6 +30,20 @@ _LONGEST_WORD = 200
 _MOST_ATTRIBUTES = 64
 
 
+def is_transposed_linear(layer: Any) -> bool:
+    """Whether the layer is the Conv1D of Hugging Face transformers (GPT-2), a Linear with its weight transposed."""
+    return any(
+        base.__name__ == "Conv1D" and base.__module__.partition(".")[0] == "transformers"
+        for base in type(layer).__mro__
+    )
+
+
+def transposed_linear(layer: Any) -> Mapping[str, Attribute]:
+    """Settings of such a layer in a Linear's words."""
+    inside, outside = layer.weight.shape
+    return {"in_features": int(inside), "out_features": int(outside), "bias": layer.bias is not None}
+
+
 def plain(value: Any) -> Attribute:
     """A number, word, None or tuple of them from whatever a layer holds: numpy and torch scalars, lists, sizes."""
     if value is None or type(value) in (bool, int, float, str):

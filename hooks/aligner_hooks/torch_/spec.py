@@ -138,6 +138,8 @@ def read(layer: Any) -> LayerSpec:
     """Kind and settings; a class the vocabulary has no word for keeps its name and shows its own plain attributes."""
     if isinstance(layer, torch.jit.ScriptModule):
         return LayerSpec("ScriptModule", {"original": str(getattr(layer, "original_name", ""))})
+    if settings.is_transposed_linear(layer):
+        return LayerSpec("Linear", dict(settings.transposed_linear(layer)))
     entry = _KNOWN.find(layer)
     if entry is not None:
         try:
