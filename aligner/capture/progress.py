@@ -26,7 +26,13 @@ class Progress:
         self._live = stream is not None and stream.isatty()
         self._period = 0.1 if self._live else 10.0
         self._start = self._last = time.monotonic()
+        self._before = 0
         self._shown = 0
+
+    def begin(self, written: int) -> None:
+        """A step begins; `written` bytes (weights, earlier steps) are in the dump already."""
+        self._start = time.monotonic()
+        self._before = written
 
     def update(self, step: int, layer: str, done: int, total: int, written: int) -> None:
         """`done` of `total` layers of this step have run; `written` bytes are in the dump."""
@@ -34,14 +40,15 @@ class Progress:
         if self._stream is None or now - self._last < self._period:
             return
         self._last = now
-        speed = written / max(now - self._start, 1e-9)
+        own = written - self._before
+        done = min(done, total)
         facts = {
             "step": step,
-            "done": min(done, total),
+            "done": done,
             "total": total,
             "size": size(written),
-            "speed": size(speed),
-            "expected": size(written * total / max(min(done, total), 1)),
+            "speed": size(own / max(now - self._start, 1e-9)),
+            "expected": size(self._before + own * total / max(done, 1)),
             "layer": layer,
         }
         line = messages.text("capture-progress", self._language, facts)

@@ -226,7 +226,7 @@ class Capture:
 
     def _enter(self, writer: Sink, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         if not self._stack:
-            self._begin_run(path)
+            self._begin_run(writer, path)
         elif threading.get_ident() != self._thread:
             self._note(writer, path, "other-thread")  # its place in the order of calls cannot be known
             return
@@ -255,7 +255,7 @@ class Capture:
         if path == "" and not self._stack:
             self._end_step(writer)
 
-    def _begin_run(self, path: str) -> None:
+    def _begin_run(self, writer: Sink, path: str) -> None:
         """An outermost call. The net itself starts a step; a layer called by itself (net.encode(x)) joins one."""
         self._ran = True
         self._thread = threading.get_ident()
@@ -266,6 +266,7 @@ class Capture:
             self._loose = False
             self.steps += 1
         self._numbers = {}
+        self._progress.begin(writer.bytes_written)
         self._random = self._adapter.random_state()
 
     def _end_step(self, writer: Sink) -> None:

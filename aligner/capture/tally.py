@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from aligner.dump.checksum import checksum
+from aligner.dump.data import flat_bytes
 from aligner.record import Call, Layer, Note, Record
 
 
@@ -14,15 +16,20 @@ class Tally:
         self.records = 0
         self.bytes_written = 0
         self.bytes_seen = 0
+        self._contents: set[tuple[str, tuple[int, ...], int]] = set()
 
     def layer(self, layer: Layer) -> None:
         """Nothing to count."""
 
     def write(self, record: Record) -> None:
-        """Count the value; one that is seen twice counts twice, though a dump stores it once."""
+        """Count the value; the same one seen again takes no more room, as in a dump."""
         self.records += 1
-        self.bytes_written += int(record.array.nbytes)
-        self.bytes_seen = self.bytes_written
+        size = int(record.array.nbytes)
+        self.bytes_seen += size
+        content = (record.dtype, record.array.shape, checksum(flat_bytes(record.array, record.dtype)))
+        if content not in self._contents:
+            self._contents.add(content)
+            self.bytes_written += size
 
     def call(self, call: Call) -> None:
         """Nothing to count."""

@@ -1,0 +1,71 @@
+"""The progress line: how far, how fast, how large in the end."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+
+from aligner.capture import progress
+from aligner.capture.progress import Progress, size
+from aligner.capture.tally import Tally
+from aligner.record import Key, Phase, Record
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 100.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def test_weights_written_before_the_run_do_not_count_into_its_speed_and_projection(clock):
+    out = Terminal()
+    shown = Progress(out)
+    clock.now += 50  # the net was being built
+    shown.begin(400_000_000)
+    clock.now += 2
+    shown.update(0, "conv1", 10, 100, 401_000_000)
+    assert "10 of 100 layers, 401.0 MB (500.0 kB/s), about 410.0 MB in all" in out.getvalue()
+
+
+def test_a_terminal_gets_one_line_and_a_file_a_line_each_ten_seconds(clock):
+    live, log = Terminal(), io.StringIO()
+    shown = [Progress(live), Progress(log)]
+    for _ in range(30):
+        clock.now += 1
+        for one in shown:
+            one.update(0, "conv1", 1, 2, 1000)
+    assert live.getvalue().count("\r") == 30
+    assert len(log.getvalue().splitlines()) == 3
+    shown[0].clear()
+    assert live.getvalue().endswith(" \r")
+
+
+def test_quiet_is_quiet():
+    Progress(None).update(0, "conv1", 1, 2, 3)
+    Progress(None).clear()
+
+
+@pytest.mark.parametrize(("count", "wanted"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e12, "2.5 TB")])
+def test_sizes(count, wanted):
+    assert size(count) == wanted
+
+
+def test_an_estimate_counts_a_value_seen_twice_once():
+    tally = Tally()
+    for order, values in enumerate((np.ones(8, np.float32), np.ones(8, np.float32), np.zeros(8, np.float32))):
+        tally.write(Record(Key(0, Phase.FORWARD, "a", 0, f"output.{order}"), order, "float32", values))
+    assert (tally.records, tally.bytes_seen, tally.bytes_written) == (3, 96, 64)
