@@ -12,13 +12,14 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Optional, Union
 
+from aligner.compare.borders import excuse_borders
 from aligner.compare.conclusion import conclude
 from aligner.compare.cover import cover
 from aligner.compare.layers import pair_layers
 from aligner.compare.naming import LayerMap, read_map
 from aligner.compare.net import Net, survey
 from aligner.compare.pairing import Pair, pair_records
-from aligner.compare.reading import Reading, excuse_rounding, read
+from aligner.compare.reading import Reading, excuse_mask, excuse_rounding, read
 from aligner.compare.sorting import in_reading_order, is_given
 from aligner.compare.tolerance import Tolerance
 from aligner.compare.verdict import Comparison as Comparison
@@ -71,6 +72,9 @@ def compare(
         _check_same_model(one, other, nets, pairs)
         readings = _measured(pairs, rules, executor, progress)
         _excuse_inputs(readings, nets[0])
+        for reading in readings:
+            excuse_mask(reading, rules)
+        excuse_borders(readings, *nets)
         cover(readings, *nets, pairing)
         return conclude(one, other, nets, pairing, readings, rules, tuple(allow_unmatched))
 

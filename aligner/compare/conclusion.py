@@ -157,7 +157,7 @@ def _verdict(
     key = reading.pair.key
     sides = tuple(_side(e, net) for e, net in zip((reading.pair.reference, reading.pair.port), nets))
     kind = nets[0 if reading.pair.reference is not None else 1].kind(key.layer)
-    matched = reading.deviation is not None
+    matched = reading.deviation is not None and not reading.covered
     return Verdict(
         key=key,
         kind=kind,
@@ -165,7 +165,7 @@ def _verdict(
         reference=sides[0],
         port=sides[1],
         error=reading.error if matched else None,
-        deviation=reading.deviation,
+        deviation=reading.deviation if matched else None,
         origin=None if outcome in (Outcome.ALIGNED, Outcome.COVERED) else origin,
         reason=reading.reason,
         facts=reading.facts,

@@ -6,7 +6,7 @@
 - It is a layer that only holds others (a wrapper), all of which have counterparts or are covered.
 - It holds no weights, and what the layer around it hands on agrees: a missing step would show there. The same goes
   for an argument that only one side passes to a layer whose outputs agree.
-- It is a buffer that only counts.
+- It is a buffer that only counts, or a constant that the other side works out anew.
 
 Anything else stays unmatched.
 """
@@ -96,13 +96,15 @@ class _Side:
 
     def _same_value(self, entry: Entry, compared: Mapping[object, Entry]) -> _Why:
         twin = compared.get(entry.content)
-        if twin is None or twin is entry or not _telling(entry):
+        if twin is None or twin is entry or not telling(entry):
             return None
         return "covered-elsewhere", {"layer": display(twin.key.layer), "slot": twin.key.slot}
 
     def _effect(self, entry: Entry) -> _Why:
         key = entry.key
         if key.phase not in CALLS:
+            if (key.layer, key.slot) in self._net.constants:
+                return "covered-constant", {"layer": display(key.layer)}
             return ("covered-counter", {"role": key.slot}) if key.slot in NEUTRAL else None
         call = CallId(key.layer, key.call)
         visit = self._visits.get(call)
@@ -176,7 +178,7 @@ def _below(visit: Visit) -> list[Visit]:
     return found
 
 
-def _telling(entry: Entry) -> bool:
+def telling(entry: Entry) -> bool:
     """Whether equal bits mean the same value: constants (a bias of zeros) are equal by chance."""
     if entry.nbytes == 0:
         return False

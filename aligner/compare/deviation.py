@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Optional
+from typing import Optional, Protocol
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from aligner.compare.tally import NOWHERE, Tally, ratio
 from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES, DType
 from aligner.record import Array
-
-if TYPE_CHECKING:
-    from aligner.dump.reader import Entry
 
 
 @dataclass(frozen=True)
@@ -63,6 +60,25 @@ class _Sizes:
     rms: float
 
 
+class Stored(Protocol):
+    """What measuring needs of a record."""
+
+    @property
+    def dtype(self) -> str:
+        """A key of aligner.dtypes.DTYPES."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the raw bits."""
+
+    def stream(self, buffer: Array, verify: bool = True) -> Iterator[Array]:
+        """Successive pieces of the raw bits."""
+
+
 class Meter:
     """Measures pairs one after the other with the same buffers; one for each thread."""
 
@@ -72,7 +88,7 @@ class Meter:
         self._keep: Optional[Array] = None
         self._wide = (np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32))
 
-    def measure(self, reference: Entry, port: Entry, tolerance: Tolerance) -> Deviation:
+    def measure(self, reference: Stored, port: Stored, tolerance: Tolerance) -> Deviation:
         """The deviation of two entries with the same number of elements.
 
         Raises:
@@ -86,7 +102,7 @@ class Meter:
                 tally = self._run(reference, port, tolerance, unit)
             return _deviation(tally, reference.shape, _exact(reference, port))
 
-    def _run(self, reference: Entry, port: Entry, tolerance: Tolerance, unit: float) -> Tally:
+    def _run(self, reference: Stored, port: Stored, tolerance: Tolerance, unit: float) -> Tally:
         kinds = (DTYPES[reference.dtype], DTYPES[port.dtype])
         single = math.prod(reference.shape) <= BLOCK
         if single:
@@ -125,19 +141,19 @@ class Meter:
             start += one.size
         return tally
 
-    def _decoded(self, side: int, entry: Entry) -> Array:
+    def _decoded(self, side: int, entry: Stored) -> Array:
         """The only block of a small entry."""
         blocks = list(self._blocks(side, entry))
         return blocks[0] if blocks else np.empty(0, np.float32)
 
-    def _kept(self, entry: Entry) -> Iterator[Array]:
+    def _kept(self, entry: Stored) -> Iterator[Array]:
         """All blocks of a float32 entry, each a view of its own."""
         self._keep = np.empty(KEEP, np.uint8) if self._keep is None else self._keep
         room = -(-entry.nbytes // 16) * 16  # a stream cuts its pieces at multiples of 16 bytes; this is one piece
         (numbers,) = entry.stream(self._keep[:room])
         yield from (numbers[at : at + BLOCK] for at in range(0, numbers.size, BLOCK))
 
-    def _blocks(self, side: int, entry: Entry, verify: bool = True) -> Iterator[Array]:
+    def _blocks(self, side: int, entry: Stored, verify: bool = True) -> Iterator[Array]:
         """The entry's numbers, BLOCK at a time (the last may be shorter), each in the same buffer."""
         kind = DTYPES[entry.dtype]
         for piece in entry.stream(self._buffer(side, kind.storage.itemsize * BLOCK), verify):
@@ -187,7 +203,7 @@ def _beyond(tally: Tally) -> bool:
     return tally.largest > 0 and not (1e-140 < tally.largest < 1e140 and least > 1e-270)
 
 
-def _exact(reference: Entry, port: Entry) -> bool:
+def _exact(reference: Stored, port: Stored) -> bool:
     return DTYPES[reference.dtype].exact and DTYPES[port.dtype].exact
 
 
@@ -219,7 +235,7 @@ def _deviation(tally: Tally, shape: tuple[int, ...], exact: bool) -> Deviation:
 _LOCAL = threading.local()
 
 
-def measure(reference: Entry, port: Entry, tolerance: Tolerance) -> Deviation:
+def measure(reference: Stored, port: Stored, tolerance: Tolerance) -> Deviation:
     """The deviation of two entries; buffers are kept for the thread's next pair."""
     meter: Optional[Meter] = getattr(_LOCAL, "meter", None)
     if meter is None:

@@ -195,6 +195,8 @@ def _pair_parents(pairing: Pairing, reference: Net, port: Net) -> None:
     where = {visit.id: visit for visit in port.visits}
     common: Counter[tuple[str, str]] = Counter()
     totals: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    both: Counter[tuple[str, str]] = Counter()
+    weighted: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     for visit in reference.visits:
         other = pairing.calls.get(visit.id)
         if other is None or not _in_row(reference, visit):
@@ -204,10 +206,16 @@ def _pair_parents(pairing: Pairing, reference: Net, port: Net) -> None:
         totals[0].update(ours)
         totals[1].update(theirs)
         common.update((a, b) for a in ours for b in theirs)
+        if reference.weights(visit.call.layer):
+            weighted[0].update(ours)
+            weighted[1].update(theirs)
+            both.update((a, b) for a in ours for b in theirs)
     first = _first(reference), _first(port)
     ranked = []
     for (a, b), count in common.items():
         overlap = count / (totals[0][a] + totals[1][b] - count)
+        if not weighted[0][a] == weighted[1][b] == both[a, b]:
+            continue  # one holds a layer that is elsewhere on the other side: they begin or end at other values
         one, two = first[0][a], first[1][b]
         alike = [one.shapes[1] == two.shapes[1], one.shapes[0] == two.shapes[0]]
         alike += [reference.kind(a) == port.kind(b), a.rpartition(".")[2] == b.rpartition(".")[2]]

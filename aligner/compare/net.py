@@ -18,6 +18,10 @@ NEUTRAL = frozenset({"num_batches_tracked"})
 """Buffers that only count; a port need not have them (MindSpore has none)."""
 
 
+STATISTICS = frozenset({"running_mean", "running_var"})
+"""Buffers that are learnt."""
+
+
 class CallId(NamedTuple):
     """A call of a layer; `number` counts within a step."""
 
@@ -56,6 +60,9 @@ class Net:
     """By layer and role, from the first step."""
     inner: frozenset[str]
     """Layers that have other layers' calls inside theirs."""
+    constants: frozenset[tuple[str, str]] = frozenset()
+    """Layer and role of buffers that hold no statistics (masks, tables): one net stores them, the other works them
+    out anew, and what they do shows in values that are compared."""
 
     def kind(self, layer: str) -> str:
         """The layer's kind; "" for one that was not declared (the loss)."""
@@ -83,9 +90,10 @@ class Net:
         return found
 
     def weights(self, layer: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Roles and shapes of the layer's own parameters, without those that only count."""
+        """Roles and shapes of the layer's own parameters, without those that only count and without constants."""
         own = self.parameters.get(layer, {})
-        return tuple(sorted((role, entry.shape) for role, entry in own.items() if role not in NEUTRAL))
+        kept = (role for role in own if role not in NEUTRAL and (layer, role) not in self.constants)
+        return tuple(sorted((role, own[role].shape) for role in kept))
 
 
 def survey(dump: Dump) -> Net:
@@ -103,7 +111,17 @@ def survey(dump: Dump) -> Net:
             if visit is not None:
                 (visit.inputs if is_input(key.slot) else visit.outputs).append(entry)
     inner = frozenset(visit.call.layer for visit in visits if visit.children)
-    return Net(dump.layers, visits, parameters, inner)
+    return Net(dump.layers, visits, parameters, inner, _constants(dump))
+
+
+def _constants(dump: Dump) -> frozenset[tuple[str, str]]:
+    """By the header's table of parameters: layer, role, name, trainable, buffer."""
+    rows = dump.header.get("parameters")
+    found = set()
+    for row in rows if isinstance(rows, (list, tuple)) else ():
+        if isinstance(row, (list, tuple)) and len(row) >= 5 and row[4] is True and row[1] not in STATISTICS:
+            found.add((str(row[0]), str(row[1])))
+    return frozenset(found)
 
 
 def nest(calls: Iterable[Call]) -> list[Visit]:

@@ -174,7 +174,7 @@ class Trace:
                 scene.parameters.join(parameters.get(visit.call.layer, Sources()))
                 self._enter(scene, around, top, records, seen)
             else:
-                self._leave(scenes[id(visit)], around or top, around is None, records, seen)
+                self._leave(scenes[id(visit)], around or top, records, seen)
 
     def _enter(
         self,
@@ -188,7 +188,10 @@ class Trace:
         outer = around or top
         in_hand = outer.in_hand()
         for reading in records:
-            if not _is_input(reading) or reading.covered:
+            if not _is_input(reading):
+                continue
+            if reading.covered:
+                self._know(scene, reading, in_hand, seen)
                 continue
             source = seen.get(_content(reading))
             sources = in_hand if source is None else _only(source)
@@ -203,18 +206,25 @@ class Trace:
             scene.fed = True
             if reading.matched:
                 seen[_content(reading)] = state
+        if not scene.fed and around is not None:
+            scene.inputs.join(in_hand)  # a layer whose inputs are not known could have got anything
 
-    def _leave(
-        self, scene: _Scene, outer: _Scene, topmost: bool, records: Sequence[Reading], seen: dict[object, State]
-    ) -> None:
+    def _know(self, scene: _Scene, reading: Reading, in_hand: Sources, seen: Mapping[object, State]) -> None:
+        """An input that stands in one dump only, or agrees in another form, but tells what the call had in hand."""
+        if reading.matched:
+            scene.fed = True
+        elif reading.pair.reference is not None:
+            source = seen.get(_content(reading))
+            scene.inputs.join(in_hand if source is None else _only(source))
+            scene.fed = True
+
+    def _leave(self, scene: _Scene, outer: _Scene, records: Sequence[Reading], seen: dict[object, State]) -> None:
         call = scene.visit.call
         leaf = not scene.inside
         in_hand = scene.in_hand()
-        if leaf and not scene.fed and not topmost:
-            in_hand.join(outer.in_hand())  # a layer whose inputs are not known could have got anything
         agree = True
         for reading in records:
-            if _is_input(reading) or not reading.matched:
+            if _is_input(reading) or not reading.matched or reading.covered:
                 continue
             source = seen.get(_content(reading)) if not leaf else None
             sources = in_hand

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Optional
 
 from aligner.compare.layers import Pairing
 from aligner.compare.net import CallId, is_input
+from aligner.compare.spread import squeezed
 from aligner.record import Key, Phase
 
 if TYPE_CHECKING:
@@ -90,15 +91,25 @@ def _by_slot(one: Sequence[Entry], other: Sequence[Entry], sided: bool) -> tuple
     theirs = [entry for entry in other if entry.key.slot in slots]
     if pairs and not sided:
         return pairs, ours, theirs  # parameters: one role that agrees shows that the layer's roles have names
-    left = []
-    for entry in ours:
-        match = next((e for e in theirs if e.shape == entry.shape and _same_side(entry, e, sided)), None)
-        if match is None:
-            left.append(entry)
-        else:
-            theirs.remove(match)
-            pairs.append(Pair(entry, match))
-    return pairs, left, theirs
+    for form in (_shape, _squeezed):
+        left = []
+        for entry in ours:
+            match = next((e for e in theirs if form(e) == form(entry) and _same_side(entry, e, sided)), None)
+            if match is None:
+                left.append(entry)
+            else:
+                theirs.remove(match)
+                pairs.append(Pair(entry, match))
+        ours = left
+    return pairs, ours, theirs
+
+
+def _shape(entry: Entry) -> tuple[int, ...]:
+    return entry.shape
+
+
+def _squeezed(entry: Entry) -> tuple[int, ...]:
+    return squeezed(entry.shape)
 
 
 def _same_side(one: Entry, other: Entry, sided: bool) -> bool:

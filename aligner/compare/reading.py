@@ -7,16 +7,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Optional
 
+import numpy as np
+
 from aligner.compare.deviation import Deviation, measure
-from aligner.compare.tolerance import FLOOR, Tolerance
+from aligner.compare.net import is_input
+from aligner.compare.spread import LARGEST, Spread, common_shape, squeezed
+from aligner.compare.tolerance import FLOOR, Tolerance, scale_of
 from aligner.dtypes import DTYPES
 from aligner.record import Scalar
 
 if TYPE_CHECKING:
     from aligner.compare.pairing import Pair
+    from aligner.dump.reader import Entry
 
 SEEN = 1e-6
 """Relative L2 that a clean float32 layer may add by itself (the worst one measured: 9.8e-7)."""
+
+HIDDEN = 1e4
+"""A value as far below zero as this is meant to be invisible to a softmax; no layer's own values are of this size."""
 
 LOW_PRECISION = 0.4
 """The same in units of eps for shorter floats; an order of magnitude above is a bug's work there as well."""
@@ -33,7 +41,7 @@ class Reading:
     error: float = math.inf
     over: bool = True
     covered: bool = False
-    """Without counterpart, but compared in another way: `reason` says how."""
+    """Has no counterpart or another form than its counterpart, but was compared in another way: `reason` says how."""
     rounded: bool = False
     """Over tolerance by no more than storing the same values in a shorter type explains; then `over` is false."""
 
@@ -83,12 +91,44 @@ def excuse_rounding(reading: Reading) -> None:
         reading.over, reading.rounded = False, True
 
 
+def excuse_mask(reading: Reading, tolerance: Tolerance) -> None:
+    """Additive masks write "nothing is to be seen here" as -inf, -1e9 or the least float: the same, at the same places.
+
+    A softmax makes zero of each. The other values, which it does see, must agree.
+    """
+    one, other, deviation = reading.pair.reference, reading.pair.port, reading.deviation
+    if one is None or other is None or deviation is None or deviation.exact or not reading.over:
+        return
+    if (not deviation.nonfinite and deviation.max_abs < HIDDEN) or any(deviation.nan) or _complex(one.dtype):
+        return
+    if max(one.nbytes, other.nbytes) > LARGEST:
+        return
+    ours, theirs = np.broadcast_arrays(one.load().reshape(_form(one, other)), other.load().reshape(_form(other, one)))
+    hidden = ours <= -HIDDEN
+    if hidden.all() or not hidden.any() or not np.array_equal(hidden, theirs <= -HIDDEN):
+        return
+    seen, found = ours[~hidden].astype(np.float64), theirs[~hidden].astype(np.float64)
+    scale = scale_of(math.sqrt(float(np.mean(np.square(seen)))))
+    if np.isfinite(found).all() and (np.abs(found - seen) <= tolerance.value * (scale + np.abs(seen))).all():
+        reading.over, reading.covered, reading.reason = False, True, "covered-mask"
+
+
+def _form(one: Entry, other: Entry) -> tuple[int, ...]:
+    """The entry's shape, without axes of size one where only these differ from the other's."""
+    return squeezed(one.shape) if squeezed(one.shape) == squeezed(other.shape) else one.shape
+
+
 def read(pair: Pair, tolerance: Tolerance) -> Reading:
     """Measure one pair: the job that an Executor runs. A record on one side only is read as unmatched."""
     one, other = pair.reference, pair.port
     if one is None or other is None:
         return Reading(pair, reason="only-port" if one is None else "only-reference")
-    if one.shape != other.shape and not math.prod(one.shape) == math.prod(other.shape) == 1:
+    if is_input(one.key.slot) and one.key.layer and squeezed(one.shape) != squeezed(other.shape):
+        shape = common_shape(one, other)
+        if shape is not None and _complex(one.dtype) == _complex(other.dtype):
+            deviation = measure(Spread(one, shape), Spread(other, shape), tolerance)
+            return Reading(pair, deviation, error=tolerance.error(deviation), over=tolerance.over(deviation))
+    if not _same_form(one, other):
         same = math.prod(one.shape) == math.prod(other.shape)
         facts: dict[str, Scalar] = {"reference": str(one.shape), "port": str(other.shape)}
         return Reading(pair, reason="shapes-differ-same-count" if same else "shapes-differ", facts=facts)
@@ -96,6 +136,17 @@ def read(pair: Pair, tolerance: Tolerance) -> Reading:
         return Reading(pair, reason="complex-and-real", facts={"reference": one.dtype, "port": other.dtype})
     deviation = measure(one, other, tolerance)
     return Reading(pair, deviation, error=tolerance.error(deviation), over=tolerance.over(deviation))
+
+
+def _same_form(one: Entry, other: Entry) -> bool:
+    """Whether element k of one stands against element k of the other.
+
+    Inside a net an axis of size one more or less is a way of writing (BatchNorm2d on (N, C, L, 1)); what the net itself
+    hands out is used by others as it is, and its shape counts.
+    """
+    if one.shape == other.shape or math.prod(one.shape) == math.prod(other.shape) == 1:
+        return True
+    return bool(one.key.layer) and squeezed(one.shape) == squeezed(other.shape)
 
 
 def _complex(dtype: str) -> bool:

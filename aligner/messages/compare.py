@@ -74,6 +74,22 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{role} only counts; no result depends on it.",
         "{role} 只用于计数，不影响任何结果。",
     ),
+    "covered-constant": (
+        "A constant that one side stores and the other works out anew; what {layer} does with it was compared.",
+        "该常量一侧直接存储，另一侧重新计算；{layer} 使用它得到的结果已比对。",
+    ),
+    "covered-mask": (
+        "Both hide the same places, written as different numbers far below zero; the other values agree.",
+        "两侧屏蔽的位置相同，只是所用的极小负数不同；其余数值一致。",
+    ),
+    "covered-border": (
+        "{port_layer} begins or ends elsewhere than {layer}: the same value was compared as {slot} of {user}.",
+        "{port_layer} 与 {layer} 的起止位置不同：同一数值已作为 {user} 的 {slot} 比对。",
+    ),
+    "covered-argument": (
+        "The sides pass this argument in different forms; everything inside {layer} and its outputs agree.",
+        "两侧传入该参数的形式不同；{layer} 内部的数值及其输出均一致。",
+    ),
     "shapes-differ": (
         "The reference's shape is {reference}, the port's {port}.\nCompare the two layers' settings and inputs.",
         "标杆的形状为 {reference}，待比对的形状为 {port}。\n请核对两层的设置与输入。",

@@ -1,0 +1,137 @@
+"""Inputs and outputs of layers that hold others, where the two nets draw the border or write an argument differently.
+
+- One net's block ends with its ReLU, the other calls the ReLU behind the block: what the blocks hand on differs, and
+  yet whoever uses the reference's value in the port gets that value.
+- A mask comes as (1, 1, n, n) or as (n, n), as True where to look or where not to: the values differ, and yet all that
+  is computed with them agrees.
+
+Such a record is covered: nothing that follows is off by it. The net's own inputs and outputs are never excused.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from aligner.compare.cover import telling
+from aligner.compare.net import Net, is_input
+from aligner.compare.reading import Reading
+from aligner.record import Phase, display
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Entry
+
+_Content = tuple[int, tuple[str, int, int]]
+
+
+class _Moment(NamedTuple):
+    """A call of a layer in a step."""
+
+    step: int
+    layer: str
+    call: int
+
+
+def excuse_borders(readings: Sequence[Reading], reference: Net, port: Net) -> None:
+    """Mark the paired readings at borders whose difference has no effect, with the reason."""
+    borders = [reading for reading in readings if _on_border(reading, reference, port)]
+    if not borders:
+        return
+    spans = _spans(readings)
+    uses = _uses(readings, reference)
+    for reading in borders:
+        _elsewhere(reading, spans, uses)
+    _arguments([reading for reading in borders if not reading.covered], readings, spans)
+
+
+def _on_border(reading: Reading, reference: Net, port: Net) -> bool:
+    one, other = reading.pair.reference, reading.pair.port
+    if one is None or other is None or not reading.over or one.key.phase is not Phase.FORWARD:
+        return False
+    layer, counterpart = one.key.layer, other.key.layer
+    if layer in reference.roots or counterpart in port.roots:
+        return False
+    return layer in reference.inner and counterpart in port.inner
+
+
+def _spans(readings: Iterable[Reading]) -> Mapping[_Moment, tuple[int, int]]:
+    """The first and the last order number among the records of each of the reference's calls."""
+    spans: dict[_Moment, tuple[int, int]] = {}
+    for reading in readings:
+        entry = reading.pair.reference
+        if entry is not None and entry.key.phase is Phase.FORWARD:
+            moment = _moment(entry)
+            low, high = spans.get(moment, (entry.order, entry.order))
+            spans[moment] = (min(low, entry.order), max(high, entry.order))
+    return spans
+
+
+def _moment(entry: Entry) -> _Moment:
+    return _Moment(entry.key.step, entry.key.layer, entry.key.call)
+
+
+def _uses(readings: Iterable[Reading], reference: Net) -> Mapping[_Content, list[Reading]]:
+    """Where each value of the reference is used: as input of a layer without layers inside, or as the net's output."""
+    uses: dict[_Content, list[Reading]] = {}
+    for reading in readings:
+        entry = reading.pair.reference
+        if entry is None or not reading.matched or entry.key.phase is not Phase.FORWARD:
+            continue
+        inward = is_input(entry.key.slot)
+        if entry.key.layer not in reference.inner if inward else entry.key.layer in reference.roots:
+            uses.setdefault((entry.key.step, entry.content), []).append(reading)
+    return uses
+
+
+def _elsewhere(
+    reading: Reading, spans: Mapping[_Moment, tuple[int, int]], uses: Mapping[_Content, list[Reading]]
+) -> None:
+    """Cover a border whose value is used in agreement: inputs by what stands inside, outputs by what comes behind."""
+    one, other = reading.pair.reference, reading.pair.port
+    if one is None or other is None:
+        return
+    end = spans[_moment(one)][1]
+    inward = is_input(one.key.slot)
+    users = []
+    for user in uses.get((one.key.step, one.content), ()):
+        entry = user.pair.reference
+        if entry is not None and (one.order < entry.order <= end if inward else entry.order > end):
+            users.append(user)
+    if users and not any(user.over for user in users) and telling(one):
+        key = users[0].pair.key
+        reading.over, reading.covered, reading.reason = False, True, "covered-border"
+        reading.facts = {
+            "layer": display(one.key.layer),
+            "port_layer": display(other.key.layer),
+            "user": display(key.layer),
+            "slot": key.slot,
+        }
+
+
+def _arguments(
+    borders: Sequence[Reading], readings: Sequence[Reading], spans: Mapping[_Moment, tuple[int, int]]
+) -> None:
+    """Cover inputs of calls whose outputs agree, as does everything that was compared inside."""
+    arguments = [reading for reading in borders if is_input(reading.pair.key.slot)]
+    excused = {id(reading) for reading in arguments}
+    wrong: dict[int, list[int]] = {}
+    results: set[_Moment] = set()
+    for reading in readings:
+        entry = reading.pair.reference
+        if entry is None or not reading.matched or entry.key.phase is not Phase.FORWARD:
+            continue
+        if not is_input(entry.key.slot):
+            results.add(_moment(entry))
+        if reading.over and id(reading) not in excused:
+            wrong.setdefault(entry.key.step, []).append(entry.order)
+    for orders in wrong.values():
+        orders.sort()
+    for reading in arguments:
+        entry = reading.pair.entry
+        low, high = spans[_moment(entry)]
+        orders = wrong.get(entry.key.step, [])
+        at = bisect_left(orders, low)
+        if _moment(entry) in results and not (at < len(orders) and orders[at] <= high):
+            reading.over, reading.covered, reading.reason = False, True, "covered-argument"
+            reading.facts = {"layer": display(entry.key.layer)}
