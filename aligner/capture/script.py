@@ -7,6 +7,7 @@ runs: a script may set environment variables before it imports numpy or a framew
 
 from __future__ import annotations
 
+import builtins
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -14,12 +15,14 @@ import io
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import threading
+import zipfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Optional
 
+from aligner.capture.tracebacks import forget_us
 from aligner.errors import CaptureError
 
 OURS = ("aligner", "aligner_hooks")
@@ -68,77 +71,55 @@ def _is_ours(path: str) -> bool:
 
 
 def run(script: Script) -> None:
-    """Run the script; SystemExit and every other exception of it come out (see `forget_us` for their tracebacks)."""
-    with _as_python_would(script):
-        if script.module:
-            runpy.run_module(script.name, run_name="__main__", alter_sys=True)
-        elif os.path.isdir(script.name):
-            runpy.run_path(script.name, run_name="__main__")
-        else:
-            _run_file(os.path.abspath(script.name))  # Python makes it absolute too
+    """Run the script; SystemExit and every other exception of it come out (`tracebacks.forget_us` cleans them)."""
+    _set_up(script)
+    if script.module:
+        _run_module(script.name)
+    elif os.path.isdir(script.name):
+        _run_file(os.path.join(script.folder, "__main__.py"), in_folder=True)
+    elif zipfile.is_zipfile(script.name):
+        runpy.run_path(script.name, run_name="__main__")
+    else:
+        _run_file(os.path.join(os.getcwd(), script.name))  # absolute, and otherwise as it was given
 
 
-def _run_file(path: str) -> None:
+def _set_up(script: Script) -> None:
+    """What a script can see. It stays so: its threads and its functions for the exit may still look at it."""
+    sys.argv = [script.name, *script.arguments]  # for -m, runpy puts the module's file in the first place
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0:1] = [script.folder]  # ours is the folder of the `aligner` command, or the working directory
+
+
+def _run_module(name: str) -> None:
+    try:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except ImportError as error:
+        forget_us(error)
+        if error.__traceback__ is None:  # runpy found no such module: Python says so in one line
+            raise SystemExit(f"{sys.executable}: {error}") from None
+        raise
+
+
+def _run_file(path: str, in_folder: bool = False) -> None:
     with io.open_code(path) as file:
         code = compile(file.read(), path, "exec")
     module = ModuleType("__main__")
-    module.__file__ = path
-    module.__builtins__ = __builtins__  # type: ignore[attr-defined]  # as in a module that Python starts itself
+    # As in a module that Python starts itself.
     loader = importlib.machinery.SourceFileLoader("__main__", path)
-    module.__loader__ = loader
+    vars(module).update(__file__=path, __loader__=loader, __builtins__=builtins, __cached__=None, __annotations__={})
+    if in_folder:
+        module.__spec__ = importlib.util.spec_from_file_location("__main__", path)
+        module.__package__ = ""
     sys.modules["__main__"] = module
     exec(code, module.__dict__)
 
 
-@contextmanager
-def _as_python_would(script: Script) -> Iterator[None]:
-    saved = sys.argv, sys.path[:], sys.modules.get("__main__")
-    sys.argv = [script.name, *script.arguments]  # for -m, runpy puts the module's file in the first place
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0:1] = [script.folder]  # ours is the folder of the `aligner` command, or the working directory
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[:] = saved[0], saved[1]
-        if saved[2] is not None:
-            sys.modules["__main__"] = saved[2]
-
-
-def forget_us(error: BaseException) -> None:
-    """Take our frames out of the error's traceback and out of those of the errors it came from."""
-    seen: set[int] = set()
-    waiting: list[Optional[BaseException]] = [error]
-    while waiting:
-        one = waiting.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            one.__traceback__ = without_our_frames(one.__traceback__)
-            waiting += [one.__cause__, one.__context__]
-
-
-def without_our_frames(traceback: Optional[TracebackType]) -> Optional[TracebackType]:
-    """The traceback without frames of aligner, its hooks, and the runpy that started the script."""
-    kept = []
-    while traceback is not None:
-        if not _foreign(traceback.tb_frame.f_code.co_filename):
-            kept.append(traceback)
-        traceback = traceback.tb_next
-    result: Optional[TracebackType] = None
-    for frame in reversed(kept):
-        result = TracebackType(result, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-    return result
-
-
-def _foreign(filename: str) -> bool:
-    if filename in ("<frozen runpy>", runpy.__file__):
-        return True
-    import aligner
-
-    roots = [os.path.dirname(os.path.abspath(aligner.__file__))]
-    hooks = sys.modules.get("aligner_hooks")
-    if hooks is not None and hooks.__file__ is not None:
-        roots.append(os.path.dirname(os.path.abspath(hooks.__file__)))
-    return any(os.path.abspath(filename).startswith(root + os.sep) for root in roots)
+def wait_for_threads() -> None:
+    """Python goes on until the script's threads have ended; so a net that runs in one of them is seen."""
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        # What the interpreter itself calls at its end, a second time for nothing. To join the threads would be to
+        # wait for ever for those of an executor: this also tells them to stop.
+        threading._shutdown()  # type: ignore[attr-defined]  # see above
 
 
 class ImportWatcher(importlib.abc.MetaPathFinder):

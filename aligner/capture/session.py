@@ -21,6 +21,7 @@ from aligner import registry
 from aligner.adapter import Adapter, Handle
 from aligner.capture.header import describe
 from aligner.capture.progress import Progress
+from aligner.capture.tracebacks import forget_us
 from aligner.dtypes import DTYPES
 from aligner.dump.writer import DumpWriter
 from aligner.errors import AlignerError, CaptureError
@@ -94,6 +95,7 @@ class Capture:
         self._active_dropouts: set[str] = set()
         self._silenced = False
         self._random: Optional[bytes] = None
+        self._process = os.getpid()
         self._thread = 0
         self._records = 0
         self._loose = False
@@ -128,6 +130,8 @@ class Capture:
         error: Optional[BaseException],
         traceback: Optional[TracebackType],
     ) -> None:
+        if error is not None:
+            forget_us(error)
         self.close(clean=error is None)
 
     def close(self, clean: bool = True) -> None:
@@ -141,6 +145,8 @@ class Capture:
         if writer is None:
             return
         self._detach()
+        if self._process != os.getpid():  # a fork's copy: the dump is the parent's, and so is the last word
+            return
         self._progress.clear()
         self._unwind(writer, 0)
         self.steps += self._loose

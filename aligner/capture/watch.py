@@ -26,8 +26,8 @@ class Watch:
         self.failure: Optional[Exception] = None
         self.captured = ""
         self.ran: list[str] = []
-        self.runs = 0
-        self._path = path
+        self.path = path
+        self.unobserved = 0
         self._options = options
         self._wanted = wanted
         self._progress = progress
@@ -52,7 +52,7 @@ class Watch:
 
     def _on_root(self, adapter: Adapter, model: object) -> None:
         if model is self._model:
-            self.runs += 1
+            self.unobserved += self.capture is not None and self.capture.finished
             return
         name = type(model).__name__
         if not self._chosen(adapter, model, name):
@@ -64,19 +64,14 @@ class Watch:
         from aligner.capture.session import Capture
 
         self._model, self.captured = model, name
-        self.runs = 1
-        self.capture = Capture(adapter, model, self._path, self._options(), self._progress)
+        self.capture = Capture(adapter, model, self.path, self._options(), self._progress)
         self.capture.__enter__()
 
     def _chosen(self, adapter: Adapter, model: object, name: str) -> bool:
         return name == self._wanted or next(iter(adapter.parameters(model)), None) is not None
 
-    def close(self, clean: bool) -> None:
-        """The script has ended.
-
-        Raises:
-            AlignerError: what went wrong with the capture, if the script itself ended well.
-        """
+    def close(self) -> None:
+        """The script has ended; `failure` tells what went wrong with the capture."""
         for handle in self._handles:
             handle.remove()
         if self.capture is not None:
@@ -84,5 +79,3 @@ class Watch:
                 self.capture.close(clean=True)
             except AlignerError as error:
                 self.failure = self.failure or error
-        if self.failure is not None and clean:
-            raise self.failure

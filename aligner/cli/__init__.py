@@ -55,7 +55,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     language = readable_language(language, sys.stdout)
     try:
         code = _dispatch(arguments, language, before)
-        sys.stdout.flush()
+        print(end="", flush=True)
     except AlignerError as error:
         _say_error(error.text(language), sys.stderr)
         return error.exit_code
@@ -74,8 +74,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _never_fail_to_print() -> tuple[str, str]:
     """A layer name that the locale cannot print must not end the program; returns how it was before."""
-    before = (sys.stdout.errors or "strict", sys.stderr.errors or "strict")
-    for stream in (sys.stdout, sys.stderr):
+    before = getattr(sys.stdout, "errors", None) or "strict", getattr(sys.stderr, "errors", None) or "strict"
+    for stream in (sys.stdout, sys.stderr):  # either is None if it was closed before we began
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     return before
@@ -110,9 +110,10 @@ def _dispatch(arguments: list[str], language: str, stream_errors: tuple[str, str
     return int(command.run(parser.read(remaining)))
 
 
-def _say_error(text: str, stream: TextIO) -> None:
+def _say_error(text: str, stream: Optional[TextIO]) -> None:
     """Two lines: what was found and what was wanted; what to do."""
-    print(f"aligner: error: {text}", file=stream)
+    if stream is not None:  # it may have been closed before we began; print() would then take stdout
+        print(f"aligner: error: {text}", file=stream)
 
 
 def _wants_traceback(arguments: Sequence[str]) -> bool:

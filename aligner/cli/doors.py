@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import math
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Optional
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn, Optional
 
 from aligner import messages
 from aligner.capture import target as targets
 from aligner.capture.progress import size
-from aligner.capture.script import ImportWatcher, Script, check, forget_us, run
+from aligner.capture.script import ImportWatcher, Script, check, run, wait_for_threads
+from aligner.capture.tracebacks import forget_us, hidden
 from aligner.cli.voice import Voice
 from aligner.errors import AlignerError, CaptureError, DumpError, ReplayError, UsageError
 from aligner.record import display
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aligner.capture.factory import Run
     from aligner.capture.session import Options
     from aligner.capture.watch import Watch
@@ -48,7 +53,7 @@ def factory(options: argparse.Namespace, target: targets.Target) -> int:
     else:
         capture = replay.capture(options.output, session, voice.progress)
     _run_steps(prepared, capture, voice)
-    _captured(options.output, capture.steps, started, voice)
+    _captured(options.output, options.output, capture.steps, started, voice)
     if replay is None:
         voice.say("next-port", path=options.output)
     else:
@@ -116,7 +121,7 @@ def _check_output(options: argparse.Namespace) -> None:
     if not os.path.isdir(folder):
         raise DumpError("dump-no-folder", path=path, folder=folder)
     if not os.access(folder, os.W_OK):
-        raise DumpError("dump-read-only", path=path, folder=folder)
+        raise DumpError("dump-not-writable", path=path, folder=folder, reason=os.strerror(errno.EACCES))
 
 
 def _run_steps(prepared: Run, capture: Any, voice: Voice) -> None:
@@ -178,7 +183,7 @@ def _estimate(prepared: Run, session: Options, options: argparse.Namespace, voic
         "model": type(prepared.model).__name__,
         "steps": capture.steps,
         "records": tally.records,
-        "size": size(tally.bytes_seen),
+        "size": size(tally.bytes_written),
         "free": size(free_space(options.output or ".")),
     }
     print(messages.text("estimate", options.lang, facts))
@@ -199,13 +204,13 @@ def _known(prepared: Run, output: str) -> dict[str, object]:
     }
 
 
-def _captured(path: str, steps: int, started: float, voice: Voice) -> None:
-    """The closing lines: what is in the dump now, and every caution."""
+def _captured(path: str, name: str, steps: int, started: float, voice: Voice) -> None:
+    """The closing lines: what is in the dump at `path`, which the user calls `name`, and every caution."""
     from aligner.dump.reader import open_dump
 
     with open_dump(path) as dump:
         facts = {
-            "path": path,
+            "path": name,
             "records": len(dump.entries),
             "layers": len({call.layer for call in dump.calls}),
             "steps": steps,
@@ -231,8 +236,13 @@ _FACTORY_ONLY = (
 )
 
 
-def script(options: argparse.Namespace, wanted: Script, stream_errors: tuple[str, str]) -> int:
-    """Run the user's script; the exit code is its own, or 3 (2) when it ended well and the capture did not."""
+def script(options: argparse.Namespace, wanted: Script, stream_errors: tuple[str, str]) -> NoReturn:
+    """Run the user's script and leave as it would.
+
+    Raises:
+        SystemExit: with the script's own exit code.
+        AlignerError: the script ended well and the capture did not.
+    """
     from aligner.capture.watch import Watch
     from aligner.registry import available
 
@@ -250,51 +260,83 @@ def script(options: argparse.Namespace, wanted: Script, stream_errors: tuple[str
         return _session(options, seed=options.seed, steps=steps, silence=options.silence_dropout)
 
     names = [options.framework] if options.framework else sorted(available())
-    watch = Watch(options.output, session, options.model, voice.progress)
+    watch = Watch(os.path.abspath(options.output), session, options.model, voice.progress)  # the script may chdir
     for stream, errors in zip((sys.stdout, sys.stderr), stream_errors):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)  # the script prints as it would without us
+    process = os.getpid()
     code = _run_script(wanted, ImportWatcher(names, watch.on_import))
-    watch.close(clean=code == 0)
-    _tell(watch, wanted, options, voice, code, started)
-    return code
+    if os.getpid() == process:  # else the script has forked, and this is the end of the child
+        watch.close()
+        _tell(watch, wanted, options, voice, code, started)
+    raise SystemExit(code)
 
 
 def _run_script(wanted: Script, watcher: ImportWatcher) -> int:
     """What Python does with what comes out of a script: exit codes, and the traceback on stderr."""
+    with watcher, hidden():
+        raised = _raised(lambda: run(wanted))
+        code = 0 if raised is None else _fate(raised)
+        raised = _raised(wait_for_threads)
+        code = code if raised is None else _fate(raised)
+    with suppress(OSError, ValueError):  # what cannot be printed stays where it is, and Python says so at its end
+        print(end="", flush=True)
+    return code
+
+
+def _raised(action: Callable[[], None]) -> Optional[BaseException]:
+    """What it raised; looked at when it is no longer being handled, or it would be the context of what comes next."""
     try:
-        with watcher:
-            run(wanted)
-    except SystemExit as leaving:
-        if leaving.code is None or isinstance(leaving.code, int):
-            return leaving.code or 0
-        print(leaving.code, file=sys.stderr)
-        return 1
+        action()
     except BaseException as error:
-        forget_us(error)
-        sys.excepthook(type(error), error, error.__traceback__)
+        return error
+    return None
+
+
+def _fate(error: BaseException) -> int:
+    """The exit code, when the message or the traceback has been printed."""
+    forget_us(error)
+    if not isinstance(error, SystemExit):
+        another = _raised(lambda: sys.excepthook(type(error), error, error.__traceback__))
+        if isinstance(another, SystemExit):
+            return _fate(another)
+        if another is not None:
+            forget_us(another)
+            print("Error in sys.excepthook:", file=sys.stderr)
+            sys.__excepthook__(type(another), another, another.__traceback__)
+            print("\nOriginal exception was:", file=sys.stderr)
+            sys.__excepthook__(type(error), error, error.__traceback__)
         return 130 if isinstance(error, KeyboardInterrupt) else 1
-    finally:
-        sys.stdout.flush()
-    return 0
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
 
 
 def _tell(watch: Watch, wanted: Script, options: argparse.Namespace, voice: Voice, code: int, started: float) -> None:
-    """What was captured and what was not; silent when the script failed before any model ran."""
+    """What was captured and what was not.
+
+    Raises:
+        AlignerError: what went wrong with the capture, when the script itself has ended well.
+    """
+    if watch.failure is not None:
+        if code == 0 or not isinstance(watch.failure, AlignerError):
+            raise watch.failure
+        print(f"aligner: error: {watch.failure.text(voice.language)}", file=sys.stderr)
     if watch.capture is None:
         if code == 0 and options.model and watch.ran:
             raise CaptureError("model-not-found", wanted=options.model, script=wanted.name, ran=", ".join(watch.ran))
         if code == 0:
             raise CaptureError("no-model-ran", script=wanted.name)
+        return  # the script failed before any model ran
+    if not os.path.exists(watch.path):
         return
-    if not os.path.exists(options.output):
-        return
-    _captured(options.output, watch.capture.steps, started, voice)
+    _captured(watch.path, options.output, watch.capture.steps, started, voice)
     if code != 0:
         return
     others = [name for name in watch.ran if name != watch.captured]
     if others:
         voice.say("other-models-ran", model=watch.captured, others=", ".join(others))
-    if watch.runs > watch.capture.steps:
+    if watch.unobserved:
         voice.say("more-steps-ran", steps=watch.capture.steps, model=watch.captured)
     voice.say("next-port", path=options.output)

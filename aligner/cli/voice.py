@@ -13,9 +13,9 @@ class Voice:
     """Sentences and the progress line; the line is taken away before a sentence is printed."""
 
     def __init__(self, quiet: bool, language: str) -> None:
-        self.quiet = quiet
+        self.quiet = quiet or sys.stderr is None  # it was closed before we began: print() would take stdout
         self.language = language
-        self.progress = Progress(None if quiet else sys.stderr, language)
+        self.progress = Progress(None if self.quiet else sys.stderr, language)
 
     def say(self, message: str, **facts: object) -> None:
         """Print one sentence of the catalogue."""
@@ -25,7 +25,7 @@ class Voice:
 
     def traceback(self, error: BaseException) -> None:
         """Print the user's own traceback, without our frames; also with --quiet, it is his."""
-        from aligner.capture.script import forget_us
+        from aligner.capture.tracebacks import forget_us
 
         self.progress.clear()
         forget_us(error)

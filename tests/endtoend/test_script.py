@@ -143,3 +143,124 @@ def test_a_script_in_which_nothing_runs(tmp_path, text, wanted):
     assert ours.returncode == 2
     assert wanted in ours.stderr
     assert not (tmp_path / "ref.h5").exists()
+
+
+CAUGHT = """
+import logging, threading, traceback
+class Bad(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 3)
+    def forward(self, x):
+        print(len(traceback.extract_stack()))
+        return self.fc(x)
+def fail():
+    Bad()(torch.ones(1, 5))
+errors = []
+for show in (traceback.print_exc, lambda: logging.exception("log"), lambda: print(traceback.format_exc())):
+    try:
+        fail()
+    except RuntimeError as error:
+        show()
+        errors.append(error)
+thread = threading.Thread(target=fail)
+thread.start()
+thread.join()
+try:
+    raise ExceptionGroup("many", errors)
+except NameError:
+    raise errors[0]  # Python 3.9
+"""
+
+FORKS = """
+import os, sys
+if os.fork() == 0:
+    print("child", flush=True)
+else:
+    print("code", os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+PLACES = {
+    "caught": CAUGHT,
+    "forks": FORKS,
+    "main-module": "print(sorted(k for k in globals() if k[0] == '_'), __builtins__.__name__, __cached__)",
+    "at-exit": "import atexit, sys\natexit.register(lambda: print(sys.argv, sys.modules['__main__'].net is net))",
+    "hook-leaves": "import sys\nsys.excepthook = lambda *a: sys.exit(17)\n1 / 0",
+    "hook-fails": "import sys\ndef hook(*a):\n    raise KeyError('hook')\nsys.excepthook = hook\n1 / 0",
+    "thread-goes-on": "import threading, time\n"
+    "threading.Thread(target=lambda: (time.sleep(0.3), print('late', net(torch.ones(1, 4)).shape))).start()",
+    "executor": "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)\n"
+    "print(pool.submit(lambda: 3).result())",
+    "runpy": "import runpy\nopen('o.py', 'w').write('1 / 0')\nrunpy.run_path('o.py')",
+    "elsewhere": "import os\nos.mkdir('sub')\nos.chdir('sub')",
+}
+
+
+@pytest.mark.parametrize("place", sorted(PLACES))
+def test_what_a_script_may_look_at(tmp_path, place):
+    (tmp_path / "train.py").write_text(NET + PLACES[place], encoding="utf-8")
+    plain = run(tmp_path, "train.py")
+    for made in ("sub", "o.py"):
+        if (tmp_path / made).is_dir():
+            (tmp_path / made).rmdir()
+    ours = run(tmp_path, "-m", "aligner", "capture", "-o", "ref.h5", "train.py")
+    assert ours.stdout == plain.stdout
+    assert ours.returncode == plain.returncode
+    assert tail(ours.stderr) == tail(plain.stderr)
+    assert run(tmp_path, "-m", "aligner", "show", "ref.h5").returncode == 0
+
+
+def test_a_net_in_a_thread_that_outlives_the_script(tmp_path):
+    text = NET.replace('print("result"', 'work = lambda: print("result"')
+    (tmp_path / "train.py").write_text(text + "import threading\nthreading.Timer(0.2, work).start()\n")
+    ours = run(tmp_path, "-m", "aligner", "capture", "-o", "ref.h5", "train.py")
+    assert ours.returncode == 0, ours.stderr
+    assert ours.stdout.startswith("result")
+    assert (tmp_path / "ref.h5").exists()
+
+
+@pytest.mark.parametrize("command", [["-m", "nix"], ["-m", "shop.nix"], ["-m", "shop"], ["app"]])
+def test_modules_and_folders(tmp_path, command):
+    for folder in ("shop", "app"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "shop" / "__init__.py").write_text("")
+    (tmp_path / "app" / "__main__.py").write_text(
+        "import sys\nprint(__spec__.name, __package__, sys.argv, sys.path[0])"
+    )
+    plain = run(tmp_path, *command)
+    ours = run(tmp_path, "-m", "aligner", "capture", "-o", "ref.h5", *command)
+    assert ours.stdout == plain.stdout
+    if plain.returncode:  # the other one runs no model
+        assert (ours.returncode, ours.stderr) == (plain.returncode, plain.stderr)
+
+
+@pytest.mark.parametrize("shell", [">&-", "2>&-", "<&-", ">/dev/full", "| true"])
+def test_streams_that_are_closed_or_full(tmp_path, shell):
+    (tmp_path / "train.py").write_text(NET + "import sys\nprint(sys.stdin)\n")
+    codes = {}
+    for name, capture in (("plain", ""), ("ours", "-m aligner capture -o ref.h5")):
+        line = f"{sys.executable} {capture} train.py {shell}; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        codes[name] = done.returncode, done.stdout, tail(done.stderr)
+    assert codes["ours"] == codes["plain"]
+    assert run(tmp_path, "-m", "aligner", "show", "ref.h5").returncode == 0
+
+
+def test_what_raised_before_does_not_count_as_unobserved(tmp_path):
+    text = (
+        NET
+        + "for _ in range(2):\n    try: net(torch.ones(1, 5))\n    except RuntimeError: pass\nnet(torch.ones(1, 4))\n"
+    )
+    first = text.replace('print("result", net(torch.ones(1, 4)).sum().item())\n', "")
+    (tmp_path / "train.py").write_text(first)
+    ours = run(tmp_path, "-m", "aligner", "capture", "-o", "ref.h5", "train.py")
+    assert ours.returncode == 0
+    assert "unobserved" not in ours.stderr
+
+
+def test_a_capture_that_failed_is_told_when_the_script_failed_too(tmp_path):
+    (tmp_path / "train.py").write_text("import os, sys\nos.rmdir('out')\n" + NET + "sys.exit(5)\n")
+    (tmp_path / "out").mkdir()
+    ours = run(tmp_path, "-m", "aligner", "capture", "-o", "out/ref.h5", "train.py")
+    assert ours.returncode == 5
+    assert "there is no folder" in ours.stderr

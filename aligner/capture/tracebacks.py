@@ -1,0 +1,127 @@
+"""A user's tracebacks without our frames: an error of his net looks as it does when nobody observes it.
+
+Observing a layer puts a frame of the adapter into every call of it, and the script door stands below everything. What
+is raised through them is shown in three ways: by us or by Python when it ends the program (`forget_us`), and by
+whatever the script prints, logs or leaves to a thread meanwhile (`hidden`).
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from types import FrameType, TracebackType
+from typing import Any, Callable, Optional
+
+
+def forget_us(error: BaseException) -> None:
+    """Take our frames out of the error's traceback and out of those of the errors it came from or holds."""
+    seen: set[int] = set()
+    waiting: list[Optional[BaseException]] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = without_our_frames(one.__traceback__)
+            waiting += [one.__cause__, one.__context__]
+            if isinstance(getattr(one, "exceptions", None), tuple):  # an ExceptionGroup
+                waiting += [inner for inner in one.exceptions if isinstance(inner, BaseException)]  # type: ignore[attr-defined]  # asked above
+
+
+def without_our_frames(trace: Optional[TracebackType]) -> Optional[TracebackType]:
+    """The traceback without frames of aligner, its hooks, and the runpy that started the script.
+
+    It is changed in place: an interpreter that is about to raise the error again holds on to the first entry.
+    """
+    while trace is not None and (_is_ours(trace.tb_frame) or _starts_scripts(trace.tb_frame)):
+        trace = trace.tb_next
+    here = trace
+    while here is not None:
+        following = here.tb_next
+        while following is not None and _is_ours(following.tb_frame):
+            following = following.tb_next
+        here.tb_next = following
+        here = following
+    return trace
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return os.path.abspath(frame.f_code.co_filename).startswith(_roots())
+
+
+def _starts_scripts(frame: FrameType) -> bool:
+    return frame.f_code.co_filename in ("<frozen runpy>", runpy.__file__)
+
+
+def _roots() -> tuple[str, ...]:
+    import aligner
+
+    packages = (aligner, sys.modules.get("aligner_hooks"))
+    files = (getattr(package, "__file__", None) for package in packages)
+    return tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in files if file is not None)
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Whatever shows a traceback or a stack in here shows it without our frames."""
+    with ExitStack() as undo:
+
+        def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+            original = getattr(owner, name)
+            undo.callback(setattr, owner, name, original)
+            setattr(owner, name, wraps(original)(make(original)))
+
+        replace(traceback.TracebackException, "__init__", _shown_without)
+        for name in ("extract_tb", "walk_tb"):
+            replace(traceback, name, _listed_without)
+        replace(traceback, "walk_stack", _walked_without)
+        replace(threading, "excepthook", _reported_without)
+        yield
+
+
+def _shown_without(original: Any) -> Any:
+    # All of traceback's printing and formatting, and logging's, ends here, once for each error of a chain or a group.
+    def __init__(self: Any, kind: Any, value: Any, trace: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, kind, value, without_our_frames(trace), *args, **kwargs)
+
+    return __init__
+
+
+def _listed_without(original: Any) -> Any:
+    def listed(tb: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(without_our_frames(tb), *args, **kwargs)
+
+    return listed
+
+
+def _walked_without(original: Any) -> Any:
+    def walk_stack(f: Any) -> Any:
+        # Without a frame it looks for its caller's by counting frames, and ours would be one more.
+        return original(f) if f is None else _down_to_the_script(original(f))
+
+    return walk_stack
+
+
+def _down_to_the_script(steps: Iterable[Any]) -> Iterator[Any]:
+    """The frames of a stack without ours; a script's stack ends where the script begins."""
+    from aligner.capture import script
+
+    for step in steps:
+        if step[0].f_code.co_filename == script.__file__:
+            return
+        if not _is_ours(step[0]):
+            yield step
+
+
+def _reported_without(original: Any) -> Any:
+    def excepthook(args: Any) -> None:
+        if args.exc_value is not None:
+            forget_us(args.exc_value)
+        original(args)
+
+    return excepthook
