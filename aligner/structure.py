@@ -14,7 +14,7 @@ A structure is one of
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 IsTensor = Callable[[object], bool]
@@ -60,11 +60,20 @@ def _flatten(value: Any, slot: str, is_tensor: IsTensor, found: Tensors, depth: 
         name = "tuple" if isinstance(value, tuple) else "list"
         return {name: [inner(i, item) for i, item in enumerate(value)]}
     if isinstance(value, Mapping):
-        return {"dict": [[_plain_key(key), inner(key, item)] for key, item in value.items()]}
+        items = zip(_names(value), value.items())
+        return {"dict": [[_plain_key(key), inner(name, item)] for name, (key, item) in items]}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [f.name for f in dataclasses.fields(value)]
         return {"object": type(value).__name__, "fields": [[n, inner(n, getattr(value, n, None))] for n in names]}
     return {"opaque": type(value).__name__}
+
+
+def _names(keys: Iterable[object]) -> list[str]:
+    """A name for each key, none twice: 1 and "1" are two keys."""
+    names = [str(key) for key in keys]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{name}~{before}" if (before := names[:i].count(name)) else name for i, name in enumerate(names)]
 
 
 def _plain_key(key: object) -> object:

@@ -24,7 +24,7 @@ from aligner.capture.progress import Progress
 from aligner.capture.tracebacks import forget_us
 from aligner.dtypes import DTYPES
 from aligner.dump.writer import DumpWriter
-from aligner.errors import AlignerError, CaptureError
+from aligner.errors import AlignerError, CaptureError, UsageError
 from aligner.record import Call, Key, Layer, Note, Phase, Record
 from aligner.structure import Tensors, flatten_arguments, flatten_result
 
@@ -82,6 +82,7 @@ class Capture:
         sink: Optional[Sink] = None,
     ) -> None:
         self.path = os.fspath(path)
+        self._place = os.path.abspath(self.path)  # the user's code may change the working directory
         self.steps = 0
         self._adapter = adapter
         self._model = model
@@ -161,7 +162,7 @@ class Capture:
             self._failure = self._failure or error
         if nothing and clean:
             if self._sink is None:
-                os.unlink(self.path)
+                os.unlink(self._place)
             raise CaptureError("nothing-ran", model=type(self._model).__name__)
         if self._failure is not None and clean:
             raise self._failure
@@ -183,7 +184,9 @@ class Capture:
         patterns = list(self._options.layers)
         if len(wanted) == 1 and len(layers) > 1 and patterns not in (["*"], [""]):
             some = ", ".join(path for path, _ in layers[1:6])
-            raise CaptureError("no-layer-matched", patterns=", ".join(patterns), count=len(layers) - 1, some=some)
+            raise CaptureError(
+                "no-layer-matched", patterns=", ".join(patterns) or "[]", count=len(layers) - 1, some=some
+            )
         return wanted
 
     def _declare(self) -> None:
@@ -358,7 +361,12 @@ def capture(
         weights: record parameters and buffers too, so that a port can be run on them.
         silence_dropout: make dropout inactive in train mode while capturing.
         force: overwrite an existing dump.
+
+    Raises:
+        UsageError: `steps` is no whole number from 1 on.
     """
+    if steps is not None and (not isinstance(steps, int) or steps < 1):
+        raise UsageError("steps-form", found=repr(steps))
     patterns = [layers] if isinstance(layers, str) else list(layers)
     options = Options(patterns, steps, weights, silence_dropout, force)
     return Capture(registry.of(model), model, path, options)

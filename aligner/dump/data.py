@@ -99,6 +99,14 @@ class DataFile:
                 return False
         return True
 
+    def stands_at(self, path: Path) -> bool:
+        """Whether the file is still the one that `path` names."""
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(found, os.fstat(self._descriptor))
+
     def cut(self, size: int) -> None:
         """End the file here."""
         os.ftruncate(self._descriptor, size)

@@ -60,7 +60,7 @@ class Journal:
         Raises:
             BlockingIOError: a living process writes one here.
         """
-        self._path = path
+        self._path = path.absolute()  # the user's process may change its working directory
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o666)
         self._size = 0
         if not lock(self._descriptor):
@@ -87,8 +87,8 @@ class Journal:
             self._descriptor = -1
 
     def remove(self) -> None:
-        """The dump needs its journal no longer."""
-        self._path.unlink()
+        """The dump needs its journal no longer; somebody may have cleared it away."""
+        self._path.unlink(missing_ok=True)
         self.close()
 
 

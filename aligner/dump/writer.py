@@ -50,6 +50,7 @@ class DumpWriter:
             DumpError: it exists already, or cannot be created there.
         """
         self.path = Path(path)
+        self._place = self.path.absolute()  # the user's process may change its working directory
         self.records = 0
         self.bytes_written = 0
         self.bytes_seen = 0
@@ -212,7 +213,8 @@ class DumpWriter:
             complete: whether the capture ended well.
 
         Raises:
-            DumpError: it could not be closed; the journal stays, so that everything can still be read.
+            DumpError: it could not be closed; the journal stays, so that everything can still be read. Or somebody
+                has deleted or replaced it meanwhile.
         """
         with self._lock:
             if not self._open:
@@ -222,6 +224,8 @@ class DumpWriter:
                 if self._process == os.getpid():  # a fork's copy has nothing to say
                     with reported(self.path, self.records):
                         self._finish(complete and self._complete)
+                    if not self._file.stands_at(self._place):
+                        raise DumpError("dump-gone", path=self.path)
             finally:
                 self._file.close()
                 self._journal.close()
@@ -293,7 +297,7 @@ def _trouble(error: OSError, path: Path, captured: int) -> DumpError:
         return DumpError("dump-in-use", path=path)
     if error.errno in FULL:
         return DumpError("dump-disk-full", path=path, captured=captured, reason=os.strerror(error.errno or 0))
-    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not folder.is_dir():
         return DumpError("dump-no-folder", path=path, folder=folder)
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
         return DumpError("dump-not-writable", path=path, folder=folder, reason=os.strerror(error.errno or 0))

@@ -64,6 +64,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Patterns are dotted paths with * and ?; quote them in the shell.",
         "{count} 个层中没有一个匹配 {patterns}（前几个为 {some}）。\n模式为带 * 和 ? 的点分路径；在 shell 中请加引号。",
     ),
+    "steps-form": (
+        "steps is {found}; wanted: a whole number from 1 on, or None for all runs.\nGive how many runs to record.",
+        "steps 为 {found}；应为从 1 起的整数，或 None 表示全部运行。\n请给出要记录的运行次数。",
+    ),
     "nothing-ran": (
         "{model} was never called, so there is nothing to compare; no dump was written.\n"
         "Call it inside the capture, as net(x): net.forward(x) and net.construct(x) pass the hooks by.",

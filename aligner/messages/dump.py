@@ -43,6 +43,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Writing {path} failed: {reason}; {captured} records were captured before.\nCheck the disk, then capture again.",
         "写入 {path} 失败：{reason}；此前已采集 {captured} 条记录。\n请检查磁盘后重新采集。",
     ),
+    "dump-gone": (
+        "{path} was deleted or replaced by somebody else while it was written.\nCapture again, under a name that nothing else uses.",
+        "{path} 在写入期间被删除或被其他程序替换。\n请换一个没有其他程序使用的文件名，重新采集。",
+    ),
     "dump-dtype": (
         "A value of {layer} cannot be stored in {path}: {found}.\n"
         "This is a mistake of the adapter: it must give one of the dtypes in aligner.dtypes.",
