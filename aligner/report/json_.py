@@ -79,8 +79,9 @@ def document(comparison: Comparison) -> dict[str, Any]:
 
 
 def _side(header: Mapping[str, Any]) -> dict[str, Any]:
-    """A dump's header, with the framework's version under the short name as well."""
-    return {"path": header.get("path"), "version": header.get("framework_version"), **header}
+    """A dump's header without its tables, and with the framework's version under the short name as well."""
+    plain = {name: value for name, value in header.items() if name not in ("parameters", "mapping")}
+    return {"path": header.get("path"), "version": header.get("framework_version"), **plain}
 
 
 def _address(verdict: Verdict) -> dict[str, Any]:
