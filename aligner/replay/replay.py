@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Optional, Union
 
@@ -20,6 +21,7 @@ from aligner.capture.session import Capture, Options
 from aligner.dump.reader import Dump, Entry, open_dump
 from aligner.errors import ReplayError
 from aligner.record import Key, Phase
+from aligner.replay import trial
 from aligner.replay.transfer import Item, Slot, Transfer, left_over, plan
 from aligner.structure import rebuild_arguments
 
@@ -53,7 +55,8 @@ class Replay:
             if entry.key.phase is Phase.PARAMETER
         }
         natives = {Slot(p.layer, p.role): p for p in self._adapter.parameters(self.model)}
-        self.transfer = plan(_reference_items(self.reference, entries), self._port_items(natives), renames)
+        items = _reference_items(self.reference, entries), self._port_items(natives)
+        self.transfer = plan(*items, renames)
         ours, theirs = self.transfer.failing
         if (ours or theirs) and not allow_missing:
             message = "weights-none" if not entries else "weights-left-over"
@@ -63,9 +66,48 @@ class Replay:
                 left_reference=left_over(ours),
                 left_port=left_over(theirs),
             )
-        for match in self.transfer.matches:
+        self._fill(self.transfer, entries, natives)
+        if trial.doubtful(self.transfer) and self.steps:
+            self._try_other_order(items, renames, entries, natives)
+
+    def _fill(self, transfer: Transfer, entries: Mapping[Slot, Entry], natives: Mapping[Slot, Native]) -> None:
+        for match in transfer.matches:
             entry = entries[match.reference.slot]
             self._adapter.load(natives[match.port.slot], entry.raw(), entry.dtype)
+
+    def _try_other_order(
+        self,
+        items: tuple[list[Item], list[Item]],
+        renames: Mapping[str, str],
+        entries: Mapping[Slot, Entry],
+        natives: Mapping[Slot, Native],
+    ) -> None:
+        """Match alike layers in the order they run, where that makes more of the port's layers agree."""
+        first = self.transfer
+        self._adapter.set_training(self.model, False)  # nothing is to be learnt from this run
+        before = self._tried(first)
+        if before is None or before.agreeing == before.judged:
+            return
+        order = trial.executed(self.reference, self.steps[0])
+        other = plan(trial.in_order(items[0], order), trial.in_order(items[1], before.order), renames)
+        if trial.same(first, other) or len(other.matches) != len(first.matches):
+            return
+        self._fill(other, entries, natives)
+        after = self._tried(other)
+        if after is not None and after.agreeing > before.agreeing:
+            position = {match.reference.slot: index for index, match in enumerate(first.matches)}
+            matches = sorted(other.matches, key=lambda match: position.get(match.reference.slot, len(position)))
+            self.transfer = replace(other, matches=tuple(matches))
+        else:
+            self._fill(first, entries, natives)
+
+    def _tried(self, transfer: Transfer) -> Optional[trial.Trial]:
+        """What a run with these weights shows; None where the net does not run: the capture will say why."""
+        step = self.steps[0]
+        try:
+            return trial.run(self.reference, self._adapter, self.model, self.arguments(step), transfer, step)
+        except Exception:
+            return None
 
     def _port_items(self, natives: Mapping[Slot, Native]) -> list[Item]:
         kinds = {path: self._adapter.spec(layer).kind for path, layer in self._adapter.layers(self.model)}
