@@ -2,6 +2,7 @@
 
 - One net's block ends with its ReLU, the other calls the ReLU behind the block: what the blocks hand on differs, and
   yet whoever uses the reference's value in the port gets that value.
+- The same where the reference's value is used by code and not by a layer, and all that comes of it agrees.
 - A mask comes as (1, 1, n, n) or as (n, n), as True where to look or where not to: the values differ, and yet all that
   is computed with them agrees.
 
@@ -15,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from aligner.compare.cover import telling
+from aligner.compare.layers import Pairing
 from aligner.compare.net import Net, is_input
 from aligner.compare.reading import Reading
 from aligner.record import Phase, display
@@ -33,7 +35,7 @@ class _Moment(NamedTuple):
     call: int
 
 
-def excuse_borders(readings: Sequence[Reading], reference: Net, port: Net) -> None:
+def excuse_borders(readings: Sequence[Reading], reference: Net, port: Net, pairing: Pairing) -> None:
     """Mark the paired readings at borders whose difference has no effect, with the reason."""
     borders = [reading for reading in readings if _on_border(reading, reference, port)]
     if not borders:
@@ -42,6 +44,11 @@ def excuse_borders(readings: Sequence[Reading], reference: Net, port: Net) -> No
     uses = _uses(readings, reference)
     for reading in borders:
         _elsewhere(reading, spans, uses)
+    _outcomes([reading for reading in borders if not reading.covered], readings)
+    guessed = {pair.reference for pair in pairing.layers if pair.by == "structure"}
+    for reading in borders:
+        if not reading.covered and reading.pair.key.layer in guessed:
+            _taken_up(reading, readings, spans)
     _arguments([reading for reading in borders if not reading.covered], readings, spans)
 
 
@@ -88,9 +95,7 @@ def _elsewhere(
     reading: Reading, spans: Mapping[_Moment, tuple[int, int]], uses: Mapping[_Content, list[Reading]]
 ) -> None:
     """Cover a border whose value is used in agreement: inputs by what stands inside, outputs by what comes behind."""
-    one, other = reading.pair.reference, reading.pair.port
-    if one is None or other is None:
-        return
+    one = reading.pair.entry
     end = spans[_moment(one)][1]
     inward = is_input(one.key.slot)
     users = []
@@ -100,13 +105,56 @@ def _elsewhere(
             users.append(user)
     if users and not any(user.over for user in users) and telling(one):
         key = users[0].pair.key
-        reading.over, reading.covered, reading.reason = False, True, "covered-border"
-        reading.facts = {
-            "layer": display(one.key.layer),
-            "port_layer": display(other.key.layer),
-            "user": display(key.layer),
-            "slot": key.slot,
-        }
+        _cover(reading, "covered-border")
+        reading.facts = {**reading.facts, "user": display(key.layer), "slot": key.slot}
+
+
+def _outcomes(borders: Sequence[Reading], readings: Sequence[Reading]) -> None:
+    """Cover outputs behind which everything agrees, up to what the net hands out."""
+    open_ones = {id(reading) for reading in borders}
+    last: dict[int, int] = {}
+    for reading in readings:
+        entry = reading.pair.reference
+        if entry is not None and reading.matched and reading.over and id(reading) not in open_ones:
+            last[entry.key.step] = max(last.get(entry.key.step, -1), entry.order)
+    for reading in borders:
+        entry = reading.pair.entry
+        if not is_input(entry.key.slot) and last.get(entry.key.step, -1) < entry.order:
+            _cover(reading, "covered-border-effect")
+
+
+def _taken_up(reading: Reading, readings: Sequence[Reading], spans: Mapping[_Moment, tuple[int, int]]) -> None:
+    """Cover the output of a guessed pair where the next value that the net makes and hands to a layer agrees."""
+    one = reading.pair.entry
+    if is_input(one.key.slot):
+        return
+    end = spans[_moment(one)][1]
+    known = set()
+    behind = []
+    for other in readings:
+        entry = other.pair.reference
+        if entry is None or entry.key.phase is not Phase.FORWARD or entry.key.step != one.key.step:
+            continue
+        if entry.order <= end:
+            known.add(entry.content)
+        elif is_input(entry.key.slot):
+            behind.append((entry.order, other))
+    behind.sort(key=lambda pair: pair[0])
+    for _, other in behind:
+        entry = other.pair.reference
+        if entry is not None and entry.content not in known:
+            if other.matched and not other.over:
+                _cover(reading, "covered-border-effect")
+            return
+
+
+def _cover(reading: Reading, why: str) -> None:
+    one, other = reading.pair.reference, reading.pair.port
+    reading.over, reading.covered, reading.reason = False, True, why
+    reading.facts = {
+        "layer": display(one.key.layer if one is not None else ""),
+        "port_layer": display(other.key.layer if other is not None else ""),
+    }
 
 
 def _arguments(
@@ -133,5 +181,4 @@ def _arguments(
         orders = wrong.get(entry.key.step, [])
         at = bisect_left(orders, low)
         if _moment(entry) in results and not (at < len(orders) and orders[at] <= high):
-            reading.over, reading.covered, reading.reason = False, True, "covered-argument"
-            reading.facts = {"layer": display(entry.key.layer)}
+            _cover(reading, "covered-argument")

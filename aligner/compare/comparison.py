@@ -74,7 +74,7 @@ def compare(
         _excuse_inputs(readings, nets[0])
         for reading in readings:
             excuse_mask(reading, rules)
-        excuse_borders(readings, *nets)
+        excuse_borders(readings, *nets, pairing)
         cover(readings, *nets, pairing)
         return conclude(one, other, nets, pairing, readings, rules, tuple(allow_unmatched))
 

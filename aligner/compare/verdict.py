@@ -29,7 +29,7 @@ class Outcome(Enum):
     NONFINITE = "nonfinite"
     """NaN or Inf on one side only."""
     COVERED = "covered"
-    """Has no counterpart by name, but the value itself was compared under another key."""
+    """Has no counterpart, or one in another form, but the value itself or its effect was compared elsewhere."""
     UNMATCHED = "unmatched"
     """Stands in one dump only."""
     INCOMPARABLE = "incomparable"

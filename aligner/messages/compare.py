@@ -86,6 +86,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{port_layer} begins or ends elsewhere than {layer}: the same value was compared as {slot} of {user}.",
         "{port_layer} 与 {layer} 的起止位置不同：同一数值已作为 {user} 的 {slot} 比对。",
     ),
+    "covered-border-effect": (
+        "{port_layer} ends elsewhere than {layer}: what the nets make of it behind that agrees.",
+        "{port_layer} 与 {layer} 的结束位置不同：两侧其后由它得到的数值一致。",
+    ),
     "covered-argument": (
         "The sides pass this argument in different forms; everything inside {layer} and its outputs agree.",
         "两侧传入该参数的形式不同；{layer} 内部的数值及其输出均一致。",

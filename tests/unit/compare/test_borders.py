@@ -66,6 +66,29 @@ def test_a_wrong_layer_in_such_a_stage_is_the_origin():
     assert origins(result) == [("stage0.fc", "layer", None)]
 
 
+def tailed(inside, factor=1.0, names="stage", lost=False):
+    """A stage whose output code takes up before any layer gets it; a wrong layer further on."""
+    rec = Recorder("Net")
+
+    def stage(v):
+        y = linear(rec, f"{names}.fc", v)
+        return relu(y) if inside and not lost else y
+
+    def net(v):
+        v = rec.call(names, "Stage", stage, v)
+        v = v if inside or lost else relu(v)
+        return linear(rec, "last", np.tanh(linear(rec, "head", v[::-1] * np.float32(2), factor)))
+
+    rec.call("", "Net", net, sample())
+    return rec.dump()
+
+
+def test_code_that_takes_up_a_value_shows_that_a_stage_ends_elsewhere():
+    assert compare(tailed(True), tailed(False)).aligned
+    assert origins(compare(tailed(True), tailed(False, 1.1, "part"))) == [("head", "layer", None)]
+    assert origins(compare(tailed(True), tailed(True, lost=True))) == [("stage", "glue", ("stage.fc", ""))]
+
+
 def attention(mask, factor=1.0, shape=None, inner=True):
     """A block that gets a mask as argument, and hands scores to a softmax that is a layer."""
     rec = Recorder("Net")
