@@ -73,7 +73,11 @@ def tensors(adapter: Adapter, value: object, move: Callable[[object], object]) -
     """Numpy arrays inside an argument as tensors of the framework, on the chosen device."""
     if isinstance(value, np.ndarray) or (isinstance(value, np.generic) and value.dtype.name in DTYPES):
         array = np.asarray(value)
-        return move(adapter.from_numpy(array, array.dtype.name))
+        try:
+            tensor = adapter.from_numpy(array, array.dtype.name)
+        except (ValueError, KeyError) as error:
+            raise CaptureError("input-dtype", dtype=array.dtype, framework=adapter.name) from error
+        return move(tensor)
     if adapter.is_tensor(value):
         return move(value)
     if type(value) in (list, tuple):

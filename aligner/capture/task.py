@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
@@ -72,7 +74,7 @@ def from_npz(path: str) -> Union[tuple[object, ...], dict[str, object]]:
     """The inputs that a .npz file holds: arr_0, arr_1, ... in order, or by their names as keyword arguments."""
     try:
         arrays = _read_npz(path)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise CaptureError("inputs-not-npz", path=path, reason=str(error).splitlines()[0]) from error
     if not arrays:
         raise CaptureError("inputs-not-npz", path=path, reason="no arrays in it")
@@ -84,8 +86,9 @@ def from_npz(path: str) -> Union[tuple[object, ...], dict[str, object]]:
 def _read_npz(path: str) -> dict[str, object]:
     import numpy as np
 
-    file = np.load(path, allow_pickle=False)
-    if not hasattr(file, "files"):
-        raise ValueError("it is a single .npy array")
-    with file:
-        return {name: file[name] for name in file.files}
+    with open(path, "rb") as stream:  # numpy leaves a file open that it cannot read
+        file = np.load(stream, allow_pickle=False)
+        if not hasattr(file, "files"):
+            raise ValueError("it is a single .npy array")
+        with file:
+            return {name: file[name] for name in file.files}

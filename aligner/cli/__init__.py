@@ -92,6 +92,8 @@ def _dispatch(arguments: list[str], language: str, stream_errors: tuple[str, str
         print(parsing.overview(COMMANDS, language), end="")
         return 0
     if not rest:
+        for option in parsing.unknown_common(leading):
+            raise UsageError("usage-option-unknown", command="aligner", option=option, hint="")
         print(parsing.overview(COMMANDS, language), end="", file=sys.stderr)
         return 2
     name = rest[0]

@@ -39,6 +39,9 @@ def factory(options: argparse.Namespace, target: targets.Target) -> int:
     for name in ("model", "silence_dropout"):
         if getattr(options, name):
             raise UsageError("option-needs-script", option=f"--{name.replace('_', '-')}")
+    for name in ("rename", "allow_missing"):
+        if getattr(options, name) and not options.reference:
+            raise UsageError("option-needs-from", option=f"--{name.replace('_', '-')}")
     _check_output(options)
     seed = 0 if options.seed is None else options.seed
     prepared, replay = _prepare(options, target, seed, voice)
@@ -74,7 +77,7 @@ def _prepare(
         adapter, task = building.build(lambda: targets.load(target), options.framework, seed)
     except AlignerError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # leaving with 0 would say that the capture went well
         voice.traceback(error)
         raise CaptureError("factory-raised", target=target, error=type(error).__name__) from error
     if inputs is not None:
@@ -130,7 +133,7 @@ def _run_steps(prepared: Run, capture: Any, voice: Voice) -> None:
         for index in range(len(prepared.steps)):
             try:
                 prepared.step(index)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 voice.traceback(error)
                 facts = {"error": type(error).__name__, "records": capture.records, "path": capture.path}
                 raise CaptureError("model-raised", **facts) from error

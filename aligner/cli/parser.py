@@ -65,6 +65,12 @@ def split_leading(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(arguments[:at]), list(arguments[at:])
 
 
+def unknown_common(leading: Sequence[str]) -> list[str]:
+    """Options before the command that no command has."""
+    names = [argument.partition("=")[0] for argument in leading if argument.startswith("-")]
+    return [name for name in names if name not in (*_WITH_VALUE, "-q", "--quiet", "-v", "--verbose")]
+
+
 def asks_for_help(arguments: Sequence[str]) -> bool:
     """Whether `-h` or `--help` stands among the options; so nothing need exit from inside the parser."""
     before = list(arguments)[: arguments.index("--")] if "--" in arguments else arguments

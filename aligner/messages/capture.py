@@ -55,6 +55,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Return (model, inputs), or add --inputs FILE.npz, or --from REF.h5 to use the reference's.",
         "{target} 只返回了模型而没有输入，也没有另外给出输入。\n请返回 (模型, 输入)，或加 --inputs FILE.npz，或用 --from REF.h5 使用标杆的输入。",
     ),
+    "input-dtype": (
+        "An input is a numpy array of {dtype}, and {framework} has no tensor of that type.\n"
+        "Convert it first, for example with .astype('float32').",
+        "有一个输入是 {dtype} 类型的 numpy 数组，而 {framework} 没有该类型的张量。\n请先转换，例如 .astype('float32')。",
+    ),
     "inputs-not-npz": (
         "{path}: cannot be read as inputs: {reason}.\nWrite it with numpy.savez(path, x, mask) or with names.",
         "{path}：无法作为输入读取：{reason}。\n请用 numpy.savez(path, x, mask) 写入，也可以带名字。",
@@ -146,6 +151,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "option-needs-script": (
         "{option} works with a script, not with a factory (FILE.py:NAME).\nLeave it out.",
         "{option} 只适用于脚本，不适用于工厂函数（FILE.py:NAME）。\n请去掉该选项。",
+    ),
+    "option-needs-from": (
+        "{option} is about a reference's weights, and no reference was given.\nAdd --from REF.h5, or leave the option out.",
+        "{option} 用于标杆的权重，但没有给出标杆。\n请加上 --from REF.h5，或去掉该选项。",
     ),
     "target-missing": (
         "Nothing to capture was given.\nGive FILE.py:NAME, a script, or -m MODULE; `aligner capture --help` has examples.",

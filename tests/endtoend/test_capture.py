@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="these captures are of torch nets; MindSpore's are in the samples and adapters")
 
 import aligner as api
+from aligner import cli
 
 NET = textwrap.dedent(
     """
@@ -53,6 +54,19 @@ NET = textwrap.dedent(
 
     def text():
         return "net"
+
+    def objects():
+        return Net(), np.array([object()])
+
+    def leaves():
+        raise SystemExit(0)
+
+    class Leaving(nn.Linear):
+        def forward(self, x):
+            raise SystemExit(0)
+
+    def leaves_inside():
+        return Leaving(4, 4), torch.ones(2, 4)
 
     def trained():
         import aligner
@@ -167,6 +181,9 @@ def test_estimate_writes_nothing(net, aligner):
         (["net.py:alone"], 2, "returned a model without inputs"),
         (["net.py:three"], 2, "tuple of 3"),
         (["net.py:nothing"], 2, "returned None"),
+        (["net.py:objects"], 2, "numpy array of object, and torch has no tensor of that type"),
+        (["net.py:build", "--rename", "a=b"], 2, "--rename is about a reference's weights"),
+        (["net.py:build", "--allow-missing"], 2, "--allow-missing is about a reference's weights"),
         (["net.py:text"], 2, "str is not a model of any framework"),
         (["net.py:trained"], 2, "training steps cannot be captured yet"),
         (["net.py:nix"], 2, "no function 'nix' in it"),
@@ -196,6 +213,18 @@ def test_bad_input_gets_a_sentence(net, aligner, arguments, code, said):
     assert not (net / "ref.h5").exists()
 
 
+def test_a_net_that_leaves_is_no_success(net, aligner):
+    before = aligner("capture", "net.py:leaves", "-o", "none.h5")
+    assert before.returncode == 2
+    assert "net.py:leaves raised SystemExit" in before.stderr
+    done = aligner("capture", "net.py:leaves_inside", "-o", "ref.h5")
+    assert done.returncode == 2
+    assert "The net raised SystemExit" in done.stderr
+    with api.open(net / "ref.h5") as dump:
+        assert not dump.complete
+        assert dump[""].inputs[0].shape == (2, 4)
+
+
 def test_an_existing_dump_is_not_overwritten(net, aligner):
     assert aligner("capture", "net.py:build", "-o", "ref.h5").returncode == 0
     before = (net / "ref.h5").read_bytes()
@@ -212,6 +241,13 @@ def test_places_that_cannot_be_written(net, aligner):
     assert "nix" in missing.stderr
     folder = aligner("capture", "net.py:build", "-o", ".")
     assert folder.returncode == 3
+
+
+def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch, capsys):
+    """Root may write everywhere, so what the system says is put in its place."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    assert cli.main(["capture", "net.py:build", "-o", str(tmp_path / "ref.h5")]) == 3
+    assert "Permission denied" in capsys.readouterr().err
 
 
 def test_nan_is_captured_and_named(net, aligner):

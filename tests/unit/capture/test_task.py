@@ -63,6 +63,8 @@ def test_a_file_that_is_no_npz_is_told(tmp_path):
     np.save(tmp_path / "one.npy", np.ones(2))
     np.savez(tmp_path / "pickle.npz", np.array([{}], dtype=object))
     np.savez(tmp_path / "empty.npz")
-    for name in ("text.npz", "one.npy", "pickle.npz", "empty.npz", "missing.npz"):
+    np.savez(tmp_path / "whole.npz", np.arange(100))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "whole.npz").read_bytes()[:200])
+    for name in ("cut.npz", "text.npz", "one.npy", "pickle.npz", "empty.npz", "missing.npz"):
         with pytest.raises(CaptureError, match="cannot be read as inputs"):
             from_npz(str(tmp_path / name))

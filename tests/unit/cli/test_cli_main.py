@@ -175,3 +175,8 @@ def test_a_command_that_reads_its_own_arguments_gets_them_raw(monkeypatch):
     monkeypatch.setattr("aligner.cli.capture.main", own)
     assert cli.main(["-q", "capture", "train.py", "-x", "--help", "--", "--version"]) == 7
     assert seen["argv"] == ["-q", "train.py", "-x", "--help", "--", "--version"]
+
+
+def test_an_unknown_option_before_the_command_is_named(capsys):
+    assert cli.main(["--nix"]) == 2
+    assert "`aligner` has no option --nix." in capsys.readouterr().err
