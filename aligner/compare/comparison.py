@@ -23,6 +23,7 @@ from aligner.compare.reading import Reading, excuse_mask, excuse_rounding, read
 from aligner.compare.sorting import in_reading_order, is_given
 from aligner.compare.tolerance import Tolerance
 from aligner.compare.verdict import Comparison as Comparison
+from aligner.compare.wrappers import unwrap
 from aligner.dump.reader import Dump, open_dump
 from aligner.errors import IncomparableError
 from aligner.record import display
@@ -74,6 +75,7 @@ def compare(
         _excuse_inputs(readings, nets[0])
         for reading in readings:
             excuse_mask(reading, rules)
+        unwrap(readings, *nets, rules)
         excuse_borders(readings, *nets, pairing)
         cover(readings, *nets, pairing)
         return conclude(one, other, nets, pairing, readings, rules, tuple(allow_unmatched))

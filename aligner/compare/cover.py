@@ -83,7 +83,8 @@ class _Side:
             if entry is None:
                 continue
             if not reading.matched:
-                missing.append((entry, reading))
+                if not reading.covered:
+                    missing.append((entry, reading))
             elif reading.deviation is not None:
                 compared.setdefault(entry.content, entry)
         for entry, reading in missing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -63,16 +63,32 @@ def pair_layers(
     """
     pairing = Pairing()
     pairing.add(by_map(given or {}, reference, port))
-    pairing.add(by_replay(mapping, reference, port))
+    replayed = by_replay(mapping, reference, port)
+    holders = _holders(reference), _holders(port)
+    pairing.add(pair for pair in replayed if pair.reference not in holders[0] and pair.port not in holders[1])
     pairing.add(by_name(reference, port))
     _pair_calls(pairing, reference, port)
     _pair_rows(pairing, reference, port)
-    _pair_parents(pairing, reference, port)
+    _pair_parents(pairing, reference, port, {(pair.reference, pair.port) for pair in replayed})
     _pair_owners(pairing, reference, port)
+    known = {(pair.reference, pair.port) for pair in pairing.layers}
+    pairing.layers += [pair for pair in replayed if (pair.reference, pair.port) not in known]  # for their parameters
     pairing.alone.update(visit.id for visit in reference.visits if visit.id not in pairing.calls)
     place = {path: index for index, path in enumerate(reference.paths)}
     pairing.layers.sort(key=lambda pair: place[pair.reference])
     return pairing
+
+
+def _holders(net: Net) -> set[str]:
+    """Layers around others with weights, and the net itself: a parameter of their own does not tell what they do.
+
+    A class token may belong to the net on one side and to its embedding on the other; they are no pair for that.
+    """
+    found = {"", *net.roots}
+    for visit in net.visits:
+        if net.weights(visit.call.layer):
+            found.update(v.call.layer for v in _around(visit) if net.kind(v.call.layer) not in COMPOSITES)
+    return found
 
 
 def _pair_calls(pairing: Pairing, reference: Net, port: Net) -> None:
@@ -189,8 +205,8 @@ def _take(pairing: Pairing, reference: Net, port: Net, found: Sequence[tuple[int
             pairing.layers.append(LayerPair(ours, theirs, min(values), "structure"))
 
 
-def _pair_parents(pairing: Pairing, reference: Net, port: Net) -> None:
-    """Layers that hold others: those that hold the same pairs, and agree in shapes, kind and name."""
+def _pair_parents(pairing: Pairing, reference: Net, port: Net, replayed: Set[tuple[str, str]]) -> None:
+    """Layers that hold others: those that hold the same pairs, and agree in shapes, own parameters, kind and name."""
     taken = {p.reference for p in pairing.layers}, {p.port for p in pairing.layers}
     where = {visit.id: visit for visit in port.visits}
     common: Counter[tuple[str, str]] = Counter()
@@ -218,7 +234,7 @@ def _pair_parents(pairing: Pairing, reference: Net, port: Net) -> None:
             continue  # one holds a layer that is elsewhere on the other side: they begin or end at other values
         one, two = first[0][a], first[1][b]
         alike = [one.shapes[1] == two.shapes[1], one.shapes[0] == two.shapes[0]]
-        alike += [reference.kind(a) == port.kind(b), a.rpartition(".")[2] == b.rpartition(".")[2]]
+        alike += [(a, b) in replayed, reference.kind(a) == port.kind(b), a.rpartition(".")[2] == b.rpartition(".")[2]]
         if overlap >= 0.5 and (alike[0] or overlap >= 0.8):
             ranked.append((-overlap, -sum(alike), one.call.first, two.call.first, a, b))
     pairs = [
