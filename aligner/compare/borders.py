@@ -124,17 +124,19 @@ def _outcomes(borders: Sequence[Reading], readings: Sequence[Reading]) -> None:
 
 
 def _taken_up(reading: Reading, readings: Sequence[Reading], spans: Mapping[_Moment, tuple[int, int]]) -> None:
-    """Cover the output of a guessed pair where the next value that the net makes and hands to a layer agrees."""
+    """Cover the output of a guessed pair where all inside agrees, and so does the next value that a layer is handed."""
     one = reading.pair.entry
     if is_input(one.key.slot):
         return
-    end = spans[_moment(one)][1]
+    start, end = spans[_moment(one)]
     known = set()
     behind = []
     for other in readings:
         entry = other.pair.reference
         if entry is None or entry.key.phase is not Phase.FORWARD or entry.key.step != one.key.step:
             continue
+        if start <= entry.order < one.order and other.matched and other.over:
+            return  # what is wrong inside comes out here
         if entry.order <= end:
             known.add(entry.content)
         elif is_input(entry.key.slot):

@@ -89,6 +89,21 @@ def test_code_that_takes_up_a_value_shows_that_a_stage_ends_elsewhere():
     assert origins(compare(tailed(True), tailed(True, lost=True))) == [("stage", "glue", ("stage.fc", ""))]
 
 
+def test_a_wrong_layer_inside_is_not_excused_by_a_branch_that_agrees():
+    def net(name, factor=1.0):
+        rec = Recorder("Net")
+
+        def body(v):
+            one = rec.call(name, "Stage", lambda u: relu(linear(rec, f"{name}.fc", u, factor)), v)
+            other = linear(rec, "branch", v * np.float32(3))
+            return linear(rec, "join", one - other)
+
+        rec.call("", "Net", body, sample())
+        return rec.dump()
+
+    assert origins(compare(net("stage"), net("part", 1.1))) == [("stage.fc", "layer", None)]
+
+
 def attention(mask, factor=1.0, shape=None, inner=True):
     """A block that gets a mask as argument, and hands scores to a softmax that is a layer."""
     rec = Recorder("Net")
