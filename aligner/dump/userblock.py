@@ -70,6 +70,8 @@ def decode(data: bytes) -> UserBlock:
         raise ValueError("the checksum of the first 512 bytes does not fit")
     content = json.loads(text.split(b"\n")[1])
     try:
+        if content["format"] != format_of(data):
+            raise ValueError(f"the first 512 bytes name format {format_of(data)} and format {content['format']}")
         if content["state"] == "open":
             return UserBlock(str(content["token"]), False)
         sections = {str(name): _section(place) for name, place in content["sections"].items()}

@@ -115,6 +115,14 @@ def test_a_newer_format(tmp_path):
     assert "升级" in refused(path, "zh")
 
 
+def test_a_block_that_names_two_formats(tmp_path):
+    path = make(tmp_path / "x.h5", [])
+    content = path.read_bytes()
+    text = content[:497].replace(b'"format":1', b'"format":2', 1)
+    path.write_bytes(text + b"crc32 %08x\n" % zlib.crc32(text) + content[512:])
+    assert "format 1 and format 2" in refused(path)
+
+
 def test_damaged_values_are_found_when_they_are_read(tmp_path):
     path = make(tmp_path / "x.h5", [record(0, np.ones(1000, "<f4")), record(1, np.ones(2000, "<f4"))])
     content = bytearray(path.read_bytes())
