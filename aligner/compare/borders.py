@@ -12,7 +12,7 @@ Such a record is covered: nothing that follows is off by it. The net's own input
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple
 
 from aligner.compare.cover import telling
@@ -42,14 +42,49 @@ def excuse_borders(readings: Sequence[Reading], reference: Net, port: Net, pairi
         return
     spans = _spans(readings)
     uses = _uses(readings, reference)
+    wrong = _wrong(readings, {id(reading) for reading in borders})
     for reading in borders:
         _elsewhere(reading, spans, uses)
-    _outcomes([reading for reading in borders if not reading.covered], readings)
     guessed = {pair.reference for pair in pairing.layers if pair.by == "structure"}
     for reading in borders:
-        if not reading.covered and reading.pair.key.layer in guessed:
-            _taken_up(reading, readings, spans)
-    _arguments([reading for reading in borders if not reading.covered], readings, spans)
+        if not reading.covered and not is_input(reading.pair.key.slot) and _sound(reading, spans, wrong):
+            orders = wrong.get(reading.pair.key.step, [-1])
+            if orders[-1] < reading.pair.entry.order:  # all that follows agrees, up to what the net hands out
+                _cover(reading, "covered-border-effect")
+            elif reading.pair.key.layer in guessed:
+                _taken_up(reading, readings, spans)
+    results = [(_moment(r.pair.reference), r.over) for r in readings if r.pair.reference is not None and _is_result(r)]
+    agreeing = {moment for moment, _ in results} - {moment for moment, over in results if over}
+    for reading in borders:
+        inward = is_input(reading.pair.key.slot) and not reading.covered
+        if inward and _moment(reading.pair.entry) in agreeing and _sound(reading, spans, wrong):
+            _cover(reading, "covered-argument")
+
+
+def _is_result(reading: Reading) -> bool:
+    return reading.matched and reading.pair.key.phase is Phase.FORWARD and not is_input(reading.pair.key.slot)
+
+
+def _wrong(readings: Iterable[Reading], borders: Set[int]) -> Mapping[int, list[int]]:
+    """Order numbers of the records over tolerance by step, rising, without those at borders."""
+    wrong: dict[int, list[int]] = {}
+    for reading in readings:
+        entry = reading.pair.reference
+        forward = entry is not None and entry.key.phase is Phase.FORWARD
+        if entry is not None and forward and reading.matched and reading.over and id(reading) not in borders:
+            wrong.setdefault(entry.key.step, []).append(entry.order)
+    for orders in wrong.values():
+        orders.sort()
+    return wrong
+
+
+def _sound(reading: Reading, spans: Mapping[_Moment, tuple[int, int]], wrong: Mapping[int, Sequence[int]]) -> bool:
+    """Whether nothing that was compared inside the call is off: what is wrong inside comes out of it."""
+    entry = reading.pair.entry
+    low, high = spans[_moment(entry)]
+    orders = wrong.get(entry.key.step, ())
+    at = bisect_left(orders, low)
+    return not (at < len(orders) and orders[at] <= high)
 
 
 def _on_border(reading: Reading, reference: Net, port: Net) -> bool:
@@ -109,34 +144,16 @@ def _elsewhere(
         reading.facts = {**reading.facts, "user": display(key.layer), "slot": key.slot}
 
 
-def _outcomes(borders: Sequence[Reading], readings: Sequence[Reading]) -> None:
-    """Cover outputs behind which everything agrees, up to what the net hands out."""
-    open_ones = {id(reading) for reading in borders}
-    last: dict[int, int] = {}
-    for reading in readings:
-        entry = reading.pair.reference
-        if entry is not None and reading.matched and reading.over and id(reading) not in open_ones:
-            last[entry.key.step] = max(last.get(entry.key.step, -1), entry.order)
-    for reading in borders:
-        entry = reading.pair.entry
-        if not is_input(entry.key.slot) and last.get(entry.key.step, -1) < entry.order:
-            _cover(reading, "covered-border-effect")
-
-
 def _taken_up(reading: Reading, readings: Sequence[Reading], spans: Mapping[_Moment, tuple[int, int]]) -> None:
-    """Cover the output of a guessed pair where all inside agrees, and so does the next value that a layer is handed."""
+    """Cover the output of a guessed pair where the next value that the net makes and hands to a layer agrees."""
     one = reading.pair.entry
-    if is_input(one.key.slot):
-        return
-    start, end = spans[_moment(one)]
+    end = spans[_moment(one)][1]
     known = set()
     behind = []
     for other in readings:
         entry = other.pair.reference
         if entry is None or entry.key.phase is not Phase.FORWARD or entry.key.step != one.key.step:
             continue
-        if start <= entry.order < one.order and other.matched and other.over:
-            return  # what is wrong inside comes out here
         if entry.order <= end:
             known.add(entry.content)
         elif is_input(entry.key.slot):
@@ -157,30 +174,3 @@ def _cover(reading: Reading, why: str) -> None:
         "layer": display(one.key.layer if one is not None else ""),
         "port_layer": display(other.key.layer if other is not None else ""),
     }
-
-
-def _arguments(
-    borders: Sequence[Reading], readings: Sequence[Reading], spans: Mapping[_Moment, tuple[int, int]]
-) -> None:
-    """Cover inputs of calls whose outputs agree, as does everything that was compared inside."""
-    arguments = [reading for reading in borders if is_input(reading.pair.key.slot)]
-    excused = {id(reading) for reading in arguments}
-    wrong: dict[int, list[int]] = {}
-    results: set[_Moment] = set()
-    for reading in readings:
-        entry = reading.pair.reference
-        if entry is None or not reading.matched or entry.key.phase is not Phase.FORWARD:
-            continue
-        if not is_input(entry.key.slot):
-            results.add(_moment(entry))
-        if reading.over and id(reading) not in excused:
-            wrong.setdefault(entry.key.step, []).append(entry.order)
-    for orders in wrong.values():
-        orders.sort()
-    for reading in arguments:
-        entry = reading.pair.entry
-        low, high = spans[_moment(entry)]
-        orders = wrong.get(entry.key.step, [])
-        at = bisect_left(orders, low)
-        if _moment(entry) in results and not (at < len(orders) and orders[at] <= high):
-            _cover(reading, "covered-argument")

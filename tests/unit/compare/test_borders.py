@@ -104,6 +104,24 @@ def test_a_wrong_layer_inside_is_not_excused_by_a_branch_that_agrees():
     assert origins(compare(net("stage"), net("part", 1.1))) == [("stage.fc", "layer", None)]
 
 
+def test_what_comes_out_of_a_stage_with_a_wrong_layer_is_not_excused_by_what_becomes_of_it():
+    def net(factor=1.0):
+        rec = Recorder("Net")
+
+        def body(v):
+            y = rec.call("stage", "Stage", lambda u: linear(rec, "stage.fc", u, factor), v)
+            return linear(rec, "head", v + y * np.float32(1e-3))
+
+        rec.call("", "Net", body, sample())
+        return rec.dump()
+
+    result = compare(net(), net(1.1))
+    assert (
+        next(v for v in result.verdicts if v.key.layer == "stage" and v.key.slot == "output.0").outcome
+        is Outcome.INHERITED
+    )
+
+
 def attention(mask, factor=1.0, shape=None, inner=True):
     """A block that gets a mask as argument, and hands scores to a softmax that is a layer."""
     rec = Recorder("Net")
