@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple, Optional, overload
 
+import numpy as np
+
 from aligner import messages
 from aligner.compare.deviation import Deviation
 from aligner.compare.verdict import Comparison, Origin, Outcome, Side, Verdict
@@ -121,11 +123,21 @@ class TensorPair:
     @property
     def difference(self) -> Array:
         """port - reference, in float32 when neither is wider, else float64."""
-        return elements.difference(self.reference, self.port)
+        return elements.difference(*self._beside())
+
+    def _beside(self) -> tuple[Array, Array]:
+        """Both sides in one shape, where they were compared although their shapes differ by axes of size one."""
+        reference, port = self.reference, self.port
+        if self.verdict.deviation is None or np.shape(reference) == np.shape(port):
+            return reference, port
+        if np.size(reference) == np.size(port):
+            return reference, np.reshape(port, np.shape(reference))
+        wide, other = np.broadcast_arrays(reference, port)
+        return wide, other
 
     def worst(self, count: int = 10) -> Worst:
         """The places that differ most."""
-        return Worst(elements.worst(self.reference, self.port, count), self.name)
+        return Worst(elements.worst(*self._beside(), count), self.name)
 
     def __getitem__(self, at: Any) -> Values:
         reference, port = self.reference[at], self.port[at]

@@ -56,7 +56,8 @@ def dump_line(header: Mapping[str, Any], language: str) -> str:
 
 def pairs_line(comparison: Comparison, language: str) -> str:
     """How many pairs, and what became of them."""
-    total = sum(1 for v in comparison.verdicts if v.reference is not None and v.port is not None)
+    both = (v for v in comparison.verdicts if v.reference is not None and v.port is not None)
+    total = sum(1 for v in both if v.outcome is not Outcome.COVERED)
     counts = [
         f"{comparison.counts[o.value]} {say('outcome-' + o.value, language)}"
         for o in Outcome

@@ -55,7 +55,8 @@ def answer(comparison: Comparison, language: str) -> str:
 def _answer(comparison: Comparison, language: str) -> str:
     """The same with no-break spaces between words that belong together on a line."""
     tolerance = exact(comparison.tolerance)
-    pairs = [v for v in comparison.verdicts if v.reference is not None and v.port is not None]
+    both = [v for v in comparison.verdicts if v.reference is not None and v.port is not None]
+    pairs = [v for v in both if v.outcome is not Outcome.COVERED]
     if comparison.outcome == "aligned":
         largest = max((v.error for v in pairs if v.error is not None), default=0.0)
         error = figure(largest, comparison.tolerance)

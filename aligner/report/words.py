@@ -112,8 +112,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "by-replay": ("{count} as the weights were loaded", "按权重加载的映射 {count}"),
     "covered": ("covered", "已涵盖"),
     "covered-count": (
-        "{count:record} without a counterpart: values that were compared elsewhere",
-        "{count} 条记录没有同名对应项，但其数值已在别处比对",
+        "{count:record} without a counterpart, or in another form: value or effect was compared elsewhere",
+        "{count} 条记录没有对应项或形式不同，但其数值或影响已在别处比对",
     ),
     "rule": ("rule", "规则"),
     "rule-scaled": (

@@ -7,8 +7,10 @@ import pytest
 
 import aligner
 from aligner.compare.verdict import Outcome
+from aligner.dump.writer import DumpWriter
 from aligner.errors import DumpError, UsageError
 from aligner.notebook.views import UnknownLayerError
+from tests.unit.compare.memory_dump import Recorder
 from tests.unit.report import comparisons, small_dumps
 
 
@@ -100,3 +102,21 @@ def test_worst_prints_as_a_table_and_is_a_sequence(result, monkeypatch):
     assert head.split() == ["index", "reference", "port", "difference"]
     assert len(rows) == len(worst) == len(list(worst)) == len(worst[:2])
     assert list(result["conv"].output.worst()) == []
+
+
+def test_values_whose_shapes_differ_by_axes_of_size_one_stand_side_by_side(tmp_path):
+    paths = tmp_path / "ref.h5", tmp_path / "port.h5"
+    for path, extra in zip(paths, (False, True)):
+        net = Recorder("Net")
+
+        def body(v, net=net, extra=extra):
+            v = v[..., None] if extra else v
+            v = net.call("norm", "BatchNorm", lambda u: u * np.float32(1.1 if extra else 1), v)
+            return v[..., 0] if extra else v
+
+        net.call("", "Net", body, np.arange(6, dtype=np.float32).reshape(2, 3))
+        with DumpWriter(path, {"framework": "numpy"}) as writer:
+            net.write(writer)
+    pair = aligner.compare(*paths)["norm"].output
+    assert pair.difference.shape == (2, 3)
+    assert pair.worst(1)[0].index == (1, 2)
