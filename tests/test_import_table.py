@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-WORDS = {"record", "dtypes", "structure", "errors", "messages", "vocabulary", "callable_package"}
+WORDS = {"record", "dtypes", "structure", "selection", "errors", "messages", "vocabulary", "callable_package"}
 """What every stage may use."""
 
 MAY_IMPORT = {
@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "dtypes": {"record"},
     "structure": set(),
     "vocabulary": set(),
+    "selection": set(),
     "callable_package": set(),
     "messages": set(),
     "errors": {"messages"},

@@ -9,10 +9,9 @@ observation, the net runs on, and the error is raised when the capture is closed
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Optional, Protocol, Union
@@ -26,6 +25,7 @@ from aligner.dtypes import DTYPES
 from aligner.dump.writer import DumpWriter
 from aligner.errors import AlignerError, CaptureError, UsageError
 from aligner.record import Call, Key, Layer, Note, Phase, Record
+from aligner.selection import EVERYTHING, matches
 from aligner.structure import Tensors, flatten_arguments, flatten_result
 
 Path = Union[str, "os.PathLike[str]"]
@@ -109,6 +109,8 @@ class Capture:
     def __enter__(self) -> Capture:
         selected = self._select()
         header = {**describe(self._adapter, self._model, seed=self._options.seed), **self._options.header}
+        if tuple(self._options.layers) != EVERYTHING:
+            header["selected"] = list(self._options.layers)
         self._writer = self._sink or DumpWriter(self.path, header, force=self._options.force)
         try:
             self._declare()
@@ -334,11 +336,6 @@ class Capture:
         for handle in reversed(self._handles):
             handle.remove()
         self._handles.clear()
-
-
-def matches(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a pattern names this layer; a pattern without wildcards also names everything inside."""
-    return any(fnmatch.fnmatchcase(path, pattern) or path.startswith(f"{pattern}.") for pattern in patterns)
 
 
 def capture(

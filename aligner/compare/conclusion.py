@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.caution import cautions
+from aligner.compare.cover import LEFT_OUT
 from aligner.compare.layers import Pairing
 from aligner.compare.net import CallId, Net, nest
 from aligner.compare.origin import Birth, Trace
@@ -169,7 +170,8 @@ def _verdict(
         origin=None if outcome in (Outcome.ALIGNED, Outcome.COVERED) else origin,
         reason=reading.reason,
         facts=reading.facts,
-        allowed=outcome is Outcome.UNMATCHED and any(fnmatch.fnmatchcase(key.layer, glob) for glob in allowed),
+        allowed=outcome is Outcome.UNMATCHED
+        and (reading.reason == LEFT_OUT or any(fnmatch.fnmatchcase(key.layer, glob) for glob in allowed)),
     )
 
 

@@ -8,7 +8,7 @@
   for an argument that only one side passes to a layer whose outputs agree.
 - It is a buffer that only counts, or a constant that the other side works out anew.
 
-Anything else stays unmatched.
+Anything else stays unmatched. What the other side was not asked to record is allowed to be.
 """
 
 from __future__ import annotations
@@ -23,9 +23,13 @@ from aligner.compare.net import NEUTRAL, CallId, Net, Visit, is_input
 from aligner.compare.pairing import CALLS
 from aligner.compare.reading import Reading
 from aligner.record import Scalar, display
+from aligner.selection import matches
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Entry
+
+LEFT_OUT = "unmatched-left-out"
+"""The reason of records that are allowed to be missing, since nobody asked for them."""
 
 _Why = Optional[tuple[str, Mapping[str, Scalar]]]
 
@@ -42,8 +46,9 @@ def cover(readings: Sequence[Reading], reference: Net, port: Net, pairing: Pairi
     """Mark the unmatched readings of both sides that are covered, with the reason."""
     back = {other: one for one, other in pairing.calls.items()}
     agreement = _agreement(readings)
-    _Side(reference, 0, pairing.calls, port, agreement[0]).mark(readings)
-    _Side(port, 1, back, reference, agreement[1]).mark(readings)
+    names = {pair.reference: pair.port for pair in pairing.layers}
+    _Side(reference, 0, pairing.calls, port, agreement[0], names).mark(readings)
+    _Side(port, 1, back, reference, agreement[1], {other: one for one, other in names.items()}).mark(readings)
 
 
 def _agreement(readings: Iterable[Reading]) -> tuple[dict[_Point, bool], dict[_Point, bool]]:
@@ -64,12 +69,20 @@ class _Side:
     """One net, and what is needed to judge its records without a counterpart."""
 
     def __init__(
-        self, net: Net, side: int, counterpart: Mapping[CallId, CallId], other: Net, agreement: Mapping[_Point, bool]
+        self,
+        net: Net,
+        side: int,
+        counterpart: Mapping[CallId, CallId],
+        other: Net,
+        agreement: Mapping[_Point, bool],
+        names: Mapping[str, str],
     ) -> None:
         self._net = net
         self._side = side
         self._counterpart = counterpart
         self._agreement = agreement
+        self._names = names
+        self._other = other
         self._visits = {visit.id: visit for visit in net.visits}
         self._place = {visit.id: index for index, visit in enumerate(net.visits)}
         self._whole = {v.id for v in other.visits if not v.children}
@@ -92,6 +105,8 @@ class _Side:
             if why is not None:
                 reading.covered, reading.over = True, False
                 reading.reason, reading.facts = why
+            elif self._left_out(entry):
+                reading.reason, reading.over = LEFT_OUT, False
             elif self._behind(entry):
                 reading.reason = "unmatched-behind"
 
@@ -126,6 +141,11 @@ class _Side:
         if not paired and all(self._harmless(v, around, key.step) for v in (visit, *inside)):
             return "covered-around", {"layer": display(around.call.layer)}
         return None
+
+    def _left_out(self, entry: Entry) -> bool:
+        """Whether the other side was captured without this layer (`--layers`)."""
+        layer = self._names.get(entry.key.layer, entry.key.layer)
+        return entry.key.phase in CALLS and bool(layer) and not matches(layer, self._other.selected)
 
     def _behind(self, entry: Entry) -> bool:
         """Whether it is a layer without weights behind a place that already disagrees: nothing can be told of it."""

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from aligner.record import Call, Layer, Phase
+from aligner.selection import EVERYTHING
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump, Entry
@@ -63,6 +64,8 @@ class Net:
     constants: frozenset[tuple[str, str]] = frozenset()
     """Layer and role of buffers that hold no statistics (masks, tables): one net stores them, the other works them
     out anew, and what they do shows in values that are compared."""
+    selected: tuple[str, ...] = EVERYTHING
+    """Patterns of the layers that were recorded at all (`aligner capture --layers`)."""
 
     def kind(self, layer: str) -> str:
         """The layer's kind; "" for one that was not declared (the loss)."""
@@ -111,7 +114,12 @@ def survey(dump: Dump) -> Net:
             if visit is not None:
                 (visit.inputs if is_input(key.slot) else visit.outputs).append(entry)
     inner = frozenset(visit.call.layer for visit in visits if visit.children)
-    return Net(dump.layers, visits, parameters, inner, _constants(dump))
+    return Net(dump.layers, visits, parameters, inner, _constants(dump), _selected(dump))
+
+
+def _selected(dump: Dump) -> tuple[str, ...]:
+    patterns = dump.header.get("selected")
+    return tuple(map(str, patterns)) if isinstance(patterns, (list, tuple)) else EVERYTHING
 
 
 def _constants(dump: Dump) -> frozenset[tuple[str, str]]:

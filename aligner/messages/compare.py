@@ -45,6 +45,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Only the port has this.\nIf that is meant, allow it with --allow-unmatched; else look for it in the reference.",
         "仅待比对网络中存在。\n如属预期，请用 --allow-unmatched 允许；否则请在标杆中查找。",
     ),
+    "unmatched-left-out": (
+        "The other dump was captured with --layers and left this layer out.",
+        "另一个转储采集时使用了 --layers，未包含此层。",
+    ),
     "unmatched-behind": (
         "Only one side has this as a layer; what comes before it already disagrees, so its effect cannot be judged.\n"
         "Mend the origin first, then compare again.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
+from aligner.compare.cover import LEFT_OUT
 from aligner.compare.verdict import Comparison, LayerPair, Outcome, Verdict
 from aligner.record import display
 from aligner.report import lines
@@ -27,6 +28,9 @@ def compared_lines(comparison: Comparison, terminal: Terminal, limit: Optional[i
     covered = comparison.counts.get("covered", 0)
     if covered:
         rows.append((say("covered", language), say("covered-count", language, count=covered)))
+    left_out = sum(verdict.reason == LEFT_OUT for verdict in comparison.verdicts)
+    if left_out:
+        rows.append((say("left-out", language), say("left-out-count", language, count=left_out)))
     rows.append(
         (say("rule", language), say(f"rule-{comparison.rule}", language, tolerance=exact(comparison.tolerance)))
     )
@@ -94,7 +98,7 @@ def unmatched_lines(comparison: Comparison, terminal: Terminal, limit: Optional[
     """What stands in one dump only: by side and layer, with the reason; nothing is dropped."""
     groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for verdict in comparison.verdicts:
-        if verdict.outcome is Outcome.UNMATCHED:
+        if verdict.outcome is Outcome.UNMATCHED and verdict.reason != LEFT_OUT:
             side = "reference" if verdict.reference is not None else "port"
             groups.setdefault((side, verdict.key.layer, verdict.reason), []).append(verdict)
     if not groups:

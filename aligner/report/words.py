@@ -111,6 +111,11 @@ WORDS: dict[str, tuple[str, str]] = {
     "by-structure": ("{count} by structure (confidence {least} and up)", "按结构 {count}（置信度不低于 {least}）"),
     "by-replay": ("{count} as the weights were loaded", "按权重加载的映射 {count}"),
     "covered": ("covered", "已涵盖"),
+    "left-out": ("left out", "未采集"),
+    "left-out-count": (
+        "{count:record} of layers that --layers left out of the other dump",
+        "{count} 条记录：另一个转储因 --layers 未采集这些层",
+    ),
     "covered-count": (
         "{count:record} without a counterpart, or in another form: value or effect was compared elsewhere",
         "{count} 条记录没有对应项或形式不同，但其数值或影响已在别处比对",

@@ -326,3 +326,14 @@ def test_compare_json_has_the_schema(net, aligner):
     assert answer["schema"] == "aligner.compare/1"
     assert answer["outcome"] == "aligned"
     assert answer["first_divergence"] is None
+
+
+@pytest.mark.parametrize("sides", [("a.h5", "b.h5"), ("b.h5", "a.h5")])
+def test_layers_that_one_side_was_not_asked_for_do_not_fail(net, aligner, sides):
+    assert aligner("capture", "net.py:build", "-o", "a.h5").returncode == 0
+    assert aligner("capture", "net.py:build", "-o", "b.h5", "--layers", "a").returncode == 0
+    done = aligner("compare", *sides)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.startswith("ALIGNED")
+    assert "of layers that --layers left out of the other dump" in " ".join(done.stdout.split())
+    assert "without a counterpart" not in done.stdout
