@@ -35,7 +35,7 @@ def flatten_arguments(
 def flatten_result(value: object, is_tensor: IsTensor, found: Tensors) -> object:
     """A plain tuple or list is output.0, output.1, ...; everything else is output.0."""
     if type(value) in (tuple, list):
-        items = [_flatten(item, f"output.{i}", is_tensor, found, 0) for i, item in enumerate(value)]  # type: ignore[arg-type, var-annotated]
+        items = [_flatten(item, f"output.{i}", is_tensor, found, 0) for i, item in enumerate(value)]  # type: ignore[arg-type, var-annotated]  # type() was asked
         return {type(value).__name__: items}
     return _flatten(value, "output.0", is_tensor, found, 0)
 

@@ -80,8 +80,10 @@ def tensors(adapter: Adapter, value: object, move: Callable[[object], object]) -
         return move(tensor)
     if adapter.is_tensor(value):
         return move(value)
-    if type(value) in (list, tuple):
-        return type(value)(tensors(adapter, item, move) for item in value)  # type: ignore[attr-defined, call-arg]
+    if type(value) is list:
+        return [tensors(adapter, item, move) for item in value]
+    if type(value) is tuple:
+        return tuple(tensors(adapter, item, move) for item in value)
     if type(value) is dict:
         return {key: tensors(adapter, item, move) for key, item in value.items()}
     return value

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Optional, Protocol, Union
 
@@ -212,7 +213,7 @@ class Capture:
         table = []
         for parameter in self._adapter.parameters(self._model):
             key = Key(0, Phase.PARAMETER, parameter.layer, 0, parameter.role)
-            self._write(self._writer, key, parameter.dtype, lambda p=parameter: self._adapter.read(p))  # type: ignore[misc]
+            self._write(self._writer, key, parameter.dtype, partial(self._adapter.read, parameter))
             table.append([parameter.layer, parameter.role, parameter.name, parameter.trainable, parameter.buffer])
         self._writer.update_header(parameters=table)
 
@@ -290,7 +291,7 @@ class Capture:
     def _record(self, writer: Sink, path: str, number: int, found: Tensors) -> None:
         for slot, tensor in found:
             key = Key(self.steps, Phase.FORWARD, path, number, slot)
-            self._write(writer, key, self._adapter.dtype(tensor), lambda t=tensor: self._adapter.to_numpy(t))  # type: ignore[misc]
+            self._write(writer, key, self._adapter.dtype(tensor), partial(self._adapter.to_numpy, tensor))
 
     def _write(self, writer: Sink, key: Key, dtype: str, read: Callable[[], Any]) -> None:
         """One value into the dump, or a note why it could not be read."""

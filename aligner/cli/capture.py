@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from aligner.capture import target as targets
 from aligner.capture.script import Script
-from aligner.cli import doors
 from aligner.cli import parser as parsing
+from aligner.cli.factory_door import capture_factory
+from aligner.cli.script_door import capture_script
 from aligner.errors import UsageError
 
 HELP = (
@@ -123,9 +124,9 @@ def main(argv: Sequence[str], language: str, stream_errors: tuple[str, str] = ("
         raise UsageError("output-after-script" if astray else "output-missing", script=options.module or options.target)
     target = None if options.module else targets.parse(options.target)
     if target is not None:
-        return doors.factory(options, target)
+        return capture_factory(options, target)
     script = Script(options.module or options.target, theirs, module=bool(options.module))
-    return doors.script(options, script, stream_errors)
+    return capture_script(options, script, stream_errors)
 
 
 def split(argv: Sequence[str], parser: parsing.Parser) -> tuple[list[str], list[str]]:

@@ -1,0 +1,140 @@
+"""The script door of `aligner capture`: the user's script runs as it would without us, and is recorded."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn, Optional
+
+from aligner.capture.script import ImportWatcher, Script, check, run, wait_for_threads
+from aligner.capture.tracebacks import forget_us, hidden
+from aligner.cli.door import check_output, session_options, tell_captured
+from aligner.cli.voice import Voice
+from aligner.errors import AlignerError, CaptureError, UsageError
+
+if TYPE_CHECKING:
+    from aligner.capture.session import Options
+    from aligner.capture.watch import Watch
+
+
+_FACTORY_ONLY = (
+    "reference",
+    "inputs",
+    "device",
+    "estimate",
+    "train",
+    "eval",
+    "keep_dropout",
+    "rename",
+    "allow_missing",
+)
+
+
+def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: tuple[str, str]) -> NoReturn:
+    """Run the user's script and leave as it would.
+
+    Raises:
+        SystemExit: with the script's own exit code.
+        AlignerError: the script ended well and the capture did not.
+    """
+    from aligner.capture.watch import Watch
+    from aligner.registry import available
+
+    for name in _FACTORY_ONLY:
+        if getattr(options, name):
+            option = "--from" if name == "reference" else f"--{name.replace('_', '-')}"
+            raise UsageError("option-needs-factory", option=option)
+    check(wanted)
+    check_output(options)
+    voice = Voice(options.quiet, options.lang)
+    started = time.monotonic()
+    steps = options.steps or 1
+
+    def session() -> Options:  # made late: it imports numpy, and the script may want to set things up before that
+        return session_options(options, seed=options.seed, steps=steps, silence=options.silence_dropout)
+
+    names = [options.framework] if options.framework else sorted(available())
+    watch = Watch(os.path.abspath(options.output), session, options.model, voice.progress)  # the script may chdir
+    for stream, errors in zip((sys.stdout, sys.stderr), stream_errors):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=errors)  # the script prints as it would without us
+    process = os.getpid()
+    code = _run_script(wanted, ImportWatcher(names, watch.on_import))
+    if os.getpid() == process:  # else the script has forked, and this is the end of the child
+        watch.close()
+        _tell(watch, wanted, options, voice, code, started)
+    raise SystemExit(code)
+
+
+def _run_script(wanted: Script, watcher: ImportWatcher) -> int:
+    """What Python does with what comes out of a script: exit codes, and the traceback on stderr."""
+    with watcher, hidden():
+        raised = _raised(lambda: run(wanted))
+        code = 0 if raised is None else _fate(raised)
+        raised = _raised(wait_for_threads)
+        code = code if raised is None else _fate(raised)
+    with suppress(OSError, ValueError):  # what cannot be printed stays where it is, and Python says so at its end
+        print(end="", flush=True)
+    return code
+
+
+def _raised(action: Callable[[], None]) -> Optional[BaseException]:
+    """What it raised; looked at when it is no longer being handled, or it would be the context of what comes next."""
+    try:
+        action()
+    except BaseException as error:
+        return error
+    return None
+
+
+def _fate(error: BaseException) -> int:
+    """The exit code, when the message or the traceback has been printed."""
+    forget_us(error)
+    if not isinstance(error, SystemExit):
+        another = _raised(lambda: sys.excepthook(type(error), error, error.__traceback__))
+        if isinstance(another, SystemExit):
+            return _fate(another)
+        if another is not None:
+            forget_us(another)
+            print("Error in sys.excepthook:", file=sys.stderr)
+            sys.__excepthook__(type(another), another, another.__traceback__)
+            print("\nOriginal exception was:", file=sys.stderr)
+            sys.__excepthook__(type(error), error, error.__traceback__)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _tell(watch: Watch, wanted: Script, options: argparse.Namespace, voice: Voice, code: int, started: float) -> None:
+    """What was captured and what was not.
+
+    Raises:
+        AlignerError: what went wrong with the capture, when the script itself has ended well.
+    """
+    if watch.failure is not None:
+        if code == 0 or not isinstance(watch.failure, AlignerError):
+            raise watch.failure
+        print(f"aligner: error: {watch.failure.text(voice.language)}", file=sys.stderr)
+    if watch.capture is None:
+        if code == 0 and options.model and watch.ran:
+            raise CaptureError("model-not-found", wanted=options.model, script=wanted.name, ran=", ".join(watch.ran))
+        if code == 0:
+            raise CaptureError("no-model-ran", script=wanted.name)
+        return  # the script failed before any model ran
+    if not os.path.exists(watch.path):
+        return
+    tell_captured(watch.path, options.output, watch.capture.steps, started, voice)
+    if code != 0:
+        return
+    others = [name for name in watch.ran if name != watch.captured]
+    if others:
+        voice.say("other-models-ran", model=watch.captured, others=", ".join(others))
+    if watch.unobserved:
+        voice.say("more-steps-ran", steps=watch.capture.steps, model=watch.captured)
+    voice.say("next-port", path=options.output)
