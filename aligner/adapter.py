@@ -11,10 +11,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Optional, Protocol
 
-from aligner.record import Array, LayerSpec, Note, Scalar
+from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
 
 Before = Callable[[tuple[object, ...], Mapping[str, object]], None]
 After = Callable[[tuple[object, ...], Mapping[str, object], object], None]
+
+Arguments = tuple[tuple[object, ...], Mapping[str, object]]
+Given = Callable[[tuple[object, ...], Mapping[str, object]], Arguments]
+Made = Callable[[tuple[object, ...], Mapping[str, object], object], object]
 
 
 class Handle(Protocol):
@@ -88,6 +92,22 @@ class Adapter(Protocol):
         not called. Whoever calls a layer's own forward method passes by: such a layer never ran, for us.
         """
 
+    def intervene(self, layer: object, given: Given, made: Made) -> Handle:
+        """Run the layer on what `given(args, kwargs)` returns, and hand on what `made(args, kwargs, output)` returns.
+
+        Like `observe` in everything else. `made` gets the arguments that the layer ran on. The layer's own output
+        and arguments may be returned as they are.
+        """
+
+    def overwrite(self, tensor: object, other: object) -> None:
+        """Make `tensor` hold the values of `other`, for whoever else keeps this very object.
+
+        Memory that it shares stays as it is: the tensor of which it is a view, a parameter's values.
+
+        Raises:
+            ValueError: it cannot be (a parameter, another shape or dtype); nothing has changed then.
+        """
+
     def watch_roots(self, on_root: Callable[[object], None]) -> Handle:
         """Call `on_root(model)` each time a layer is about to run that no other layer called.
 
@@ -122,6 +142,38 @@ class Adapter(Protocol):
             ValueError: the array has another shape than the parameter.
         """
 
+    def respecified(self, layer: object, changes: Mapping[str, Attribute], dtype: Optional[str] = None) -> object:
+        """A copy of the layer with some settings changed, in canonical words; the same weights, sharing nothing.
+
+        The copy has no hooks, is in the layer's train or eval mode, and `spec(copy)` shows the changes. With `dtype`
+        ("float32") it computes in that type, its weights cast to it.
+
+        Raises:
+            ValueError: this layer cannot be copied with this change (an unknown setting, another shape of weights);
+                the text says why.
+        """
+
+    def expression(self, layer: object) -> str:
+        """Python that builds a layer like this one after the usual imports: "nn.Conv2d(3, 8, 3, padding=1)".
+
+        Weights are left out. The names that it uses are those of `preamble`.
+
+        Raises:
+            ValueError: a class of the user's own, or one that cannot be spelled; the text says why.
+        """
+
+    def preamble(self) -> str:
+        """The import lines that `expression` needs, as text."""
+
+    def cast(self, model: object, dtype: str) -> None:
+        """Put all floating parameters and buffers of the model into this dtype, in place, and have it compute so."""
+
+    def operations(self, told: Callable[[str], None]) -> Handle:
+        """Call `told(name)` for each operation of the framework that runs ("add", "matmul"), until removed.
+
+        Operations that the framework does not tell of are left out; where it tells of none, nothing is called.
+        """
+
     def training(self, layer: object) -> bool:
         """Whether the layer is in train mode."""
 
@@ -140,6 +192,9 @@ class Adapter(Protocol):
 
     def random_state(self) -> Optional[bytes]:
         """The state of the framework's default random numbers, or None where it cannot be read."""
+
+    def set_random_state(self, state: bytes) -> None:
+        """Go back to what `random_state` returned."""
 
     def device(self, name: str) -> Callable[[object], object]:
         """Select a device ("cpu", "gpu", "ascend") and return what moves a model or tensor there.

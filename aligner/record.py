@@ -23,9 +23,14 @@ Attribute = Union[Scalar, tuple["Attribute", ...]]
 
 
 class Phase(Enum):
-    """What was going on when a value was seen; UPDATE is a parameter after the optimizer ran."""
+    """What was going on when a value was seen.
+
+    UPDATE is a parameter after the optimizer ran. FORCED is what a layer of the port made of the reference's inputs,
+    or what it was handed by code around it that had the reference's values in hand; kept where that is wrong.
+    """
 
     FORWARD = "forward"
+    FORCED = "forced"
     BACKWARD = "backward"
     PARAMETER = "parameter"
     GRADIENT = "gradient"

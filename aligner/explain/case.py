@@ -1,0 +1,86 @@
+"""One place of a port that is wrong by itself, and what may tell why. Plain data; tensors are read on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Optional
+
+import numpy as np
+
+from aligner.record import Array, LayerSpec
+
+HUGE = 1e4
+"""A value this far from zero stands for minus infinity in a mask; no layer's own values are of this size."""
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A recorded tensor: where it stood, its form, and its numbers when somebody asks (short floats as float32)."""
+
+    layer: str
+    slot: str
+    call: int
+    dtype: str
+    shape: tuple[int, ...]
+    load: Callable[[], Array]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A wrong value and what stands around it. Paths are the reference's unless said.
+
+    `where` is "layer" (this layer made `actual` of the reference's `inputs`), "glue" (the code of `layer`, a parent,
+    made it between its children; `between` names the last layer before and the next one, "" for the parent's border)
+    or "parameters" (a parameter was loaded or made wrong; `slot` is its role).
+    """
+
+    where: str
+    layer: str
+    port_layer: str
+    slot: str
+    between: Optional[tuple[str, str]]
+    reference: LayerSpec
+    """Settings of the layer; for glue, of the parent."""
+    port: LayerSpec
+    training: bool
+    expected: Optional[Value]
+    """The reference's; None where it has no such value."""
+    actual: Optional[Value]
+    """The port's own, made of nothing but right values; its shape may differ."""
+    rounding: float
+    """Relative L2 that rounding explains at this place."""
+    inputs: tuple[Value, ...] = ()
+    """What the reference's layer was given in this call, in order."""
+    outputs: tuple[Value, ...] = ()
+    """All that the reference's layer made in this call, in order."""
+    parameters: Mapping[str, Value] = field(default_factory=dict)
+    """The reference's parameters and buffers of the layer, by role."""
+    port_parameters: Mapping[str, Value] = field(default_factory=dict)
+    known: tuple[Value, ...] = ()
+    """Glue: what the parent had in hand until then, in the reference: its inputs, its parameters, its children's inputs
+    and outputs; the nearest last. Then what others had made before, for a value that came from further away."""
+    operations: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
+    """Glue: operations that ran between the two layers, of reference and port, where known."""
+
+
+def distance(found: Array, wanted: Array) -> float:
+    """Relative L2 of two arrays of one shape; inf where NaN or Inf stand apart, or shapes differ.
+
+    Infinities at the same places agree, and so do values beyond HUGE of one sign (masks write either).
+    """
+    if found.shape != wanted.shape:
+        return float("inf")
+    kind = np.complex128 if found.dtype.kind == "c" or wanted.dtype.kind == "c" else np.float64
+    one, other = wanted.astype(kind).reshape(-1), found.astype(kind).reshape(-1)
+    if kind is np.float64:
+        hidden = (np.abs(one) >= HUGE) & (np.abs(other) >= HUGE) & (np.sign(one) == np.sign(other))
+        if hidden.any() and not hidden.all():
+            one, other = one[~hidden], other[~hidden]
+    both = np.isnan(one) & np.isnan(other)
+    one, other = one[~both], other[~both]
+    if not (np.isfinite(one).all() and np.isfinite(other).all()):
+        return float("inf")
+    norm = float(np.linalg.norm(one))
+    apart = float(np.linalg.norm(other - one))
+    return apart / norm if norm else (0.0 if apart == 0.0 else float("inf"))

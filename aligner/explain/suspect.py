@@ -1,0 +1,46 @@
+"""A suspected cause, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Optional
+
+from aligner.record import Attribute, Scalar
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A cause that fits a case. `facts` fill the catalogue's sentences; numbers stand in them ready to be printed.
+
+    A cause with `change` or `parameters` is tried on a copy of the port's layer. One with `error` has been tried in
+    numbers already: with this mistake undone in the port, or done to the reference, that relative L2 is left.
+    """
+
+    cause: str
+    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    change: Mapping[str, Attribute] = field(default_factory=dict)
+    """Settings of the reference that a copy of the port's layer is given, in canonical words."""
+    parameters: tuple[str, ...] = ()
+    """Roles whose values a copy of the port's layer is given anew from the reference."""
+    error: Optional[float] = None
+    weight: float = 0.5
+    """How far the suspicion is to be believed before any trial, 0 to 1: the order among causes not confirmed."""
+
+    @property
+    def name(self) -> str:
+        """What tells suspects of one case apart, also after they were stored."""
+        changes = ",".join(f"{name}={value!r}" for name, value in sorted(self.change.items()))
+        return f"{self.cause}({changes}{','.join(self.parameters)})"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A suspect after its trial: `confirmed` only if the error fell to rounding."""
+
+    id: str
+    confirmed: bool
+    facts: Mapping[str, Scalar]
+    error_before: Optional[float]
+    error_after: Optional[float]
+    change: Mapping[str, Attribute] = field(default_factory=dict)
