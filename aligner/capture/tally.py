@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from aligner.dump.checksum import checksum
@@ -35,6 +36,9 @@ class Tally:
         """Nothing to count."""
 
     def note(self, note: Note) -> None:
+        """Nothing to count."""
+
+    def finding(self, kind: str, facts: Mapping[str, Any]) -> None:
         """Nothing to count."""
 
     def update_header(self, **values: Any) -> None:

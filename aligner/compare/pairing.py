@@ -62,6 +62,8 @@ def _grouped(dump: Dump) -> dict[_Group, list[Entry]]:
     groups: dict[_Group, list[Entry]] = {}
     for entry in dump.entries:
         key = entry.key
+        if key.phase is Phase.FORCED:
+            continue  # what compare draws its conclusions with, and no part of the run
         groups.setdefault((key.step, key.phase, key.layer, key.call), []).append(entry)
     return groups
 

@@ -171,6 +171,8 @@ def _tell(content: Content, item: Any) -> None:
         content.layers[layer_.path] = layer_
     elif word == "note":
         content.notes.append(sections.note_from(rest))
+    elif word == "finding":
+        content.findings.append(sections.finding_from(rest))
     elif word == "header":
         sections.demand(isinstance(rest[0], dict), "a header is none")
         content.header.update(rest[0])

@@ -20,7 +20,7 @@ import numpy as np
 from aligner.dump import index, journal, kinds, sections, userblock
 from aligner.dump.entry import Entry as Entry
 from aligner.dump.hdf5 import BASE, SUPERBLOCK_SIZE
-from aligner.dump.sections import Row
+from aligner.dump.sections import Finding, Row
 from aligner.dump.userblock import Section, UserBlock
 from aligner.errors import DumpError
 from aligner.record import Array, Call, Key, Layer, Note
@@ -174,6 +174,18 @@ class Dump:
         except ValueError as error:
             raise self._damaged(error) from error
 
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """What was found out about the net besides its values, in the order it was found."""
+        if self.recovered:
+            return self._story.content.findings
+        if "findings" not in self._start.sections:
+            return []
+        try:
+            return sections.findings_from(self._section("findings"))
+        except ValueError as error:
+            raise self._damaged(error) from error
+
     @property
     def steps(self) -> Sequence[int]:
         """The steps that records were captured in."""
@@ -263,7 +275,7 @@ class Dump:
             crc = self._crc(block.seal, crc)
             if crc != block.seal.crc:
                 raise self._changed(DumpError("dump-changed", path=self.path))
-        self.layers, self.calls  # noqa: B018  # reading them checks them
+        self.layers, self.calls, self.findings  # noqa: B018  # reading them checks them
         self._guard_passed = True
 
     def _changed(self, otherwise: DumpError) -> DumpError:

@@ -32,7 +32,7 @@ def recover(path: Union[str, os.PathLike[str]]) -> int:
             return len(dump.entries)
         rows = dump.rows()
         header = {**dump.header, "recovered": True}
-        content = Content(header, dict(dump.layers), rows, list(dump.calls), list(dump.notes))
+        content = Content(header, dict(dump.layers), rows, list(dump.calls), list(dump.notes), dump.findings)
         token = dump.token
     with reported(path, len(rows)), journal.held(journal.path_of(path)):
         end = max((row.offset + row.size for row in rows), default=0)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional
 
 from aligner.dump import names
 from aligner.record import Attribute, Call, Key, Layer, LayerSpec, Note, Phase
+
+Finding = tuple[str, Mapping[str, Any]]
+"""A word for the kind of thing that was found out about the net, and plain facts."""
 
 VALUES = "values"  # a record holds its values; later formats of a record have other words
 
@@ -40,6 +43,7 @@ class Content:
     rows: list[Row]
     calls: list[Call]
     notes: list[Note]
+    findings: list[Finding] = field(default_factory=list)
 
 
 def to_json(value: object) -> bytes:
@@ -125,12 +129,15 @@ _CALL = ("step", "phase", "layer", "number", "first", "last", "inputs", "outputs
 
 def encode(content: Content) -> dict[str, bytes]:
     """The sections by name."""
-    return {
+    found = {
         "header": to_json(content.header),
         "index": to_json(_index(content.rows, content.notes)),
         "layers": to_json([layer_json(layer) for layer in content.layers.values()]),
         "calls": to_json(_calls(content.calls)),
     }
+    if content.findings:
+        found["findings"] = to_json([[kind, dict(facts)] for kind, facts in content.findings])
+    return found
 
 
 def layer_json(layer: Layer) -> list[Any]:
@@ -250,6 +257,18 @@ def note_from(item: Any) -> Note:
     """A note from its list."""
     demand(isinstance(item, list) and len(item) == 3 and isinstance(item[2], dict), "a note is damaged")
     return Note(text(item[0]), text(item[1]), spelled(item[2]))
+
+
+def findings_from(value: object) -> list[Finding]:
+    """The findings of the findings section."""
+    demand(isinstance(value, list), "the findings are no list")
+    return [finding_from(item) for item in value]  # type: ignore[attr-defined]  # demanded to be a list
+
+
+def finding_from(item: Any) -> Finding:
+    """A finding from its list."""
+    demand(isinstance(item, list) and len(item) == 2 and isinstance(item[1], dict), "a finding is damaged")
+    return text(item[0]), spelled(item[1])
 
 
 def calls_from(value: Any) -> list[Call]:

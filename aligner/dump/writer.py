@@ -126,6 +126,13 @@ class DumpWriter:
             self._tell(["note", *item])
             self._content.notes.append(sections.note_from(sections.from_json(sections.to_json(item))))
 
+    def finding(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """Keep something that was found out about the net: plain facts under a word for their kind."""
+        with self._at_work():
+            item = sections.from_json(sections.to_json([names.plain(kind), dict(facts)]))
+            self._tell(["finding", *item])
+            self._content.findings.append(sections.finding_from(item))
+
     def write(self, record: Record) -> None:
         """Store one record; when this returns, it is readable whatever happens to this process."""
         with self._lock:

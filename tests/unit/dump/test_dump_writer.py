@@ -11,6 +11,7 @@ from dumps import CONV, HEADER, abandon, bits, every_kind, key, make, record, sa
 from aligner.dtypes import DTYPES
 from aligner.dump.journal import path_of
 from aligner.dump.reader import open_dump
+from aligner.dump.recovery import recover
 from aligner.dump.writer import DumpWriter
 from aligner.errors import DumpError
 from aligner.record import Call, Key, Layer, LayerSpec, Note, Phase, Record
@@ -387,3 +388,31 @@ def test_the_room_that_was_kept_is_enough_to_close(tmp_path, name, dtype, shape,
     kept, end = writer._room, writer._file.end
     writer.close()
     assert path.stat().st_size - end <= kept
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "by its journal"])
+def test_findings_are_kept_beside_the_records(tmp_path, closed):
+    writer = DumpWriter(tmp_path / "net.h5", {})
+    writer.finding("check", {"layer": "conv", "error": 1.5e-3, "inf": float("inf"), "between": ["a", ""]})
+    writer.finding("trial", {"cause": "eps\x1b"})
+    if closed:
+        writer.close()
+    with open_dump(tmp_path / "net.h5") as dump:
+        assert dump.recovered is not closed
+        dump.verify()
+        first, second = dump.findings
+    assert first == ("check", {"layer": "conv", "error": 1.5e-3, "inf": float("inf"), "between": ["a", ""]})
+    assert second[0] == "trial"
+    assert "\x1b" not in second[1]["cause"]
+    writer.close()
+
+
+def test_findings_survive_recovery(tmp_path):
+    writer = DumpWriter(tmp_path / "net.h5", {})
+    writer.finding("check", {"layer": "conv"})
+    writer._file.close()
+    writer._journal.close()
+    recover(tmp_path / "net.h5")
+    with open_dump(tmp_path / "net.h5") as dump:
+        assert not dump.recovered
+        assert dump.findings == [("check", {"layer": "conv"})]
