@@ -93,3 +93,20 @@ def decode(array: Array, dtype: str) -> Array:
     """Stored bits -> numbers: float32 for bfloat16 and float8, the array itself otherwise."""
     turn = DTYPES[dtype].decode
     return array if turn is None else turn(array)
+
+
+def encode(array: Array, dtype: str) -> Array:
+    """Numbers -> the bits of this dtype, rounded to the nearest; the counterpart of `decode`.
+
+    Raises:
+        ValueError: for a type of eight bits; nothing is computed in these.
+    """
+    storage = DTYPES[dtype].storage
+    if DTYPES[dtype].decode is None:
+        with np.errstate(over="ignore"):
+            return array.astype(storage)
+    if dtype != "bfloat16":
+        raise ValueError(f"nothing is rounded to {dtype}")
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(array), np.uint32(0x7FC0), rounded).astype(storage)

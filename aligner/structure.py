@@ -1,5 +1,7 @@
 """Nested values: the tensors inside tuples, lists, dicts, named tuples, dataclasses and keyword arguments.
 
+`substitute` puts other tensors into the places of some, and leaves everything else as it is.
+
 `flatten` takes a layer's arguments or result apart into tensors with slots and a structure (plain JSON) that
 says how they were nested; `rebuild` puts such a value together again, so that a port can be called exactly as
 the reference was. None and plain values keep their places in the structure.
@@ -13,6 +15,7 @@ A structure is one of
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -107,3 +110,50 @@ def rebuild_arguments(structure: Any, tensor: Callable[[str], object]) -> tuple[
     """The arguments of a call: what `flatten_arguments` took apart."""
     args = tuple(rebuild(item, tensor) for item in structure["args"])
     return args, {name: rebuild(item, tensor) for name, item in structure.get("kwargs", [])}
+
+
+def substitute_arguments(
+    args: tuple[object, ...], kwargs: Mapping[str, object], others: Mapping[str, object]
+) -> tuple[tuple[object, ...], Mapping[str, object]]:
+    """The arguments with `others[slot]` in the places of these slots."""
+    if not others:
+        return args, kwargs
+    given = tuple(_substitute(value, f"input.{i}", others, 0) for i, value in enumerate(args))
+    return given, {name: _substitute(value, f"input.{name}", others, 0) for name, value in kwargs.items()}
+
+
+def substitute_result(value: object, others: Mapping[str, object]) -> object:
+    """The result with `others[slot]` in the places of these slots."""
+    if not others:
+        return value
+    if type(value) in (tuple, list):
+        items = [_substitute(item, f"output.{i}", others, 0) for i, item in enumerate(value)]  # type: ignore[arg-type, var-annotated]  # type() was asked
+        return type(value)(items)  # type: ignore[call-arg]  # a plain tuple or list
+    return _substitute(value, "output.0", others, 0)
+
+
+def _substitute(value: Any, slot: str, others: Mapping[str, object], depth: int) -> object:
+    """The value itself where nothing inside it changes; else a copy of its own type."""
+    if slot in others:
+        return others[slot]
+    if depth == MAX_DEPTH or not any(name.startswith(f"{slot}.") for name in others):
+        return value
+
+    def inner(name: object, item: object) -> object:
+        return _substitute(item, f"{slot}.{name}", others, depth + 1)
+
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(inner(name, getattr(value, name)) for name in value._fields))
+    if isinstance(value, (tuple, list)):
+        return type(value)(inner(i, item) for i, item in enumerate(value))
+    if isinstance(value, Mapping):
+        changed: Any = copy.copy(value)
+        for name, (key, item) in zip(_names(value), value.items()):
+            changed[key] = inner(name, item)
+        return changed
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(changed, field.name, inner(field.name, getattr(value, field.name, None)))
+        return changed
+    return value

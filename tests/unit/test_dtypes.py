@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from aligner.dtypes import DTYPES, decode
+from aligner.dtypes import DTYPES, decode, encode
 
 ALL_BYTES = np.arange(256, dtype=np.uint8)
 
@@ -88,3 +88,20 @@ def test_integers_and_booleans_are_exact():
 
 def test_storage_is_little_endian_everywhere():
     assert all(known.storage == known.storage.newbyteorder("<") for known in DTYPES.values())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_encoding_rounds_to_the_nearest_and_keeps_what_is_not_finite(dtype):
+    rng = np.random.default_rng(0)
+    values = (rng.standard_normal(4000) * 10.0 ** rng.integers(-3, 4, 4000)).astype(np.float32)
+    back = decode(encode(values, dtype), dtype)
+    assert np.all(np.abs(back - values) <= DTYPES[dtype].eps / 2 * np.abs(values))
+    assert np.array_equal(encode(back, dtype), encode(values, dtype)), "what is on the grid stays where it is"
+    special = decode(encode(np.array([np.nan, np.inf, -np.inf, 0.0, -0.0], np.float32), dtype), dtype)
+    assert np.array_equal(special, [np.nan, np.inf, -np.inf, 0.0, -0.0], equal_nan=True)
+    assert np.signbit(special[4])
+
+
+def test_nothing_is_rounded_to_eight_bits():
+    with pytest.raises(ValueError, match="float8_e5m2"):
+        encode(np.zeros(1, np.float32), "float8_e5m2")

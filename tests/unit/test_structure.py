@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from aligner.structure import MAX_DEPTH, flatten_arguments, flatten_result, rebuild, rebuild_arguments
+from aligner.structure import (
+    MAX_DEPTH,
+    flatten_arguments,
+    flatten_result,
+    rebuild,
+    rebuild_arguments,
+    substitute_arguments,
+    substitute_result,
+)
 
 
 class Tensor:
@@ -118,3 +126,25 @@ def test_subclasses_of_tuples_keep_their_order():
     structure, found = result(Size((A, B)))
     assert structure == {"tuple": [{"tensor": "output.0.0"}, {"tensor": "output.0.1"}]}
     assert list(found.values()) == [A, B]
+
+
+def test_other_tensors_stand_in_the_places_of_some_and_the_rest_is_the_same_object():
+    kept, other = {"deep": [A, None]}, Tensor()
+    given = (A, (B, Pair(A, 1)), kept), {"mask": A, "box": Box(B)}
+    assert substitute_arguments(*given, {}) == given
+    args, kwargs = substitute_arguments(
+        *given, {"input.1.1.left": other, "input.mask": other, "input.box.value": other}
+    )
+    assert args[:2] == (A, (B, Pair(other, 1)))
+    assert args[2] is kept
+    assert kwargs["mask"] is other
+    assert kwargs["box"].value is other
+    assert given[1]["box"].value is B, "what was given stays as it was"
+
+
+@pytest.mark.parametrize("value", [A, (A, B), [A, {"x": (B,)}], {"y": A}, Pair(A, 1), Box(A)], ids=str)
+def test_every_slot_can_be_substituted(value):
+    structure, found = result(value)
+    others = {slot: Tensor() for slot in found}
+    assert result(substitute_result(value, others)) == (structure, others)
+    assert result(value) == (structure, found)
