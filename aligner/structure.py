@@ -142,10 +142,11 @@ def _substitute(value: Any, slot: str, others: Mapping[str, object], depth: int)
     def inner(name: object, item: object) -> object:
         return _substitute(item, f"{slot}.{name}", others, depth + 1)
 
+    made: Any = type(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(inner(name, getattr(value, name)) for name in value._fields))
+        return made(*(inner(name, getattr(value, name)) for name in value._fields))
     if isinstance(value, (tuple, list)):
-        return type(value)(inner(i, item) for i, item in enumerate(value))
+        return made(inner(i, item) for i, item in enumerate(value))
     if isinstance(value, Mapping):
         changed: Any = copy.copy(value)
         for name, (key, item) in zip(_names(value), value.items()):
