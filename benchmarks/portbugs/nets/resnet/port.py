@@ -56,13 +56,10 @@ class ResNet(nn.Cell):
         self.dropout = nn.Dropout(p=0.2)
         self.classifier = nn.Dense(12 * width, num_classes)
 
-    def construct_features(self, x):
+    def construct(self, x):
         x = self.max_pool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer3(self.layer2(self.layer1(x)))
-        return x
-
-    def construct(self, x):
-        x = self.pool(self.construct_features(x))
+        x = self.pool(x)
         x = x.reshape(x.shape[0], -1)
         return self.classifier(self.dropout(x))
 

@@ -1,0 +1,197 @@
+"""One answer of `aligner compare --json` against what was planted: data in, data out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from corpus import Bug, Origin
+
+TOLERANCE = 1e-3
+NOTICED = 1e-6  # an edit that moves no record by more than this is no bug
+NAMED = 2  # a reader looks at so many causes
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was right in the answer to one bug; `None` where a question was not asked."""
+
+    id: str
+    net: str
+    kind: str
+    below: bool
+    double: bool
+    first: bool = False  # the first place that was named is a planted one
+    every: bool = False  # all planted places were named
+    alone: bool = False  # nothing else was named
+    where: bool = False
+    between: Optional[bool] = None
+    cause: bool = False
+    confirmed: bool = False
+    plain: str = "nothing"
+    plain_every: bool = False
+    misses: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()  # of the corpus, not of the answer
+    timing: Json = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """What was said about a correct port."""
+
+    net: str
+    precision: str
+    exit_code: int
+    named: tuple[str, ...]
+    timing: Json = field(default_factory=dict)
+
+    @property
+    def false(self) -> bool:
+        """Whether a correct port was called wrong."""
+        return self.exit_code != 0 or bool(self.named)
+
+
+def judge(bug: Bug, answer: Json) -> Judgement:
+    """What of this bug was named."""
+    named = _named(answer)
+    chosen = [_chosen(origin, named) for origin in bug.origins]
+    strangers = [entry for entry in named if not any(origin.is_at(entry["layer"]) for origin in bug.origins)]
+    matched = [(origin, entry) for origin, entry in zip(bug.origins, chosen) if entry is not None]
+    every = len(matched) == len(bug.origins)
+    first = bool(named) and named[0] not in strangers
+    causes = [_right_causes(origin, entry) for origin, entry in matched]
+    between = [entry.get("between") == list(origin.between) for origin, entry in matched if origin.between]
+    plain, plain_every = _plain(bug, answer)
+    where = every and all(entry["where"] in origin.where for origin, entry in matched)
+    return Judgement(
+        id=bug.id,
+        net=bug.net,
+        kind=bug.kind,
+        below=bug.below,
+        double=bug.double,
+        first=first,
+        every=every,
+        alone=not strangers,
+        where=where,
+        between=(every and all(between)) if any(origin.between for origin in bug.origins) else None,
+        cause=every and all(causes),
+        confirmed=every and all(any(cause.get("confirmed") for cause in right) for right in causes),
+        plain=plain,
+        plain_every=plain_every,
+        misses=tuple(_misses(bug, named, first, strangers, chosen)),
+        faults=tuple(_faults(bug, answer)),
+        timing=answer["port"].get("timing") or {},
+    )
+
+
+def failed(bug: Bug, reason: str) -> Judgement:
+    """A case that gave no answer: all of it is missed."""
+    return Judgement(bug.id, bug.net, bug.kind, bug.below, bug.double, faults=(reason,))
+
+
+def alarm(net: str, precision: str, exit_code: int, answer: Json) -> Alarm:
+    """What was said about a correct port."""
+    named = tuple(_told(entry) for entry in _named(answer))
+    return Alarm(net, precision, exit_code, named, answer["port"].get("timing") or {})
+
+
+def _named(answer: Json) -> list[Json]:
+    """The places called wrong: over the tolerance first, then those below it."""
+    return [*answer["origins"], *answer.get("suspects", ())]
+
+
+def _chosen(origin: Origin, named: Sequence[Json]) -> Optional[Json]:
+    """The entry that stands for this origin: the one that also says the right `where`, if any does."""
+    here = [entry for entry in named if entry["layer"] == origin.layer]
+    here += [entry for entry in named if entry["layer"] != origin.layer and origin.is_at(entry["layer"])]
+    return next((entry for entry in here if entry["where"] in origin.where), here[0] if here else None)
+
+
+def _right_causes(origin: Origin, entry: Json) -> list[Json]:
+    return [cause for cause in (entry.get("causes") or ())[:NAMED] if cause["id"] in origin.causes]
+
+
+def _misses(
+    bug: Bug,
+    named: Sequence[Json],
+    first: bool,
+    strangers: Sequence[Json],
+    chosen: Sequence[Optional[Json]],
+) -> Iterator[str]:
+    """One line for each question that was answered wrongly."""
+    if not first:
+        yield f"first: {_told(named[0]) if named else 'nothing'} was named"
+    for entry in strangers:
+        yield f"extra: {_told(entry)}"
+    for origin, found in zip(bug.origins, chosen):
+        if found is None:
+            yield f"origin: {origin.layer or '(net)'} was not named"
+        else:
+            yield from _half_right(origin, found)
+
+
+def _half_right(origin: Origin, entry: Json) -> Iterator[str]:
+    place = origin.layer or "(net)"
+    if entry["where"] not in origin.where:
+        yield f"where: {place} is {'/'.join(origin.where)}, not {entry['where']}"
+    if origin.between and entry.get("between") != list(origin.between):
+        yield f"between: {place} is {list(origin.between)}, not {entry.get('between')}"
+    right = _right_causes(origin, entry)
+    ids = [cause["id"] for cause in entry.get("causes") or ()]
+    if not right:
+        yield f"cause: {place} is {'/'.join(origin.causes)}, not {', '.join(ids[:NAMED]) or 'none'}"
+    elif not any(cause.get("confirmed") for cause in right):
+        yield f"confirmed: {place} {right[0]['id']} was not"
+
+
+def _told(entry: Json) -> str:
+    between = f" {entry['between']}" if entry.get("between") else ""
+    return f"{entry['layer'] or '(net)'} {entry['where']}{between} {entry.get('own_error')}"
+
+
+def _faults(bug: Bug, answer: Json) -> Iterator[str]:
+    """What makes this entry of the corpus no fair question."""
+    largest = max((_error(pair) for pair in answer["pairs"] if pair["phase"] == "forward"), default=0.0)
+    if largest <= NOTICED:
+        yield f"no record differs by more than {NOTICED:.0e}"
+    if bug.below and largest > TOLERANCE:
+        yield f"called below 1e-3, but the largest error is {largest:.1e}"
+    if not bug.below and largest <= TOLERANCE:
+        yield f"not called below 1e-3, but the largest error is {largest:.1e}"
+
+
+def _outputs(answer: Json) -> list[Json]:
+    """Pairs of outputs of the forward run, in execution order."""
+    pairs = [
+        pair
+        for pair in answer["pairs"]
+        if pair["phase"] == "forward" and pair["slot"].startswith("output") and pair["reference"] and pair["port"]
+    ]
+    return sorted(pairs, key=lambda pair: int(pair["reference"]["order"]))
+
+
+def _error(pair: Json) -> float:
+    """The error by the rule; values of another shape cannot be nearer than infinitely far."""
+    if pair["outcome"] == "incomparable":
+        return float("inf")
+    return 0.0 if pair["error"] is None else float(pair["error"])
+
+
+def _plain(bug: Bug, answer: Json) -> tuple[str, bool]:
+    """What "the first layer over 1e-3 is the culprit" says, and whether that is all that was planted."""
+    over = [pair["layer"] for pair in _outputs(answer) if _error(pair) > TOLERANCE]
+    if not over:
+        return "nothing", False
+    if any(origin.is_at(over[0]) for origin in bug.origins):
+        return "origin", not bug.double
+    if any(_inside(over[0], origin) for origin in bug.origins):
+        return "inside", False
+    return "elsewhere", False
+
+
+def _inside(layer: str, origin: Origin) -> bool:
+    parts = layer.split(".")
+    return any(origin.is_at(".".join(parts[:count])) for count in range(len(parts)))
