@@ -71,7 +71,7 @@ class BertModel(nn.Cell):
         return self.dropout(self.norm(self.word(words) + self.position(places) + self.segment(types)))
 
     def construct(self, words, present, types):
-        bias = (1.0 - present[:, None, None, :].astype(ms.float32)) * -3.4028235e38
+        bias = (1.0 - present[:, None, None, :].astype(ms.float32)) * -10000.0
         x = self.embed(words, types)
         for layer in self.layers:
             x = layer(x, bias)

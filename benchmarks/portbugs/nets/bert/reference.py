@@ -99,7 +99,7 @@ class Bert(nn.Module):
         self.classifier = nn.Linear(width, 3)
 
     def forward(self, words, present, types):
-        bias = (1.0 - present[:, None, None, :].float()) * torch.finfo(torch.float32).min
+        bias = (1.0 - present[:, None, None, :].float()) * -10000.0
         x = self.embeddings(words, types)
         for layer in self.encoder:
             x = layer(x, bias)
