@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from aligner.testing.intervention_checks import InterventionChecks
 from aligner.testing.layer_checks import LayerChecks
 from aligner.testing.observation_checks import ObservationChecks
+from aligner.testing.overwrite_checks import OverwriteChecks
 from aligner.testing.parameter_checks import ParameterChecks
 from aligner.testing.root_checks import RootChecks
 from aligner.testing.state_checks import StateChecks
 from aligner.testing.tensor_checks import TensorChecks
 
 
-class AdapterContract(LayerChecks, ObservationChecks, RootChecks, TensorChecks, ParameterChecks, StateChecks):
+class AdapterContract(
+    LayerChecks,
+    ObservationChecks,
+    InterventionChecks,
+    OverwriteChecks,
+    RootChecks,
+    TensorChecks,
+    ParameterChecks,
+    StateChecks,
+):
     """What every adapter promises. Subclass it as `TestMyAdapter` and override what `Supplies` asks for.
 
     Ask pytest for readable failures with `pytest.register_assert_rewrite("aligner.testing")` in conftest.py, before

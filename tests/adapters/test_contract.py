@@ -131,9 +131,9 @@ def clean_torch():
     from aligner_hooks.torch_.calls import _TOLD
 
     yield
-    for observers in list(_TOLD.observers.values()):
-        for observer in observers:
-            observer.remove()
+    for ears in list(_TOLD.ears.values()):
+        for listener in (*ears.interventions, *ears.observers):
+            listener.remove()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from aligner.adapter import After, Before, Finding, Handle, Parameter
+from aligner.adapter import After, Before, Finding, Given, Handle, Made, Parameter
 from aligner.record import Array, LayerSpec, Note, Scalar
 from aligner_hooks.torch_ import calls, dropout, layers, parameters, spec, surroundings, tensors
 
@@ -40,6 +40,12 @@ class TorchAdapter:
 
     def observe(self, layer: object, before: Before, after: After) -> Handle:
         return calls.observe(layer, before, after)
+
+    def intervene(self, layer: object, given: Given, made: Made) -> Handle:
+        return calls.intervene(layer, given, made)
+
+    def overwrite(self, tensor: object, other: object) -> None:
+        tensors.overwrite(tensor, other)
 
     def watch_roots(self, on_root: Callable[[object], None]) -> Handle:
         return calls.watch_roots(on_root)
@@ -76,6 +82,9 @@ class TorchAdapter:
 
     def random_state(self) -> Optional[bytes]:
         return bytes(torch.get_rng_state().numpy().tobytes())
+
+    def set_random_state(self, state: bytes) -> None:
+        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
     def device(self, name: str) -> Callable[[object], object]:
         return surroundings.device(name)

@@ -1,6 +1,6 @@
-"""Who is told of a module's calls: `observe` for one layer, `watch_roots` for the outermost call of each run.
+"""Who is told of a module's calls: `observe` and `intervene` for one layer, `watch_roots` for a run's outermost call.
 
-Both stand on one thing: `nn.Module.__call__` is replaced while anybody is to be told, and put back afterwards. Hooks
+All stand on one thing: `nn.Module.__call__` is replaced while anybody is to be told, and put back afterwards. Hooks
 registered on the modules would be the usual way, and were left for these reasons:
 
 - hooks are part of a module. torch.save and pickle of the net would fail on them, copy.deepcopy (an averaged copy of
@@ -22,21 +22,46 @@ import threading
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import nn
 
-from aligner.adapter import After, Before, Handle
+from aligner.adapter import After, Before, Given, Handle, Made
 from aligner_hooks.torch_.eager import Hold, is_rehearsal, stop_compiling
 
 OnRoot = Callable[[object], None]
 
 
 class _Depth(threading.local):
-    """How many module calls this thread is inside of."""
+    """How many module calls this thread is inside of, and how many of our callbacks."""
 
     calls = 0
+    callbacks = 0
+
+
+class _Ears(NamedTuple):
+    """Who is to be told of one layer's calls, those who came first in front."""
+
+    interventions: tuple[Intervention, ...] = ()
+    observers: tuple[Observer, ...] = ()
+
+    def and_(self, listener: Listener) -> _Ears:
+        """With one more."""
+        if isinstance(listener, Intervention):
+            return self._replace(interventions=(*self.interventions, listener))
+        assert isinstance(listener, Observer)
+        return self._replace(observers=(*self.observers, listener))
+
+    def without(self, listener: Listener) -> _Ears:
+        """With one less."""
+        return _Ears(
+            tuple(other for other in self.interventions if other is not listener),
+            tuple(other for other in self.observers if other is not listener),
+        )
+
+
+_NOBODY = _Ears()
 
 
 class _Replaced:
@@ -59,7 +84,7 @@ class _Told:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.observers: dict[int, tuple[Observer, ...]] = {}
+        self.ears: dict[int, _Ears] = {}
         self.watchers: tuple[Watcher, ...] = ()
         self.replaced: list[_Replaced] = []
         self.hold: Optional[Hold] = None
@@ -67,7 +92,7 @@ class _Told:
 
     def change(self) -> None:
         """Replace what is needed when the first has come, put it back when the last has gone."""
-        wanted = bool(self.observers or self.watchers)
+        wanted = bool(self.ears or self.watchers)
         if wanted and self.hold is None:
             if not self.forgets_in_forks:
                 os.register_at_fork(after_in_child=_forget)
@@ -91,23 +116,21 @@ def _forget() -> None:
     """In a forked child (a worker that loads data) nobody is told: the dump belongs to the parent."""
     _TOLD.lock = threading.RLock()
     with _TOLD.lock:
-        _TOLD.observers.clear()
+        _TOLD.ears.clear()
         _TOLD.watchers = ()
         _TOLD.change()
 
 
-class Observer:
+class Listener:
     """One who is told of one layer's calls; a handle."""
 
-    __slots__ = ("after", "before", "layer")
+    __slots__ = ("layer",)
 
-    def __init__(self, layer: Any, before: Before, after: After) -> None:
+    def __init__(self, layer: Any) -> None:
         # The layer is kept so that its id stays its own.
         self.layer: Any = layer
-        self.before = before
-        self.after = after
         with _TOLD.lock:
-            _TOLD.observers[id(layer)] = (*_TOLD.observers.get(id(layer), ()), self)
+            _TOLD.ears[id(layer)] = _TOLD.ears.get(id(layer), _NOBODY).and_(self)
             _TOLD.change()
 
     def remove(self) -> None:
@@ -116,13 +139,35 @@ class Observer:
             if self.layer is None:
                 return
             key = id(self.layer)
-            left = tuple(other for other in _TOLD.observers.get(key, ()) if other is not self)
-            if left:
-                _TOLD.observers[key] = left
+            left = _TOLD.ears.get(key, _NOBODY).without(self)
+            if left == _NOBODY:
+                _TOLD.ears.pop(key, None)
             else:
-                _TOLD.observers.pop(key, None)
+                _TOLD.ears[key] = left
             self.layer = None
             _TOLD.change()
+
+
+class Observer(Listener):
+    """One who looks on."""
+
+    __slots__ = ("after", "before")
+
+    def __init__(self, layer: Any, before: Before, after: After) -> None:
+        self.before = before
+        self.after = after
+        super().__init__(layer)
+
+
+class Intervention(Listener):
+    """One who says what a layer runs on, and what it hands on."""
+
+    __slots__ = ("given", "made")
+
+    def __init__(self, layer: Any, given: Given, made: Made) -> None:
+        self.given = given
+        self.made = made
+        super().__init__(layer)
 
 
 class Watcher:
@@ -147,13 +192,23 @@ def observe(layer: Any, before: Before, after: After) -> Handle:
     return Observer(layer, before, after)
 
 
+def intervene(layer: Any, given: Given, made: Made) -> Handle:
+    """Stand around the layer, outside of all observers: they see what it really runs on and what it makes of that."""
+    return Intervention(layer, given, made)
+
+
 def watch_roots(on_root: OnRoot) -> Handle:
     """Call `on_root(module)` before each outermost call of a module, in any thread."""
     return Watcher(on_root)
 
 
+def is_in_callback() -> bool:
+    """Whether this thread runs a callback of ours now: what that does with tensors is not the net's doing."""
+    return _DEPTH.callbacks > 0
+
+
 def _call_instead_of(original: Any) -> Any:
-    depth, observers_of = _DEPTH, _TOLD.observers
+    depth, ears_of = _DEPTH, _TOLD.ears
 
     @wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -161,22 +216,48 @@ def _call_instead_of(original: Any) -> Any:
             _tell_of_root(self)
         depth.calls += 1
         try:
-            observers = observers_of.get(id(self))
-            if observers is None or is_rehearsal():
+            ears = ears_of.get(id(self))
+            if ears is None or is_rehearsal():
                 return original(self, *args, **kwargs)
-            for observer in observers:
-                observer.before(args, kwargs)
+            args, kwargs = _tell_before(ears, args, kwargs)
             output = original(self, *args, **kwargs)
-            for observer in observers:
-                if observer.layer is not None:  # it may have been removed meanwhile
-                    observer.after(args, kwargs, output)
-            return output
+            return _tell_after(ears, args, kwargs, output)
         finally:
             depth.calls -= 1
 
     # The compiler must not look into it.
     __call__._torchdynamo_disable = True  # type: ignore[attr-defined] # functions take attributes
     return __call__
+
+
+def _tell_before(ears: _Ears, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Ask those who intervene, then tell those who look on. Who was removed meanwhile hears no more of it."""
+    _DEPTH.callbacks += 1
+    try:
+        for intervention in ears.interventions:
+            if intervention.layer is not None:
+                args, kwargs = intervention.given(args, kwargs)
+        for observer in ears.observers:
+            if observer.layer is not None:
+                observer.before(args, kwargs)
+        return args, kwargs
+    finally:
+        _DEPTH.callbacks -= 1
+
+
+def _tell_after(ears: _Ears, args: Any, kwargs: Any, output: Any) -> Any:
+    """Tell those who look on what the layer made, then ask those who intervene what is handed on."""
+    _DEPTH.callbacks += 1
+    try:
+        for observer in ears.observers:
+            if observer.layer is not None:
+                observer.after(args, kwargs, output)
+        for intervention in ears.interventions:
+            if intervention.layer is not None:
+                output = intervention.made(args, kwargs, output)
+        return output
+    finally:
+        _DEPTH.callbacks -= 1
 
 
 def _tell_of_root(module: Any) -> None:

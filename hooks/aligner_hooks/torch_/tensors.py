@@ -136,3 +136,29 @@ def from_numpy(array: Array, dtype: str) -> Any:
         return torch.from_numpy(own)
     # A view in the carrier's type: torch.from_numpy knows no uint16 before 2.3.
     return torch.from_numpy(own.view(np.int16 if carrier is torch.int16 else np.uint8)).view(target)
+
+
+def overwrite(tensor: Any, other: Any) -> None:
+    """Put a copy of the other's values under this very object; memory that it shared stays with the rest.
+
+    Raises:
+        ValueError: it is a parameter, or shape, dtype or place differ.
+    """
+    if isinstance(tensor, (torch.nn.Parameter, torch.nn.parameter.UninitializedTensorMixin)):
+        reason = "a parameter of the net is not overwritten: its values belong to the layer, not to a run"
+        raise ValueError(reason)  # noqa: TRY004 - the contract's word for all that cannot be overwritten
+    for what, found, wanted in (
+        ("shape", tuple(other.shape), tuple(tensor.shape)),
+        ("dtype", dtype_word(other), dtype_word(tensor)),
+        ("layout", other.layout, tensor.layout),
+        ("device", other.device, tensor.device),
+    ):
+        if found != wanted:
+            raise ValueError(f"the tensor has {what} {wanted}, the other one {found}")
+    # A tensor made in inference mode may be changed in inference mode only.
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        try:
+            tensor.data = other.detach().clone()
+        except (RuntimeError, TypeError) as error:
+            first = str(error).splitlines()[0]
+            raise ValueError(f"torch cannot give this {_describe(tensor)} other values: {first}") from error
