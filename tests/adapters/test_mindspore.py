@@ -328,6 +328,69 @@ class TestOwnBprop:
         assert [place for place in recorder.places if place[1] == "twice"] == [("before", "twice"), ("after", "twice")]
 
 
+class TestIntervention:
+    """What is MindSpore's own about handing a cell other values; the contract suite has the rest."""
+
+    def test_a_cell_with_its_own_bprop_runs_on_them(self):
+        net, x, other = WithBprop(), tensor(3, 4), tensor(3, 4, seed=1)
+        cells = dict(ADAPTER.layers(net))
+        clean = bits(net(x))
+        (path, cell) = next((path, cell) for path, cell in cells.items() if cell.has_bprop)
+        handle = ADAPTER.intervene(cell, lambda args, kwargs: ((other,), kwargs), lambda args, kwargs, output: output)
+        with Recorder(ADAPTER).attach(net) as recorder:
+            changed = bits(net(x))
+            run = mindspore.value_and_grad(lambda x: net(x).sum(), 0, None)
+            run(x)
+        handle.remove()
+        assert changed != clean
+        assert cell.has_bprop
+        before = [event for event in recorder.events if event.place == ("before", path)]
+        assert len(before) == 2  # with and without a gradient
+        assert all(event.values["input.0"].tobytes() == bits(other) for event in before)
+        assert bits(net(x)) == clean
+        assert not tables(net)
+
+    def test_the_users_hooks_stand_inside(self):
+        cell, x = nn.ReLU(), tensor(3, 4)
+        seen: list[str] = []
+
+        def told(name: str, answer: Any = None) -> Any:
+            return lambda *_: seen.append(name) or answer
+
+        cell.register_forward_pre_hook(told("user in", (tensor(3, 4, seed=2),)))
+        cell.register_forward_hook(told("user out"))
+        first = ADAPTER.observe(cell, told("observer in"), told("observer out"))
+        middle = ADAPTER.intervene(cell, told("given", ((x,), {})), told("made", x))
+        last = ADAPTER.observe(cell, told("later observer in"), told("later observer out"))
+        assert bits(cell(x)) == bits(x)
+        for handle in (first, middle, last):
+            handle.remove()
+        ways_in, ways_out = ["later observer in", "observer in", "user in"], ["user out", "observer out"]
+        assert seen == ["given", *ways_in, *ways_out, "later observer out", "made"]
+        assert not [table for table in tables(cell) if len(table) > 1]
+
+    def test_compiled_code_runs_without_them(self):
+        net, x = PartlyCompiled(), tensor(3, 4)
+        clean = bits(net(x))
+        handles = [
+            ADAPTER.intervene(layer, lambda args, kwargs: (args, kwargs), lambda args, kwargs, output: output)
+            for _, layer in ADAPTER.layers(net)
+        ]
+        assert bits(net(x)) == clean
+        for handle in handles:
+            handle.remove()
+        assert not tables(net)
+
+    def test_a_tensor_is_overwritten_exactly_inside_a_cell_that_casts(self):
+        net, x = nn.SequentialCell(nn.ReLU(), nn.ReLU()), tensor(3, 4)
+        net.to_float(mindspore.float16)
+        wanted = tensor(3, 4, seed=3).abs()
+        handle = ADAPTER.observe(net[1], lambda args, kwargs: ADAPTER.overwrite(x, wanted), lambda *_: None)
+        net(x)
+        handle.remove()
+        assert bits(x) == bits(wanted)
+
+
 class TestRemoval:
     @pytest.mark.parametrize("when", ["before", "after"])
     @pytest.mark.parametrize("others", ["none", "earlier", "later", "both"])

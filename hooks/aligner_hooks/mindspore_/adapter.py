@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 import mindspore
 from mindspore import nn
 
-from aligner.adapter import After, Before, Finding, Parameter
+from aligner.adapter import After, Before, Finding, Given, Made, Parameter
 from aligner.record import Array, LayerSpec, Note, Scalar
 from aligner_hooks.mindspore_ import dropout, hooks, layers, parameters, roots, runtime, spec, tensors
 from aligner_hooks.mindspore_.patches import Handle
@@ -52,6 +52,14 @@ class MindSporeAdapter:
     def observe(self, layer: Any, before: Before, after: After) -> Handle:
         """Call back around each run of the layer."""
         return hooks.observe(layer, before, after)
+
+    def intervene(self, layer: Any, given: Given, made: Made) -> Handle:
+        """Replace what the layer runs on and what it hands on."""
+        return hooks.intervene(layer, given, made)
+
+    def overwrite(self, tensor: object, other: object) -> None:
+        """Have this tensor object hold the values of another."""
+        tensors.overwrite(tensor, other)
 
     def watch_roots(self, on_root: Callable[[object], None]) -> Handle:
         """Call back when a net that no other cell called is about to run."""

@@ -3,6 +3,9 @@
 MindSpore's own hooks are used, with keyword arguments: a replaced `construct` would be copied along by a deepcopy of
 the net and run the weights of the original. Code compiled by @ms.jit would compile the hooks as well (and fail, or
 drop what they do), so they are lifted while such code runs.
+
+Who intervenes stands outermost, whenever he came: `given` -> what observers see before -> the user's hooks and the
+layer -> what observers see after -> `made`. So observers see the inputs that were given and the layer's own output.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Any, Callable
 
 from mindspore import nn
 
-from aligner.adapter import After, Before
+from aligner.adapter import After, Before, Given, Made
 from aligner.errors import AdapterError
 from aligner_hooks.mindspore_ import roots, runtime
 from aligner_hooks.mindspore_.patches import Handle, Listeners, intercept
@@ -22,76 +25,124 @@ from aligner_hooks.mindspore_.patches import Handle, Listeners, intercept
 Args = tuple[object, ...]
 Kwargs = Mapping[str, object]
 
+# What a hook returns for None: of a returned None MindSpore thinks that nothing is to be replaced.
+_NONE: Any = object()
+
 
 def observe(cell: nn.Cell, before: Before, after: After) -> Handle:
     """Call `before` and `after` around each run of the cell, changing nothing."""
+
+    def seen(args: Args, kwargs: Kwargs) -> None:
+        before(args, kwargs)
+
+    def left(args: Args, kwargs: Kwargs, output: object) -> None:
+        after(args, kwargs, output)
+
+    return _installed(_Hooks(cell, seen, left, outermost=False), cell)
+
+
+def intervene(cell: nn.Cell, given: Given, made: Made) -> Handle:
+    """Run the cell on what `given` returns and hand on what `made` returns.
+
+    A cell with a `bprop` of its own runs on and hands on these as well; its gradient belongs to what it was given.
+    """
+
+    def replaced(args: Args, kwargs: Kwargs) -> tuple[Args, dict[str, object]]:
+        args, kwargs = given(args, kwargs)
+        return tuple(args), dict(kwargs)
+
+    def handed_on(args: Args, kwargs: Kwargs, output: object) -> object:
+        output = made(args, kwargs, None if output is _NONE else output)
+        return _NONE if output is None else output
+
+    return _installed(_Hooks(cell, replaced, handed_on, outermost=True), cell)
+
+
+def _installed(hooks: _Hooks, cell: nn.Cell) -> Handle:
     if runtime.in_graph_mode():
         raise AdapterError("mindspore-graph-mode")
     if roots.compiled_function():
         raise AdapterError("mindspore-jit-outside", function=roots.compiled_function())
-    observation = _Observation(cell, before, after)
-    observation.install(cell)
-    return Handle(observation.remove)
+    hooks.install(cell)
+    return Handle(hooks.remove)
 
 
-class _Observation:
-    """The two hooks of one observer on one cell.
+class _Hooks:
+    """The two hooks of one observer or intervener on one cell.
 
     A deepcopy of the cell (an average of weights) copies its tables of hooks: the hooks in it are still these, and
     they tell nothing of any cell but their own.
     """
 
-    def __init__(self, cell: nn.Cell, before: Before, after: After) -> None:
+    def __init__(
+        self,
+        cell: nn.Cell,
+        before: Callable[[Args, Kwargs], Any],
+        after: Callable[[Args, Kwargs, object], object],
+        outermost: bool,
+    ) -> None:
         self._cell = weakref.ref(cell)
         self._before = before
         self._after = after
+        self._outermost = outermost
         self._active = True
         self._running: Any = None
         self._pre: Any = None
         self._post: Any = None
-        self._unlift: Callable[[], object] = lambda: None
+        self._undo: Callable[[], object] = lambda: None
 
     def install(self, cell: nn.Cell) -> None:
         """Register both hooks, or neither."""
         try:
-            self._pre = _register(cell.register_forward_pre_hook, self.enter, first=True)
+            self._pre = _register(cell.register_forward_pre_hook, self.enter, first=not self._outermost)
             with _without_bprop(cell):
                 self._post = _register(cell.register_forward_hook, self.leave, first=False)
-            self._unlift = _lifted_by_compiled_code(self._pre, self._post)
+            _interveners_outermost(self._pre, self._post)
+            undo = Handle(_lifted_by_compiled_code(self._pre, self._post))
+            self._undo = undo.remove
+            if self._outermost:
+                undo.add(intercept(nn.Cell, "_run_forward_hook", None, _with_none))
         except BaseException:
             self.remove()
             raise
 
-    def __deepcopy__(self, memo: object) -> _Observation:
+    def __deepcopy__(self, memo: object) -> _Hooks:
         return self
 
-    def enter(self, cell: nn.Cell, args: Args, kwargs: Kwargs) -> None:
-        """MindSpore is about to run the cell; returning nothing keeps the arguments."""
-        if self._active and cell is self._cell():
-            self._running = self._pre
-            try:
-                self._before(args, kwargs)
-            finally:
-                self._running = None
+    @property
+    def outermost(self) -> bool:
+        """Whether observers stand inside these hooks."""
+        return self._outermost
 
-    def leave(self, cell: nn.Cell, args: Args, kwargs: Kwargs, output: object) -> None:
+    def enter(self, cell: nn.Cell, args: Args, kwargs: Kwargs) -> Any:
+        """MindSpore is about to run the cell; returning nothing keeps the arguments."""
+        if not self._active or cell is not self._cell():
+            return None
+        self._running = self._pre
+        try:
+            return self._before(args, kwargs)
+        finally:
+            self._running = None
+
+    def leave(self, cell: nn.Cell, args: Args, kwargs: Kwargs, output: object) -> object:
         """MindSpore has run the cell; returning nothing keeps the output."""
-        if self._active and cell is self._cell():
-            self._running = self._post
-            try:
-                self._after(args, kwargs, output)
-            finally:
-                self._running = None
+        if not self._active or cell is not self._cell():
+            return None
+        self._running = self._post
+        try:
+            return self._after(args, kwargs, output)
+        finally:
+            self._running = None
 
     def remove(self) -> None:
         """Take both hooks away.
 
         A callback may ask for this (the last step is over) while MindSpore walks the table that its hook stands in.
         Taking away the last entry is no harm then; another one stays, as a hook that does nothing, until some other
-        observation is removed.
+        hook of ours is removed.
         """
         self._active = False
-        self._unlift()
+        self._undo()
         for hook in (self._pre, self._post):
             if hook is not None and (hook is not self._running or _is_last(hook)):
                 hook.remove()
@@ -105,20 +156,18 @@ class _Observation:
 _LEFT_BEHIND: list[Any] = []
 
 
-def _register(register: Callable[..., Any], hook: Callable[..., None], first: bool) -> Any:
-    if first:
-        try:
-            return register(hook, with_kwargs=True, prepend=True)
-        except TypeError:  # 2.7 has no prepend
-            pass
-    return register(hook, with_kwargs=True)
+def _register(register: Callable[..., Any], hook: Callable[..., object], first: bool) -> Any:
+    registered = register(hook, with_kwargs=True)
+    if first:  # 2.7 has no argument for it
+        registered.hook_dict_ref().move_to_end(registered.handle_id, last=False)
+    return registered
 
 
 @contextmanager
 def _without_bprop(cell: nn.Cell) -> Iterator[None]:
     """MindSpore ignores the forward hooks of a cell with its own `bprop`, but only when they are registered.
 
-    It does so because a hook may replace the output that bprop belongs to; ours never do.
+    It does so because a hook may replace the output that bprop belongs to.
     """
     own = cell.has_bprop
     object.__setattr__(cell, "has_bprop", False)
@@ -126,6 +175,27 @@ def _without_bprop(cell: nn.Cell) -> Iterator[None]:
         yield
     finally:
         object.__setattr__(cell, "has_bprop", own)
+
+
+def _interveners_outermost(pre: Any, post: Any) -> None:
+    """Put the interveners of this cell before all others on the way in and behind all others on the way out."""
+    for hook, last in ((pre, False), (post, True)):
+        table = hook.hook_dict_ref()
+        owners = [(number, getattr(function, "__self__", None)) for number, function in table.items()]
+        numbers = [number for number, owner in owners if isinstance(owner, _Hooks) and owner.outermost]
+        # Their order among themselves stays: each gets what the one that came before it returned.
+        for number in numbers if last else reversed(numbers):
+            table.move_to_end(number, last=last)
+
+
+def _with_none(original: Callable[..., Any], _listeners: Listeners) -> Callable[..., Any]:
+    """A cell's hooks, of which the last may have asked for None."""
+
+    def _run_forward_hook(self: nn.Cell, *args: object, **kwargs: object) -> object:
+        output = original(self, *args, **kwargs)
+        return None if output is _NONE else output
+
+    return _run_forward_hook
 
 
 def _is_last(hook: Any) -> bool:

@@ -87,3 +87,19 @@ def from_numpy(array: Array, dtype: str) -> Tensor:
         return Tensor(array.astype(array.dtype.newbyteorder("="), order="C"), types()[dtype])
     # The outer Tensor: what comes of the bytes is of an inner class without operators.
     return Tensor(Tensor.convert_bytes_to_tensor(array.tobytes(), array.shape, types()[dtype]))
+
+
+def overwrite(tensor: Any, other: Any) -> None:
+    """Have this very object hold the values of another; whatever shared its memory until now keeps what it had.
+
+    The values go by the host: an operator that copies them would round them where the layer that runs has casts.
+    """
+    if not (isinstance(tensor, Tensor) and isinstance(other, Tensor)):
+        raise ValueError("only a dense tensor of MindSpore can be overwritten, and by one")
+    if isinstance(tensor, mindspore.Parameter):
+        raise ValueError("a parameter is not overwritten: give it new values with load()")
+    if tuple(tensor.shape) != tuple(other.shape):
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} cannot hold one of shape {tuple(other.shape)}")
+    if tensor.dtype != other.dtype:
+        raise ValueError(f"a tensor of {dtype(tensor)} cannot hold one of {dtype(other)}")
+    tensor.assign_value(from_numpy(to_numpy(other), dtype(other)))
