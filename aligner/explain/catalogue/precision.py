@@ -105,12 +105,6 @@ LAYERS: tuple[Entry, ...] = (
         ),
     ),
     Entry(
-        "bf16-output-rounding",
-        ("The output is the reference's rounded to bfloat16", "输出等于标杆结果舍入到 bfloat16"),
-        _NOTHING,
-        _WIDE,
-    ),
-    Entry(
         "fp16-matmul-accumulate",
         ("The products are summed in float16", "乘积以 float16 累加"),
         _NOTHING,
@@ -148,12 +142,6 @@ LAYERS: tuple[Entry, ...] = (
             "Set ge.opSelectImplmode to high_precision and precision_mode to must_keep_origin_dtype",
             "将 ge.opSelectImplmode 设为 high_precision，precision_mode 设为 must_keep_origin_dtype",
         ),
-    ),
-    Entry(
-        "ascend-overflow-saturation-mode",
-        ("Overflows stop at 65504 instead of becoming infinite", "溢出值停在 65504，而不是变为无穷"),
-        _NOTHING,
-        ("Set MS_ASCEND_CHECK_OVERFLOW_MODE=INFNAN_MODE", "设置 MS_ASCEND_CHECK_OVERFLOW_MODE=INFNAN_MODE"),
     ),
 )
 
