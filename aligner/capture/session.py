@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,6 +44,9 @@ class Options:
     force: bool = False
     seed: Optional[int] = None
     header: Mapping[str, Any] = field(default_factory=dict)
+    then: Optional[Callable[[Sink, int, float], None]] = None
+    """What is done once the net has run and nothing is observed any more, while the dump is still open: it gets the
+    dump, the last order number, and the seconds since the capture began."""
 
 
 @dataclass
@@ -103,6 +107,7 @@ class Capture:
         self._records = 0
         self._loose = False
         self._ran = False
+        self._began = 0.0
         self._noted: set[tuple[str, str]] = set()
         self._failure: Optional[BaseException] = None
         self._sink = sink
@@ -113,6 +118,7 @@ class Capture:
         header = {**describe(self._adapter, self._model, seed=self._options.seed), **self._options.header}
         if tuple(self._options.layers) != EVERYTHING:
             header["selected"] = list(self._options.layers)
+        self._began = time.monotonic()
         self._writer = self._sink or DumpWriter(self.path, header, force=self._options.force)
         try:
             self._declare()
@@ -161,7 +167,11 @@ class Capture:
             self._note(writer, "", "dropout-active", layers=", ".join(sorted(self._active_dropouts)[:5]))
         try:
             writer.update_header(steps=self.steps, dropout=self._dropout_state())
-            writer.close(complete=complete)
+            try:
+                if complete and self._options.then is not None:
+                    self._options.then(writer, self._order, time.monotonic() - self._began)
+            finally:
+                writer.close(complete=complete)
         except AlignerError as error:
             self._failure = self._failure or error
         if nothing and clean:

@@ -54,6 +54,14 @@ def add_arguments(parser: parsing.Parser) -> None:
             "layer or prefix of the reference = of the port (repeatable)", "标杆层或前缀 = 待比对的层或前缀（可重复）"
         ),
     )
+    add(
+        "--free-only",
+        action="store_true",
+        help=say(
+            "run the port once only, without the forced pass and trials that find origins and causes",
+            "只运行一次待比对网络，不做用于定位源头与原因的强制对齐运行和试验",
+        ),
+    )
     add("--allow-missing", action="store_true", help=say("go on with parameters left over", "允许有未对应的参数"))
     add(
         "--framework",

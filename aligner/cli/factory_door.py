@@ -31,7 +31,7 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
     for name in ("model", "silence_dropout"):
         if getattr(options, name):
             raise UsageError("option-needs-script", option=f"--{name.replace('_', '-')}")
-    for name in ("rename", "allow_missing"):
+    for name in ("rename", "allow_missing", "free_only"):
         if getattr(options, name) and not options.reference:
             raise UsageError("option-needs-from", option=f"--{name.replace('_', '-')}")
     check_output(options)
@@ -46,15 +46,28 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
     if replay is None:
         capture = Capture(prepared.adapter, prepared.model, options.output, session, voice.progress)
     else:
-        capture = replay.capture(options.output, session, voice.progress)
+        capture = replay.capture(
+            options.output, session, voice.progress, forced=not (options.free_only or options.inputs)
+        )
     _run_steps(prepared, capture, voice)
     tell_captured(options.output, options.output, capture.steps, started, voice)
     if replay is None:
         voice.say("next-port", path=options.output)
     else:
+        _tell_examined(replay, voice)
         voice.say("next-compare", reference=options.reference, path=options.output)
         replay.close()
     return 0
+
+
+def _tell_examined(replay: Replay, voice: Voice) -> None:
+    """What the forced pass and the trials came to."""
+    found = replay.examined
+    if found is not None:
+        facts = {"checked": found.checked, "wrong": found.wrong, "seconds": f"{found.seconds:.1f}"}
+        voice.say("forced-told", **facts)
+        if found.trials:
+            voice.say("trials-told", trials=found.trials, confirmed=found.confirmed)
 
 
 def _prepare(

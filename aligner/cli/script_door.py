@@ -31,6 +31,7 @@ _FACTORY_ONLY = (
     "keep_dropout",
     "rename",
     "allow_missing",
+    "free_only",
 )
 
 

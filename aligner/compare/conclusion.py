@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
+from aligner.compare.cases import Cases
 from aligner.compare.caution import cautions
+from aligner.compare.checks import KIND, Check, by_record, from_facts
 from aligner.compare.cover import LEFT_OUT
+from aligner.compare.explanation import explained
 from aligner.compare.layers import Pairing
 from aligner.compare.net import CallId, Net, nest
 from aligner.compare.origin import Birth, Trace
+from aligner.compare.place import Place
 from aligner.compare.reading import Reading
 from aligner.compare.tolerance import Tolerance
 from aligner.compare.verdict import Comparison, Origin, Outcome, Side, Verdict
-from aligner.record import LayerSpec, Phase, Scalar, display
+from aligner.errors import DumpError
+from aligner.record import Key, LayerSpec, Phase, Scalar, display
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump, Entry
@@ -34,13 +40,17 @@ def conclude(
     allowed: Sequence[str],
 ) -> Comparison:
     """The whole answer."""
-    trace = _traced(reference, port, pairing, readings)
+    checks = found_by_force(reference, port)
+    trace = _traced(reference, port, pairing, readings, checks)
     needed = {b for r in readings if r.matched and r.over for b in trace.reached.get(id(r), ())[:1]}
-    origins, index = _origins(trace, needed, nets[0], pairing)
+    needed |= {n for n, birth in enumerate(trace.births) if birth.check is not None and _over(birth, tolerance)}
+    origins, index = _origins(trace, needed, nets[0], pairing, tolerance)
     places = {trace.births[birth].place for birth in needed}
     quiet = {n for n, birth in enumerate(trace.births) if birth.place not in places and birth.reading.matched}
-    suspects, _ = _origins(trace, quiet, nets[0], pairing)
-    verdicts = tuple(_verdict(reading, trace, origins, index, nets, allowed) for reading in readings)
+    suspects, _ = _origins(trace, quiet, nets[0], pairing, tolerance)
+    cases = Cases(reference, port, nets, pairing)
+    origins, suspects = explained(origins, cases, port), explained(suspects, cases, port)
+    verdicts = tuple(_verdict(reading, trace, origins, index, nets, allowed, bool(checks)) for reading in readings)
     failing = [verdict for verdict in verdicts if verdict.fails]
     measured = [verdict for verdict in failing if verdict.outcome is not Outcome.UNMATCHED]
     outcome = "diverged" if failing else "aligned"
@@ -76,10 +86,28 @@ def _header(dump: Dump) -> Mapping[str, Any]:
     return {**dump.header, "path": str(dump.path)}
 
 
-def _traced(reference: Dump, port: Dump, pairing: Pairing, readings: Sequence[Reading]) -> Trace:
+def found_by_force(reference: Dump, port: Dump) -> Mapping[Key, Check]:
+    """What a forced pass on this very reference found, by its records; nothing if there was none."""
+    if port.header.get("forced") is not True or port.header.get("reference_token") != reference.token:
+        return {}
+    try:
+        return by_record(from_facts(facts) for kind, facts in port.findings if kind == KIND)
+    except ValueError as error:
+        raise DumpError("dump-bad", path=port.path, reason=error) from error
+
+
+def _over(birth: Birth, tolerance: Tolerance) -> bool:
+    """Whether what was born wrong is over tolerance by itself, or stands where the net is."""
+    deviation = birth.check.deviation if birth.check is not None else None
+    return birth.reading.over or deviation is None or tolerance.over(deviation)
+
+
+def _traced(
+    reference: Dump, port: Dump, pairing: Pairing, readings: Sequence[Reading], checks: Mapping[Key, Check]
+) -> Trace:
     """Follow the readings through the calls of the reference, step by step."""
     back = {other: one for one, other in pairing.calls.items()}
-    trace = Trace(AMP_EPS if reference.header.get("amp") or port.header.get("amp") else 0.0)
+    trace = Trace(AMP_EPS if reference.header.get("amp") or port.header.get("amp") else 0.0, checks)
     ours = {pair.port: pair.reference for pair in pairing.layers}
     parameters = trace.parameters((r for r in readings if r.pair.key.phase is Phase.PARAMETER), ours)
     for step in sorted({reading.pair.key.step for reading in readings}):
@@ -104,7 +132,7 @@ def _call(reading: Reading, back: Mapping[CallId, CallId]) -> Optional[CallId]:
 
 
 def _origins(
-    trace: Trace, chosen: Iterable[int], net: Net, pairing: Pairing
+    trace: Trace, chosen: Iterable[int], net: Net, pairing: Pairing, tolerance: Tolerance
 ) -> tuple[tuple[Origin, ...], Mapping[int, int]]:
     """One Origin per place where births happened, in order; and the origin of each birth."""
     groups: dict[object, list[int]] = {}
@@ -116,15 +144,16 @@ def _origins(
     origins = []
     index: dict[int, int] = {}
     for place, numbers in enumerate(groups.values()):
-        origins.append(_origin([trace.births[n] for n in numbers], net, ports))
+        origins.append(_origin([trace.births[n] for n in numbers], net, ports, tolerance))
         index.update((number, place) for number in numbers)
     return tuple(origins), index
 
 
-def _origin(births: Sequence[Birth], net: Net, ports: Mapping[str, str]) -> Origin:
+def _origin(births: Sequence[Birth], net: Net, ports: Mapping[str, str], tolerance: Tolerance) -> Origin:
     """One place that is wrong; its first call tells where, its worst record how much."""
     first = births[0]
-    worst = max(births, key=lambda birth: birth.reading.error)
+    worst = max(births, key=lambda birth: _own_error(birth, tolerance))
+    ratios = [birth.check.ratio for birth in births if birth.check is not None]
     return Origin(
         layer=first.layer,
         port_layer=ports.get(first.layer, first.layer),
@@ -135,12 +164,36 @@ def _origin(births: Sequence[Birth], net: Net, ports: Mapping[str, str]) -> Orig
         call=first.key.call,
         slot=first.key.slot,
         order=first.order,
-        own_error=worst.reading.error,
+        own_error=_own_error(worst, tolerance),
         input_error=first.input_error,
-        deviation=worst.reading.deviation,
+        deviation=worst.reading.deviation if worst.check is None else worst.check.deviation,
         between=first.between,
         calls=len({(birth.key.step, birth.key.layer, birth.key.call) for birth in births}),
+        ratio=max(ratios, default=None),
+        place=_place(worst),
     )
+
+
+def _place(birth: Birth) -> Place:
+    """Where its records are, for those who look into it."""
+    pair, check = birth.reading.pair, birth.check
+    return Place(
+        birth.where,
+        birth.layer,
+        None if pair.reference is None else pair.reference.key,
+        None if pair.port is None else pair.port.key,
+        birth.between,
+        birth.reading.own if check is None else check.expected,
+        check is not None and check.kept,
+    )
+
+
+def _own_error(birth: Birth, tolerance: Tolerance) -> float:
+    """The rule's figure of what this place does wrong by itself."""
+    if birth.check is None:
+        return birth.reading.error
+    deviation = birth.check.deviation
+    return math.inf if deviation is None else tolerance.error(deviation)
 
 
 def _verdict(
@@ -150,11 +203,12 @@ def _verdict(
     index: Mapping[int, int],
     nets: tuple[Net, Net],
     allowed: Sequence[str],
+    forced: bool,
 ) -> Verdict:
     births = trace.reached.get(id(reading), ())
     own = bool(births) and trace.births[births[0]].reading is reading
     origin = next((index[birth] for birth in births if birth in index), None)
-    outcome = _outcome(reading, own)
+    outcome = _outcome(reading, own, forced and not births)
     key = reading.pair.key
     sides = tuple(_side(e, net) for e, net in zip((reading.pair.reference, reading.pair.port), nets))
     kind = nets[0 if reading.pair.reference is not None else 1].kind(key.layer)
@@ -175,7 +229,8 @@ def _verdict(
     )
 
 
-def _outcome(reading: Reading, own: bool) -> Outcome:
+def _outcome(reading: Reading, own: bool, explained: bool) -> Outcome:
+    """`explained`: a forced pass found nothing wrong before this, so that rounding alone has grown to it."""
     if reading.covered:
         return Outcome.COVERED
     if not reading.matched:
@@ -186,6 +241,8 @@ def _outcome(reading: Reading, own: bool) -> Outcome:
         return Outcome.ROUNDING if reading.rounded else Outcome.ALIGNED
     if reading.nonfinite:
         return Outcome.NONFINITE
+    if explained and reading.pair.key.phase is Phase.FORWARD:
+        return Outcome.ROUNDING
     return Outcome.ORIGIN if own else Outcome.INHERITED
 
 

@@ -10,7 +10,8 @@ Births below the tolerance are kept in mind, since what crosses the tolerance fu
 if nothing ever does. NaN is always born where no source has it. Where errors merely grow until they cross the
 tolerance, the first crossing counts as the origin.
 
-Only the outputs of a free run are known here, so a second bug behind a first one shows only if it lies on a clean path.
+From a free run alone a second bug behind a first one shows only if it lies on a clean path. Where a forced pass was
+made (aligner.compare.checks), it has judged every place by itself: what fails there is born wrong, and nothing else is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Optional
 
+from aligner.compare.checks import Check
 from aligner.compare.net import CallId, Visit, is_input
 from aligner.compare.reading import Reading
 from aligner.record import Key
@@ -48,6 +50,8 @@ class Birth:
     order: int
     input_error: Optional[float]
     between: Optional[tuple[str, str]] = None
+    check: Optional[Check] = None
+    """What the forced pass found here."""
 
     @property
     def place(self) -> tuple[str, str, Optional[tuple[str, str]]]:
@@ -128,11 +132,12 @@ class _Scene:
 class Trace:
     """The flow of one comparison; `births` and `reached` are its result."""
 
-    def __init__(self, coarse: float = 0.0) -> None:
+    def __init__(self, coarse: float = 0.0, checks: Optional[Mapping[Key, Check]] = None) -> None:
         self.births: list[Birth] = []
         self.reached: dict[int, tuple[int, ...]] = {}
         """By id of a Reading: indices of the births it goes back to."""
         self._coarse = coarse
+        self._checks = checks or {}
 
     def parameters(self, readings: Iterable[Reading], ours: Mapping[str, str]) -> Mapping[str, Sources]:
         """Wrong parameters, by layer: each is born wrong, and explains any error of its layer's output.
@@ -201,7 +206,7 @@ class Trace:
                 owner, where = (around.visit.call.layer if around is not None else ""), "glue"
                 between = (_last_good(outer), layer)
             birth = Birth(owner, where, reading, reading.pair.key, first, sources.error, between)
-            state = self._judge(reading, sources, birth, first)
+            state = self._judge(reading, sources, birth, first, outer.parameters)
             scene.inputs.add(state)
             scene.fed = True
             if reading.matched:
@@ -233,14 +238,17 @@ class Trace:
             where, between = ("layer", None) if leaf else ("glue", (_last_good(scene), ""))
             entry = reading.pair.entry
             birth = Birth(call.layer, where, reading, entry.key, entry.order, sources.error, between)
-            state = self._judge(reading, sources, birth, entry.order)
+            state = self._judge(reading, sources, birth, entry.order, scene.parameters)
             outer.made.add(state)
             agree = agree and not state.over
             seen[_content(reading)] = state
         outer.inside.append((call.layer, agree))
 
-    def _judge(self, reading: Reading, sources: Sources, birth: Birth, time: int) -> State:
-        """Born wrong, inherited, or within round-off."""
+    def _judge(self, reading: Reading, sources: Sources, birth: Birth, time: int, owned: Sources) -> State:
+        """Born wrong, inherited, or within round-off. `owned` are the parameters of the layer whose doing it is."""
+        check = self._checks.get(reading.pair.key)
+        if check is not None and check.isolated and birth.where != "inputs":
+            return self._judged(check, reading, sources, birth, time, owned)
         severity, own = reading.severity, max(reading.own, self._coarse)
         jump = LEAP if sources.births else JUMP
         jumped = severity > JUMP * own and severity >= jump * sources.severity and not sources.over
@@ -255,6 +263,27 @@ class Trace:
             self.reached[id(reading)] = births
         error = reading.error if reading.matched else None
         return State(severity, reading.over, reading.nonfinite, error, births, time)
+
+    def _judged(
+        self, check: Check, reading: Reading, sources: Sources, birth: Birth, time: int, owned: Sources
+    ) -> State:
+        """The same, known from the forced pass. A wrong parameter explains what its layer does wrong."""
+        if check.fails and not owned.births:
+            place = replace(birth, layer=check.owner, where=check.where, between=check.between, check=check)
+            return replace(self._born(reading, place), time=time)
+        births: tuple[int, ...] = ()
+        if check.fails:
+            births = tuple(owned.births)
+        elif check.follows:
+            births = tuple(n for n, known in enumerate(self.births) if known.place[:2] == (check.owner, "glue"))[-1:]
+        elif reading.nonfinite and not sources.nonfinite:
+            return replace(self._born(reading, birth), time=time)
+        elif reading.severity > JUMP * max(reading.own, self._coarse) or reading.over:
+            births = self._nearest(sources, SHARE * reading.severity) or self._nearest(sources, 0.0)
+        if births:
+            self.reached[id(reading)] = births
+        error = reading.error if reading.matched else None
+        return State(reading.severity, reading.over, reading.nonfinite, error, births, time)
 
     def later(self, readings: Iterable[Reading]) -> None:
         """Gradients and updates of one step, in order: the first one over tolerance that nothing before explains."""

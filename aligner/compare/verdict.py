@@ -12,7 +12,9 @@ from importlib import import_module
 from typing import Any, Optional
 
 from aligner.compare.deviation import Deviation
+from aligner.compare.place import Place
 from aligner.compare.tolerance import Tolerance as Tolerance
+from aligner.explain.suspect import Cause
 from aligner.record import Key, LayerSpec, Scalar, display
 
 
@@ -106,6 +108,12 @@ class Origin:
     between: Optional[tuple[str, str]] = None
     calls: int = 1
     """How many calls of this layer are wrong by themselves."""
+    ratio: Optional[float] = None
+    """How many times its own error is what rounding explains; None without a forced pass."""
+    causes: tuple[Cause, ...] = ()
+    """Why it is wrong, the likeliest first; those that a trial has proved before the others."""
+    place: Optional[Place] = field(default=None, repr=False, compare=False)
+    """The records it was seen in."""
 
     def __repr__(self) -> str:
         return f"<origin {display(self.layer)} ({self.kind}), {self.where}: {self.slot} is off by {self.own_error:.1e}>"

@@ -142,6 +142,14 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "next: aligner capture PORT.py:build --from {path} -o port.h5",
         "下一步：aligner capture PORT.py:build --from {path} -o port.h5",
     ),
+    "forced-told": (
+        "forced pass: {checked} places checked one by one, {wrong} wrong by themselves ({seconds} s)",
+        "强制对齐运行：逐一检查 {checked} 处，其中 {wrong} 处自身有误（{seconds} 秒）",
+    ),
+    "trials-told": (
+        "trials: {trials} made, {confirmed} brought the error down to rounding",
+        "试验：共 {trials} 次，其中 {confirmed} 次使误差降到舍入水平",
+    ),
     "next-compare": ("next: aligner compare {reference} {path}", "下一步：aligner compare {reference} {path}"),
     "option-needs-factory": (
         "{option} works with a factory (FILE.py:NAME), not with a script.\n"

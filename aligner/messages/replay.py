@@ -26,6 +26,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "not loaded, and not needed or allowed: reference {left_reference}; port {left_port}",
         "未加载（不需要或已允许）：标杆 {left_reference}；待比对 {left_port}",
     ),
+    "forced-failed": (
+        "The forced pass did not get through ({error}); origins are worked out from the free run alone.\n"
+        "They may be less exact: a second mistake behind the first one can stay hidden.",
+        "强制对齐运行未能完成（{error}）；只能根据自由运行推断误差源头。\n结果可能不够精确：第一个错误之后的第二个错误可能被掩盖。",
+    ),
     "rename-unknown": (
         "--rename: the {side} has no layer or parameter '{name}'; close ones: {close}.\n"
         "Write REF=PORT with dotted paths, or prefixes of them.",

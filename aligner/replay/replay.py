@@ -10,6 +10,7 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Optional, Union
 
@@ -17,11 +18,12 @@ from aligner import registry
 from aligner.adapter import Adapter
 from aligner.adapter import Parameter as Native
 from aligner.capture.progress import Progress
-from aligner.capture.session import Capture, Options
+from aligner.capture.session import Capture, Options, Sink
 from aligner.dump.reader import Dump, Entry, open_dump
-from aligner.errors import ReplayError
-from aligner.record import Key, Phase
+from aligner.errors import AlignerError, ReplayError
+from aligner.record import Key, Note, Phase
 from aligner.replay import trial
+from aligner.replay.examination import Subject, Summary, examine
 from aligner.replay.transfer import Item, Slot, Transfer, left_over, plan
 from aligner.structure import rebuild_arguments
 
@@ -36,6 +38,8 @@ class Replay:
         self.reference = reference
         self.model = model
         self.transfer: Transfer = Transfer((), (), ())
+        self.examined: Optional[Summary] = None
+        """What the forced pass of the last capture found."""
         self._adapter = adapter
 
     @property
@@ -165,15 +169,57 @@ class Replay:
         with self._adapter.running(self.model):
             return self.model(*args, **kwargs)
 
-    def capture(self, path: Path, options: Optional[Options] = None, progress: Optional[Progress] = None) -> Capture:
-        """A capture of the port whose header tells what it was replayed from: `with replay.capture("port.h5"): ...`."""
+    def capture(
+        self,
+        path: Path,
+        options: Optional[Options] = None,
+        progress: Optional[Progress] = None,
+        *,
+        forced: bool = True,
+    ) -> Capture:
+        """A capture of the port whose header tells what it was replayed from: `with replay.capture("port.h5"): ...`.
+
+        At the end of the block the port runs once more for the forced pass, unless told otherwise by `forced`.
+        """
         options = options or Options()
+        if forced:
+            options.then = partial(self._examine, os.path.abspath(os.fspath(path)), options)
         options.header = {
             **options.header,
             "reference": os.fspath(self.reference.path),
             "mapping": [list(pair) for pair in self.transfer.layers],
         }
         return Capture(self._adapter, self.model, path, options, progress)
+
+    def _examine(self, path: str, options: Options, sink: Sink, order: int, seconds: float) -> None:
+        """The forced pass and the trials. Whatever goes wrong in them, the free run is kept, and a note tells."""
+        subject = Subject(
+            self._adapter,
+            self.model,
+            self.reference,
+            self.run,
+            [step for step in self.steps if options.steps is None or step < options.steps],
+            options.silence_dropout,
+            options.seed,
+            [list(pair) for pair in self.transfer.layers],
+            self._fill_buffers,
+        )
+        try:
+            self.examined = examine(subject, path, sink, order, seconds)
+        except AlignerError:
+            raise
+        except Exception as error:  # the net's own, mostly: a second run may fail where the first did not
+            sink.note(Note("", "forced-failed", {"error": f"{type(error).__name__}: {error}"[:300]}))
+
+    def _fill_buffers(self) -> None:
+        """The reference's buffers once more: a run in train mode has changed the port's."""
+        buffers = {Slot(p.layer, p.role): p for p in self._adapter.parameters(self.model) if p.buffer}
+        for match in self.transfer.matches:
+            entry = self.reference.find(
+                Key(0, Phase.PARAMETER, match.reference.slot.layer, 0, match.reference.slot.role)
+            )
+            if match.port.slot in buffers and entry is not None:
+                self._adapter.load(buffers[match.port.slot], entry.raw(), entry.dtype)
 
     def close(self) -> None:
         """Close the reference."""

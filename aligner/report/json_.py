@@ -12,6 +12,8 @@ from typing import Any, Optional, TextIO
 
 from aligner.compare.deviation import Deviation
 from aligner.compare.verdict import Comparison, Origin, Side, Verdict
+from aligner.explain.catalogue import sentences
+from aligner.explain.suspect import Cause
 from aligner.record import Phase, Scalar
 from aligner.report.words import told
 
@@ -68,6 +70,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "port": _side(comparison.port),
         "first_divergence": None if comparison.first is None else _first(comparison.first),
         "origins": [_origin(origin, comparison) for origin in comparison.origins],
+        "suspects": [_origin(origin, comparison) for origin in comparison.suspects],
         "warnings": [message_document(message, facts) for message, facts in comparison.warnings],
         "counts": dict(comparison.counts),
         "layers": [
@@ -134,10 +137,25 @@ def _origin(origin: Origin, comparison: Comparison) -> dict[str, Any]:
         "order": origin.order,
         "own_error": origin.own_error,
         "input_error": origin.input_error,
-        "ratio": None,
-        "causes": [],
+        "ratio": origin.ratio,
+        "causes": [_cause(cause) for cause in origin.causes],
         "settings": None if specs is None else [{"kind": spec.kind, **spec.attributes} for spec in specs],
         **_figures(origin.deviation),
+    }
+
+
+def _cause(cause: Cause) -> dict[str, Any]:
+    summary, evidence, fix = sentences(cause.id, cause.facts, "en")
+    return {
+        "id": cause.id,
+        "confirmed": cause.confirmed,
+        "summary": summary,
+        "evidence": evidence,
+        "fix": fix,
+        "error_before": cause.error_before,
+        "error_after": cause.error_after,
+        "change": dict(cause.change),
+        "facts": dict(cause.facts),
     }
 
 

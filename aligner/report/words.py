@@ -159,6 +159,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "phase-parameter": ("parameter", "参数"),
     "phase-gradient": ("gradient", "梯度"),
     "phase-update": ("update", "更新"),
+    "phase-forced": ("forced", "强制对齐"),
     # the end
     "warnings": ("warnings", "警告"),
     "next": ("next: {command}", "下一步：{command}"),

@@ -51,11 +51,19 @@ class MemoryDump:
         self.layers = dict(recorder.layers)
         self.calls = sorted(recorder.calls, key=lambda call: call.first)
         self.notes = list(recorder.notes)
+        self.findings, self.token = [], "memory"
         self.entries = [MemoryEntry(record) for record in recorder.records]
         self.steps = sorted({entry.key.step for entry in self.entries})
 
     def verify(self):
         pass
+
+    def find(self, key):
+        return next((entry for entry in self.entries if entry.key == key), None)
+
+    def of_layer(self, path):
+        calls = [call for call in self.calls if call.layer == path]
+        return [entry for entry in self.entries if entry.key.layer == path], calls
 
 
 def word(array):

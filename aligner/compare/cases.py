@@ -1,0 +1,135 @@
+"""A wrong place of a comparison as a Case: the records around it, ready to be looked into.
+
+Taken from the dumps alone, during the capture (for trials) and when they are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Optional
+
+from aligner.compare.net import CallId, Net, Visit, is_input, nest
+from aligner.compare.place import Place
+from aligner.explain.case import Case, Value
+from aligner.record import Key, LayerSpec, Phase
+
+if TYPE_CHECKING:
+    from aligner.compare.layers import Pairing
+    from aligner.dump.reader import Dump, Entry
+
+OTHERS = 200
+"""Values of other layers that are offered for a glance, the nearest ones."""
+
+
+class Cases:
+    """Builds the cases of one pair of dumps."""
+
+    def __init__(self, reference: Dump, port: Dump, nets: tuple[Net, Net], pairing: Pairing) -> None:
+        self._dumps = reference, port
+        self._nets = nets
+        self._ports: dict[str, str] = {}
+        for pair in pairing.layers:
+            self._ports.setdefault(pair.reference, pair.port)
+        self._steps: dict[int, Mapping[CallId, Visit]] = {}
+
+    def case(self, place: Place, operations: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None) -> Case:
+        """What is known of this place."""
+        reference, port = self._dumps
+        other = self._ports.get(place.owner, place.owner)
+        expected = None if place.key is None else reference.find(place.key)
+        actual = self._actual(place)
+        around = place.where == "glue"
+        inputs, outputs = ([], []) if around or place.key is None else self._call(place.key)
+        return Case(
+            where=place.where,
+            layer=place.owner,
+            port_layer=other,
+            slot=(place.key or place.port or Key(0, Phase.FORWARD, "", 0, "")).slot,
+            between=place.between,
+            reference=_spec(self._nets[0], place.owner),
+            port=_spec(self._nets[1], other),
+            training=_training(port, other),
+            expected=None if expected is None else _value(expected),
+            actual=None if actual is None else _value(actual),
+            rounding=place.rounding,
+            inputs=tuple(map(_value, inputs)),
+            outputs=tuple(map(_value, outputs)),
+            parameters=self._parameters(0, place.owner),
+            port_parameters=self._parameters(1, other),
+            known=self._known(place.owner, expected) if around and expected is not None else (),
+            operations=operations,
+        )
+
+    def _actual(self, place: Place) -> Optional[Entry]:
+        if place.port is None:
+            return None
+        kept = self._dumps[1].find(place.port._replace(phase=Phase.FORCED)) if place.kept else None
+        return kept or self._dumps[1].find(place.port)
+
+    def _call(self, key: Key) -> tuple[list[Entry], list[Entry]]:
+        """The records of the reference's call, what went in and what came out."""
+        if key.phase is not Phase.FORWARD:
+            return [], []
+        entries, _ = self._dumps[0].of_layer(key.layer)
+        mine = [e for e in entries if e.key.step == key.step and e.key.call == key.call and e.key.phase is key.phase]
+        return [e for e in mine if is_input(e.key.slot)], [e for e in mine if not is_input(e.key.slot)]
+
+    def _parameters(self, side: int, layer: str) -> Mapping[str, Value]:
+        return {role: _value(entry) for role, entry in self._nets[side].parameters.get(layer, {}).items()}
+
+    def _known(self, parent: str, wrong: Entry) -> tuple[Value, ...]:
+        """What the parent had in hand before it made this value, the nearest last; then others' values."""
+        visits = self._visits(wrong.key.step)
+        around = self._around(visits, parent, wrong)
+        inside = {id(around)} if around is not None else set()
+        near: list[Entry] = []
+        far: list[Entry] = []
+        for visit in visits.values():
+            inputs, outputs = self._call(Key(wrong.key.step, Phase.FORWARD, visit.call.layer, visit.call.number, ""))
+            mine = visit is around or (visit.parent is not None and id(visit.parent) in inside)
+            records = inputs if visit is around else [*inputs, *outputs]
+            (near if mine else far).extend(e for e in records if e.order < wrong.order)
+        near.sort(key=lambda entry: entry.order)
+        far.sort(key=lambda entry: -entry.order)
+        own = [_value(e) for e in self._nets[0].parameters.get(parent, {}).values()]
+        return (*own, *_once(near), *_once(far[: 2 * OTHERS], near)[:OTHERS])
+
+    def _visits(self, step: int) -> Mapping[CallId, Visit]:
+        if step not in self._steps:
+            calls = (c for c in self._dumps[0].calls if c.phase is Phase.FORWARD and c.step == step)
+            self._steps[step] = {visit.id: visit for visit in nest(calls)}
+        return self._steps[step]
+
+    def _around(self, visits: Mapping[CallId, Visit], parent: str, wrong: Entry) -> Optional[Visit]:
+        """The parent's call in which the value was made."""
+        for visit in reversed(list(visits.values())):
+            call = visit.call
+            if call.layer == parent and call.first <= wrong.order and (call.last is None or wrong.order <= call.last):
+                return visit
+        return None
+
+
+def _spec(net: Net, layer: str) -> LayerSpec:
+    known = net.layers.get(layer)
+    return known.spec if known is not None else LayerSpec("")
+
+
+def _training(dump: Dump, layer: str) -> bool:
+    known = dump.layers.get(layer)
+    return known.training if known is not None else bool(dump.header.get("training"))
+
+
+def _value(entry: Entry) -> Value:
+    key = entry.key
+    return Value(key.layer, key.slot, key.call, entry.dtype, tuple(entry.shape), entry.load)
+
+
+def _once(entries: Iterable[Entry], before: Iterable[Entry] = ()) -> list[Value]:
+    """The same tensor seen in several places once."""
+    seen = {entry.content for entry in before}
+    found = []
+    for entry in entries:
+        if entry.content not in seen:
+            seen.add(entry.content)
+            found.append(_value(entry))
+    return found

@@ -1,0 +1,146 @@
+"""What the forced pass found at each place: how far a value is off that was made of nothing but right ones.
+
+capture writes these beside the free run's records; compare takes its origins from them. All addresses are plain data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from aligner.compare.deviation import Deviation
+from aligner.record import Key, Phase, Scalar
+
+KIND = "check"
+"""The word these findings have in a dump."""
+
+LIMIT = 7.0
+"""What may be off by more than this many times what rounding explains is wrong by itself.
+
+Measured on eleven nets: 1,089 clean places stay within 1, the smallest of 146 planted mistakes is at 56.
+"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One tensor of the forced pass. `key` is the reference's record, `port` the port's; layers are the reference's.
+
+    `where` is "layer", "glue" or "inputs"; `owner` is the layer whose doing the value is (for glue the parent), and
+    `between` for glue the last layer before it and the next one.
+    """
+
+    key: Key
+    port: Key
+    where: str
+    owner: str
+    between: Optional[tuple[str, str]]
+    error: float
+    """How far off the tensor is as a whole (Reading.severity)."""
+    expected: float
+    """What rounding explains of it."""
+    deviation: Optional[Deviation] = None
+    """In full where it is far off."""
+    reason: str = ""
+    """Why there is none: a message id of aligner.messages.compare, filled by `facts`."""
+    facts: Mapping[str, Scalar] = dataclasses.field(default_factory=dict)
+    isolated: bool = True
+    """Made of right values only; else something that went in could not be replaced."""
+    follows: bool = False
+    """Off by just what an earlier value of the same code was off by: the same mistake, handed on."""
+    kept: bool = False
+    """The value is in the dump, by the port's address in the phase FORCED."""
+    alone: Optional[float] = None
+    """A layer that computes in a shorter type: the error of the same layer in float32."""
+
+    @property
+    def ratio(self) -> float:
+        """How many times the error is what rounding explains; never mind the tolerance."""
+        return self.error / self.expected if self.expected > 0 else math.inf
+
+    @property
+    def suspicious(self) -> bool:
+        """More than rounding explains, whoever's doing it is."""
+        return self.ratio > LIMIT or (self.alone is not None and self.alone > LIMIT * ROUNDING)
+
+    @property
+    def fails(self) -> bool:
+        """Wrong by itself."""
+        return self.suspicious and self.isolated and not self.follows
+
+
+ROUNDING = 1e-6
+"""Relative L2 that a float32 layer may add by itself (the worst clean one measured: 9.8e-7)."""
+
+
+def to_facts(check: Check) -> dict[str, Any]:
+    """Plain facts for a dump; what is as usual is left out."""
+    facts: dict[str, Any] = {
+        "at": [check.key.step, check.key.layer, check.key.call, check.key.slot],
+        "where": check.where,
+        "error": check.error,
+        "expected": check.expected,
+    }
+    if check.port[2:] != check.key[2:]:
+        facts["port"] = [check.port.layer, check.port.call, check.port.slot]
+    if check.owner != check.key.layer:
+        facts["owner"] = check.owner
+    for name in ("between", "reason", "follows", "kept", "alone"):
+        value = getattr(check, name)
+        if value:
+            facts[name] = value
+    if not check.isolated:
+        facts["isolated"] = False
+    if check.facts:
+        facts["facts"] = dict(check.facts)
+    if check.deviation is not None and check.suspicious:
+        facts["deviation"] = dataclasses.asdict(check.deviation)
+    return facts
+
+
+def from_facts(facts: Mapping[str, Any]) -> Check:
+    """The check again.
+
+    Raises:
+        ValueError: these are no facts of a check.
+    """
+    try:
+        step, layer, call, slot = facts["at"]
+        port = facts.get("port", [layer, call, slot])
+        between = facts.get("between")
+        return Check(
+            Key(int(step), Phase.FORWARD, str(layer), int(call), str(slot)),
+            Key(int(step), Phase.FORWARD, str(port[0]), int(port[1]), str(port[2])),
+            str(facts["where"]),
+            str(facts.get("owner", layer)),
+            None if between is None else (str(between[0]), str(between[1])),
+            float(facts["error"]),
+            float(facts["expected"]),
+            _deviation(facts.get("deviation")),
+            str(facts.get("reason", "")),
+            dict(facts.get("facts", {})),
+            facts.get("isolated") is not False,
+            facts.get("follows") is True,
+            facts.get("kept") is True,
+            None if facts.get("alone") is None else float(facts["alone"]),
+        )
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise ValueError(f"a check is damaged ({type(error).__name__}: {error})") from error
+
+
+def _deviation(facts: Optional[Mapping[str, Any]]) -> Optional[Deviation]:
+    if facts is None:
+        return None
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in facts.items()
+        if name in Deviation.__dataclass_fields__
+    }
+    return Deviation(**values)
+
+
+def by_record(checks: Iterable[Check]) -> Mapping[Key, Check]:
+    """The checks by the reference's record."""
+    return {check.key: check for check in checks}

@@ -1,0 +1,77 @@
+"""Why each origin is wrong: what fits its numbers and settings, with what came of the trials during the capture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Optional
+
+from aligner.compare.cases import Cases
+from aligner.compare.checks import LIMIT
+from aligner.compare.verdict import Origin
+from aligner.explain.suspect import Cause, Suspect
+from aligner.explain.suspects import suspects
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump
+
+TRIAL = "trial"
+"""The word that results of trials have in a dump."""
+
+MOST = 5
+"""Causes of one origin that are told."""
+
+THOROUGH = 24
+"""Origins whose numbers are looked into; those behind them are told by their settings."""
+
+REFUTED = 0.9
+"""A trial that leaves more of the error than this share of it speaks against its cause."""
+
+
+def explained(origins: Sequence[Origin], cases: Cases, port: Dump) -> tuple[Origin, ...]:
+    """The origins with their causes, the likeliest first."""
+    trials = _trials(port)
+    return tuple(
+        replace(origin, causes=_causes(origin, cases, trials, number < THOROUGH))
+        for number, origin in enumerate(origins)
+    )
+
+
+def _trials(port: Dump) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+    """Results by the reference's layer and the suspect's name."""
+    return {
+        (str(facts.get("layer")), str(facts.get("suspect"))): facts for kind, facts in port.findings if kind == TRIAL
+    }
+
+
+def _causes(
+    origin: Origin, cases: Cases, trials: Mapping[tuple[str, str], Mapping[str, Any]], thorough: bool
+) -> tuple[Cause, ...]:
+    if origin.place is None:
+        return ()
+    case = cases.case(origin.place)
+    found: list[tuple[bool, bool, int, Cause]] = []
+    for suspect in suspects(case, thorough):
+        trial = trials.get((origin.layer, suspect.name), {})
+        cause = _cause(suspect, trial, origin, LIMIT * case.rounding)
+        refuted = cause.error_after is not None and not cause.confirmed and not _better(cause)
+        found.append((not cause.confirmed, refuted, len(found), cause))
+    return tuple(cause for *_, cause in sorted(found, key=lambda item: item[:3])[:MOST])
+
+
+def _cause(suspect: Suspect, trial: Mapping[str, Any], origin: Origin, limit: float) -> Cause:
+    """With the smaller of the two errors that were left: by a trial, or in numbers."""
+    before = _number(trial.get("before"))
+    if before is None and origin.deviation is not None:
+        before = origin.deviation.rel_l2
+    left = [error for error in (_number(trial.get("after")), suspect.error) if error is not None]
+    proved = trial.get("proved") is True or (suspect.error is not None and suspect.error <= limit)
+    return Cause(suspect.cause, proved, suspect.facts, before, min(left, default=None), suspect.change)
+
+
+def _number(value: Any) -> Optional[float]:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def _better(cause: Cause) -> bool:
+    return cause.error_before is None or cause.error_after is None or cause.error_after < REFUTED * cause.error_before

@@ -1,0 +1,24 @@
+"""Where something is wrong, as addresses: what a Case is built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from aligner.record import Key
+
+
+@dataclass(frozen=True)
+class Place:
+    """`key` is the reference's record, `port` the port's (None: that side has none), `owner` the reference's layer."""
+
+    where: str
+    """"layer", "glue", "parameters" or "inputs"."""
+    owner: str
+    key: Optional[Key]
+    port: Optional[Key]
+    between: Optional[tuple[str, str]]
+    rounding: float
+    """Relative L2 that rounding explains here."""
+    kept: bool
+    """The port's value of a forced pass is in its dump, in the phase FORCED."""

@@ -1,0 +1,117 @@
+"""One layer of the port run by itself on the reference's inputs, or a copy of it with something changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+from aligner.adapter import Adapter
+from aligner.compare.checks import Check
+from aligner.compare.held import Held
+from aligner.compare.net import CallId
+from aligner.compare.pairing import Pair
+from aligner.compare.reading import read
+from aligner.compare.tolerance import Tolerance
+from aligner.dtypes import DTYPES, decode, encode
+from aligner.record import Attribute, Call, Key, Phase
+from aligner.replay.forced import Plan
+from aligner.structure import Tensors, flatten_result, rebuild_arguments
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump
+
+
+class Alone:
+    """Runs single layers; nothing of the port is changed by it."""
+
+    def __init__(self, adapter: Adapter, model: Any, reference: Dump, port: Dump, plan: Plan) -> None:
+        self._adapter = adapter
+        self._reference = reference
+        self._port = port
+        self._plan = plan
+        self._layers = dict(adapter.layers(model))
+        self._calls = {(c.step, c.layer, c.number): c for c in port.calls if c.phase is Phase.FORWARD}
+        self._rule = Tolerance()
+
+    def layer(self, path: str) -> Optional[object]:
+        """The port's layer."""
+        return self._layers.get(path)
+
+    def error(
+        self,
+        check: Check,
+        changes: Mapping[str, Attribute],
+        parameters: Sequence[str] = (),
+        dtype: Optional[str] = None,
+    ) -> float:
+        """How far a changed copy of the check's layer is off on the reference's inputs: the worst of its outputs.
+
+        Raises:
+            ValueError: such a copy cannot be made; the text says why.
+            LookupError: the call cannot be made again: an argument of it is in no dump.
+        """
+        call = self._calls[check.port.step, check.port.layer, check.port.call]
+        layer = self._layers[call.layer]
+        copy = self._adapter.respecified(layer, changes, dtype)
+        if parameters:
+            self._load(copy, check.key.layer, parameters)
+        args, kwargs = rebuild_arguments(call.inputs, lambda slot: self._argument(call, slot, dtype))
+        with self._adapter.running(copy):
+            output = copy(*args, **kwargs)  # type: ignore[operator]  # a layer is called
+        return self._deviation(call, output)
+
+    def _argument(self, call: Call, slot: str, dtype: Optional[str]) -> object:
+        """The reference's value in the port's form, or the port's own where the reference has none."""
+        address = Key(call.step, Phase.FORWARD, call.layer, call.number, slot)
+        own = self._port.find(address)
+        wanted = self._plan.entries.get(address)
+        entry = wanted or own
+        if entry is None:
+            raise LookupError(slot)
+        value, word = entry.raw(), entry.dtype
+        if own is not None and wanted is not None and own.dtype != word:
+            exact = DTYPES[own.dtype].exact, DTYPES[word].exact
+            if exact[0] != exact[1]:
+                value, word = own.raw(), own.dtype
+            elif exact[0] or dtype is None:
+                value, word = encode(decode(value, word), own.dtype), own.dtype
+        if own is not None and value.size == math.prod(own.shape) and value.ndim != len(own.shape):
+            value = value.reshape(own.shape)
+        return self._adapter.from_numpy(value, word)
+
+    def _load(self, copy: object, layer: str, roles: Sequence[str]) -> None:
+        """Values of the reference's parameters."""
+        own = {p.role: p for p in self._adapter.parameters(copy) if p.layer == ""}
+        for role in roles:
+            entry = self._reference.find(Key(0, Phase.PARAMETER, layer, 0, role))
+            if entry is None or role not in own:
+                raise ValueError(f"no parameter {role}")
+            self._adapter.load(own[role], entry.raw(), entry.dtype)
+
+    def _deviation(self, call: Call, output: object) -> float:
+        found: Tensors = []
+        flatten_result(output, self._adapter.is_tensor, found)
+        worst = 0.0
+        judged = False
+        for slot, tensor in found:
+            address = Key(call.step, Phase.FORWARD, call.layer, call.number, slot)
+            entry = self._plan.entries.get(address)
+            dtype = self._adapter.dtype(tensor)
+            if entry is None or dtype not in DTYPES:
+                continue
+            held: Any = Held(address, 0, dtype, self._adapter.to_numpy(tensor))
+            worst = max(worst, read(Pair(entry, held), self._rule).severity)
+            judged = True
+        if not judged:
+            raise ValueError("nothing that came out has a counterpart")
+        return worst
+
+
+def calls_of(checks: Sequence[Check]) -> Mapping[CallId, Check]:
+    """The first check of each layer that is judged by its output."""
+    found: dict[CallId, Check] = {}
+    for check in checks:
+        if check.where == "layer":
+            found.setdefault(CallId(check.port.layer, check.port.call), check)
+    return found

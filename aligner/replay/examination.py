@@ -1,0 +1,196 @@
+"""What follows the free run of a port: the forced pass, what rounding explains of it, and trials of suspected causes.
+
+    free run's dump -> Plan -> ForcedPass -> [Check]      every place judged by itself
+    suspicious ones -> the same run, disturbed            what rounding explains there, measured
+    layers that fail -> Alone                             trials of what may be wrong with them
+
+The port is left as it was found: its buffers, its random numbers, its mode.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from aligner.adapter import Adapter
+from aligner.compare.cases import Cases
+from aligner.compare.checks import KIND, Check, to_facts
+from aligner.compare.layers import Pairing, pair_layers
+from aligner.compare.net import Net, survey
+from aligner.compare.pairing import pair_records
+from aligner.dtypes import DTYPES, decode
+from aligner.dump.reader import Dump, open_dump
+from aligner.record import Array, Key, Phase
+from aligner.replay.alone import Alone
+from aligner.replay.forced import ForcedPass, Plan, noise
+from aligner.replay.precision import usual
+from aligner.replay.trials import described, tried
+
+if TYPE_CHECKING:
+    from aligner.capture.session import Sink
+
+DISTURBED = 0.5
+"""How much values are disturbed, in units of the spacing of their floats: what rounding does to them at most."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The port that is examined, and how it is run."""
+
+    adapter: Adapter
+    model: Any
+    reference: Dump
+    run: Callable[[int], object]
+    """Runs the port on the reference's inputs of a step."""
+    steps: Sequence[int]
+    silence_dropout: bool
+    seed: Optional[int]
+    mapping: Sequence[Any] = ()
+    """The layers that got each other's weights: reference, port, confidence."""
+    buffers: Callable[[], object] = lambda: None
+    """Gives the port the reference's buffers again: the ones it had before the free run."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the examination found, for a line on the terminal."""
+
+    checked: int
+    wrong: int
+    trials: int
+    confirmed: int
+    seconds: float
+
+
+def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) -> Summary:
+    """Run the forced pass and the trials behind a free run whose dump, at `path`, is still being written."""
+    started = time.monotonic()
+    with open_dump(path) as port:
+        nets = survey(subject.reference), survey(port)
+        pairing = pair_layers(*nets, {}, list(subject.mapping))
+        plan = _plan(subject.reference, port, pairing)
+        with _as_it_was(subject):
+            forced = ForcedPass(subject.adapter, subject.model, plan, sink, order)
+            for step in subject.steps:
+                forced.run(step, lambda step=step: subject.run(step))  # type: ignore[misc]  # bound now
+            checks = _explained(subject, path, plan, forced)
+        if plan.short is not None:
+            checks = _alone(checks, Alone(subject.adapter, subject.model, subject.reference, port, plan))
+    for check in checks:
+        sink.finding(KIND, to_facts(check))
+    middle = time.monotonic()
+    trials = _try(subject, path, nets, pairing, plan, checks, sink)
+    ended = time.monotonic()
+    timing = {"free_s": round(free, 3), "forced_s": round(middle - started, 3), "trials_s": round(ended - middle, 3)}
+    sink.update_header(forced=True, reference_token=subject.reference.token, precision=plan.short, timing=timing)
+    wrong = {(check.owner, check.where, check.between) for check in checks if check.fails}
+    return Summary(len(checks), len(wrong), trials[0], trials[1], ended - started)
+
+
+def _plan(reference: Dump, port: Dump, pairing: Pairing) -> Plan:
+    pairs = pair_records(reference, port, pairing)
+    entries = {
+        pair.port.key: pair.reference
+        for pair in pairs
+        if pair.reference is not None and pair.port is not None and pair.key.phase is Phase.FORWARD
+    }
+    return Plan(entries, {other: one for one, other in pairing.calls.items()}, usual(pairs))
+
+
+@contextmanager
+def _as_it_was(subject: Subject) -> Iterator[None]:
+    """Begin as the free run began, and leave no trace: buffers, random numbers, dropout."""
+    adapter, model = subject.adapter, subject.model
+    buffers = [(p, np.array(adapter.read(p))) for p in adapter.parameters(model) if p.buffer and p.dtype in DTYPES]
+    random = adapter.random_state()
+    with ExitStack() as stack:
+        if random is not None:
+            stack.callback(adapter.set_random_state, random)
+        for parameter, values in buffers:
+            stack.callback(adapter.load, parameter, values, parameter.dtype)
+        subject.buffers()
+        if subject.seed is not None:
+            adapter.seed(subject.seed)
+        if subject.silence_dropout and adapter.training(model):
+            stack.callback(adapter.silence_dropout(model).remove)
+        yield
+
+
+def _explained(subject: Subject, path: str, plan: Plan, forced: ForcedPass) -> list[Check]:
+    """The checks with what rounding explains measured where one is suspicious: how far a little noise moves it."""
+    suspicious = {check.port for check in forced.checks if check.suspicious and check.kept}
+    if not suspicious:
+        return forced.checks
+    moved: dict[Key, float] = {}
+    eps = DTYPES[plan.short or "float32"].eps or 0.0
+    with open_dump(path) as port:
+
+        def told(check: Check, array: Array, dtype: str) -> None:
+            if check.port in suspicious:
+                kept = port.find(check.port._replace(phase=Phase.FORCED))
+                if kept is not None and kept.shape == array.shape:
+                    moved[check.port] = _moved(decode(array, dtype), kept.load())
+
+        for step in sorted({key.step for key in suspicious}):
+            change = noise(DISTURBED * eps)
+            forced.disturbed(step, lambda step=step: subject.run(step), change, told)  # type: ignore[misc]  # bound now
+    return [replace(check, expected=max(check.expected, moved.get(check.port, 0.0))) for check in forced.checks]
+
+
+def _moved(disturbed: Array, kept: Array) -> float:
+    """Relative L2 of what the noise did; nothing is explained by it where values are not finite."""
+    with np.errstate(all="ignore"):
+        one, other = kept.astype(np.float64), disturbed.astype(np.float64)
+        apart = float(np.linalg.norm(other - one)) / (float(np.linalg.norm(one)) or 1.0)
+    return apart if np.isfinite(apart) else 0.0
+
+
+def _alone(checks: Sequence[Check], alone: Alone) -> list[Check]:
+    """Each layer of a port that computes in a short type once more in float32, where small mistakes show.
+
+    What is right in float32 and finite is off by its precision, however much that is.
+    """
+    known: dict[tuple[int, str, int], Optional[float]] = {}
+    result = []
+    for check in checks:
+        place = check.port[0], check.port.layer, check.port.call
+        if check.where == "layer" and place not in known:
+            try:
+                known[place] = alone.error(check, {}, (), "float32")
+            except Exception:  # a layer that cannot be copied is judged by its own precision
+                known[place] = None
+        error = known.get(place) if check.where == "layer" else None
+        finite = check.deviation is None or not check.deviation.nonfinite
+        if error is not None:
+            expected = max(check.expected, check.error) if finite and np.isfinite(check.error) else check.expected
+            check = replace(check, alone=error, expected=expected)
+        result.append(check)
+    return result
+
+
+def _try(
+    subject: Subject,
+    path: str,
+    nets: tuple[Net, Net],
+    pairing: Pairing,
+    plan: Plan,
+    checks: Sequence[Check],
+    sink: Sink,
+) -> tuple[int, int]:
+    """Trials of what may be wrong with the layers that fail; how many were made, and how many proved something."""
+    if not any(check.fails and check.where == "layer" for check in checks):
+        return 0, 0
+    made = proved = 0
+    with open_dump(path) as port:
+        alone = Alone(subject.adapter, subject.model, subject.reference, port, plan)
+        cases = Cases(subject.reference, port, nets, pairing)
+        for kind, facts in (*tried(checks, cases, alone), *described(checks, subject.adapter, alone)):
+            sink.finding(kind, facts)
+            made += "after" in facts
+            proved += facts.get("proved") is True
+    return made, proved

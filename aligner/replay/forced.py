@@ -1,0 +1,337 @@
+"""The forced pass: the port runs once more, each layer held to the reference.
+
+    received  -> set against the reference's input: what differs was done by the code around (glue)
+    given     <- the reference's input
+    made      -> set against the reference's output: what differs was done by this layer
+    handed on <- the reference's output
+
+So every place is judged by itself, with no error inherited, however many are wrong. One tensor of each side is in
+memory at a time. What is wrong is kept in the port's dump (phase FORCED) for those who look into it later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from aligner.adapter import Adapter, Arguments
+from aligner.compare.checks import ROUNDING, Check
+from aligner.compare.held import Held
+from aligner.compare.net import CallId, is_input
+from aligner.compare.pairing import Pair
+from aligner.compare.reading import LOW_PRECISION, excuse_mask, read
+from aligner.compare.tolerance import Tolerance
+from aligner.dtypes import DTYPES, decode, encode
+from aligner.record import Array, Key, Phase, Record
+from aligner.replay.precision import SHORT
+from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from aligner.capture.session import Sink
+    from aligner.dump.reader import Entry
+
+    Numbers = npt.NDArray[np.float64]
+
+KEPT = 96
+"""Values that are kept in the dump; a port with more places wrong is another net."""
+
+SAME = 0.02
+"""Two differences are one mistake if they are alike to this much of their size."""
+
+Change = Callable[[Array, str], Array]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which of the port's values stands for which of the reference's, by the free run."""
+
+    entries: Mapping[Key, Entry]
+    """The reference's record by the port's address."""
+    calls: Mapping[CallId, CallId]
+    """The reference's call by the port's; numbers count within a step."""
+    short: Optional[str]
+    """The short float type that the port usually computes in."""
+
+
+@dataclass
+class _Frame:
+    """A call of the port that is under way."""
+
+    path: str
+    number: int
+    call: Optional[CallId]
+    around: Optional[_Frame]
+    """The nearest call around it that has a counterpart."""
+    inner: bool = False
+    last: str = ""
+    """The reference's layer of the last call inside that has ended."""
+    loose: bool = False
+    """Something in its hands could not be replaced by the reference's."""
+    differences: list[Numbers] = field(default_factory=list)
+    """What its own code has done wrong so far."""
+
+
+class ForcedPass:
+    """Runs of the port in which nothing is inherited; `checks` is the result."""
+
+    def __init__(self, adapter: Adapter, model: Any, plan: Plan, sink: Optional[Sink] = None, order: int = 0) -> None:
+        self.checks: list[Check] = []
+        self.order = order
+        self._adapter = adapter
+        self._model = model
+        self._plan = plan
+        self._sink = sink
+        self._kept = 0
+        self._rule = Tolerance()
+        self._step = 0
+        self._stack: list[_Frame] = []
+        self._numbers: dict[str, int] = {}
+        self._any_shape = True
+        """Layers are given the reference's values also in place of such of another shape."""
+        self._free: set[tuple[str, int]] = set()
+        """Calls that raised on the reference's inputs and are left with their own."""
+        self._disturb: Optional[Change] = None
+        self._watched: Optional[Callable[[Check, Array, str], None]] = None
+
+    def run(self, step: int, call: Callable[[], object]) -> None:
+        """One run of the port; `call` makes it. Layers that cannot take the reference's inputs keep their own."""
+        for _ in range(4):
+            known = len(self.checks)
+            try:
+                return self._run(step, call)
+            except Exception:
+                del self.checks[known:]
+                if not self._yielded():
+                    raise
+        return self._run(step, call)
+
+    def _yielded(self) -> bool:
+        """After an exception: hold the port to less of the reference; false if there is nothing left to give way."""
+        if self._any_shape:
+            self._any_shape = False
+            return True
+        culprit = next((f for f in reversed(self._stack) if f.call and (f.path, f.number) not in self._free), None)
+        if culprit is not None:
+            self._free.add((culprit.path, culprit.number))
+        return culprit is not None
+
+    def disturbed(
+        self, step: int, call: Callable[[], object], change: Change, told: Callable[[Check, Array, str], None]
+    ) -> None:
+        """The same run with what is handed on changed a little; `told` gets each value that comes of it."""
+        known = self.checks
+        self.checks, self._disturb, self._watched = [], change, told
+        try:
+            self.run(step, call)
+        finally:
+            self.checks, self._disturb, self._watched = known, None, None
+
+    def _run(self, step: int, call: Callable[[], object]) -> None:
+        self._step, self._stack, self._numbers = step, [], {}
+        ports = {call.layer for call in self._plan.calls}
+        with ExitStack() as hooks:
+            for path, layer in self._adapter.layers(self._model):
+                if path in ports:
+                    hooks.callback(self._hold(path, layer).remove)
+            call()
+
+    def _hold(self, path: str, layer: object) -> Any:
+        def given(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arguments:
+            return self._enter(path, args, kwargs)
+
+        def made(args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> object:
+            return self._leave(path, output)
+
+        return self._adapter.intervene(layer, given, made)
+
+    def _enter(self, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arguments:
+        number = self._numbers.get(path, 0)
+        self._numbers[path] = number + 1
+        around = next((f for f in reversed(self._stack) if f.call is not None), None)
+        frame = _Frame(path, number, self._plan.calls.get(CallId(path, number)), around)
+        self._stack.append(frame)
+        if frame.call is None:
+            return args, kwargs
+        found: Tensors = []
+        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        if around is None:
+            place: tuple[str, str, Optional[tuple[str, str]]] = ("inputs", frame.call.layer, None)
+        else:
+            around.inner = True
+            place = ("glue", around.call.layer if around.call else "", (around.last, frame.call.layer))
+        return substitute_arguments(args, kwargs, self._replaced(frame, around, found, place))
+
+    def _leave(self, path: str, output: object) -> object:
+        while self._stack and self._stack[-1].path != path:  # calls whose layer raised, and somebody caught it
+            self._stack.pop()
+        frame = self._stack.pop()
+        if frame.call is None:
+            return output
+        found: Tensors = []
+        flatten_result(output, self._adapter.is_tensor, found)
+        layer = frame.call.layer
+        if frame.inner:
+            place: tuple[str, str, Optional[tuple[str, str]]] = ("glue", layer, (frame.last, ""))
+        else:
+            place = ("layer", layer, None)
+        others = self._replaced(frame, frame, found, place)
+        if frame.around is not None:
+            frame.around.last = layer
+        return substitute_result(output, others)
+
+    def _replaced(
+        self,
+        frame: _Frame,
+        owner: Optional[_Frame],
+        found: Tensors,
+        place: tuple[str, str, Optional[tuple[str, str]]],
+    ) -> Mapping[str, object]:
+        """Check each tensor, and say what to put in the places of those that differ at all."""
+        others: dict[str, object] = {}
+        for slot, tensor in found:
+            address = Key(self._step, Phase.FORWARD, frame.path, frame.number, slot)
+            entry = self._plan.entries.get(address)
+            if entry is None:
+                continue
+            other = self._checked(frame, owner, tensor, entry, address, place)
+            if other is not None:
+                others[slot] = other
+        return others
+
+    def _checked(
+        self,
+        frame: _Frame,
+        owner: Optional[_Frame],
+        tensor: object,
+        entry: Entry,
+        address: Key,
+        place: tuple[str, str, Optional[tuple[str, str]]],
+    ) -> Optional[object]:
+        dtype = self._adapter.dtype(tensor)
+        if dtype not in DTYPES:
+            return None
+        try:
+            array = self._adapter.to_numpy(tensor)
+        except ValueError:
+            return None
+        wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())
+        same = dtype == entry.dtype and array.shape == wanted.shape and np.array_equal(array, wanted.raw())
+        check = self._check(wanted, Held(address, 0, dtype, array), place, same)
+        check = replace(check, isolated=not (owner is not None and owner.loose))
+        if check.suspicious and owner is not None and place[0] == "glue":
+            check = self._settled(owner, check, wanted, array, dtype)
+        if check.suspicious and self._watched is None:
+            check = self._keep(check, dtype, array)
+        self.checks.append(check)
+        if self._watched is not None:
+            self._watched(check, array, dtype)
+        if same and self._disturb is None:
+            return None
+        if (frame.path, frame.number) in self._free and is_input(address.slot):
+            frame.loose = frame.loose or check.suspicious
+            return None
+        other = self._other(wanted, array, dtype)
+        if other is None:
+            target = frame if is_input(address.slot) else frame.around
+            if target is not None and check.suspicious:
+                target.loose = True
+            return None
+        if check.suspicious and is_input(address.slot):
+            self._mend(tensor, other)
+        return other
+
+    def _check(self, wanted: Held, found: Held, place: tuple[str, str, Optional[tuple[str, str]]], same: bool) -> Check:
+        where, owner, between = place
+        expected = self._expected(wanted.dtype, found.dtype)
+        if same:
+            return Check(wanted.key, found.key, where, owner, between, 0.0, expected)
+        reading = read(Pair(_entry(wanted), _entry(found)), self._rule)
+        excuse_mask(reading, self._rule)
+        error = 0.0 if reading.covered else reading.severity
+        return Check(
+            wanted.key, found.key, where, owner, between, error, expected, reading.deviation, reading.reason,
+            dict(reading.facts),
+        )  # fmt: skip  # one line for one thing
+
+    def _expected(self, wanted: str, found: str) -> float:
+        """What rounding explains before it is measured. A type shorter than is usual here explains nothing."""
+        eps = DTYPES[wanted].eps or 0.0
+        if self._plan.short is not None:
+            eps = max(eps, DTYPES[self._plan.short].eps or 0.0)
+        return max(ROUNDING, LOW_PRECISION * eps)
+
+    def _settled(self, owner: _Frame, check: Check, wanted: Held, array: Array, dtype: str) -> Check:
+        """Whether the same code was off by this already: a shortcut carries a mistake past the layers."""
+        if wanted.shape != array.shape or not check.isolated:
+            return check
+        with np.errstate(all="ignore"):
+            difference: Numbers = _float64(decode(array, dtype)) - _float64(wanted.load())
+            size = float(np.linalg.norm(difference))
+            for before in owner.differences:
+                if before.size == difference.size and size > 0:
+                    share = float(before @ difference) / (float(before @ before) or 1.0)
+                    if float(np.linalg.norm(difference - share * before)) <= SAME * size:
+                        return replace(check, follows=True)
+        if np.isfinite(size) and len(owner.differences) < 4 and difference.nbytes <= 64 << 20:
+            owner.differences.append(difference)
+        return check
+
+    def _keep(self, check: Check, dtype: str, array: Array) -> Check:
+        if self._sink is None or self._kept >= KEPT:
+            return check
+        self._kept += 1
+        self.order += 1
+        self._sink.write(Record(check.port._replace(phase=Phase.FORCED), self.order, dtype, array))
+        return replace(check, kept=True)
+
+    def _other(self, wanted: Held, array: Array, dtype: str) -> Optional[object]:
+        """The reference's value as the port would have it; None where the two are of another nature."""
+        value, word = wanted.raw(), wanted.dtype
+        one, other = DTYPES[wanted.dtype], DTYPES[dtype]
+        if value.size == array.size and _squeezed(value.shape) == _squeezed(array.shape):
+            value = value.reshape(array.shape)
+        elif not self._any_shape:
+            return None
+        if self._disturb is not None and not one.exact:
+            value = encode(self._disturb(decode(value, word), word), word)
+        if word != dtype:
+            if one.exact != other.exact or "complex" in word + dtype or "bool" in (word, dtype):
+                return None
+            if other.exact or (dtype in SHORT and dtype == self._plan.short):
+                value, word = encode(decode(value, word), dtype), dtype
+        return self._adapter.from_numpy(value, word)
+
+    def _mend(self, tensor: object, other: object) -> None:
+        """What the code around keeps is made right as well, where it is this very tensor."""
+        with suppress(ValueError):  # it keeps its own; a difference handed on is known again by its values
+            self._adapter.overwrite(tensor, other)
+
+
+def _float64(array: Array) -> Numbers:
+    return array.astype(np.float64).reshape(-1)
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for size in shape if size != 1)
+
+
+def _entry(held: Held) -> Any:
+    """As what measuring takes it for: it asks for nothing of an Entry that a Held lacks."""
+    return held
+
+
+def noise(scale: float, seed: int = 0) -> Change:
+    """A change that rounding could have made, of this relative size."""
+    random = np.random.default_rng(seed)
+
+    def change(array: Array, dtype: str) -> Array:
+        factors = 1.0 + scale * random.uniform(-1.0, 1.0, array.shape)
+        return np.asarray(np.multiply(array, factors))
+
+    return change

@@ -1,0 +1,83 @@
+"""Trials: a suspected cause is put right in a copy of the port's layer, and the layer is run again.
+
+Only what brings the error down to rounding is proved. Results go into the port's dump, where compare finds them again
+by the layer and the suspect's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Optional
+
+from aligner.adapter import Adapter
+from aligner.compare.cases import Cases
+from aligner.compare.checks import LIMIT, ROUNDING, Check
+from aligner.compare.explanation import TRIAL
+from aligner.compare.place import Place
+from aligner.explain.suspect import Suspect
+from aligner.explain.suspects import suspects
+from aligner.replay.alone import Alone
+
+LAYER = "layer"
+"""The word for a wrong layer in its framework's own terms: what a stand-alone program needs to build it."""
+
+MOST = 12
+"""Suspects of one layer that are tried."""
+
+LAYERS = 48
+"""Layers that are tried; a net with more of them wrong has one mistake many times."""
+
+
+def tried(checks: Sequence[Check], cases: Cases, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Findings, one for each trial. One call stands for a layer: all its calls share the settings."""
+    done: set[str] = set()
+    for check in checks:
+        if check.where != "layer" or not check.fails or check.key.layer in done or len(done) >= LAYERS:
+            continue
+        done.add(check.key.layer)
+        place = Place("layer", check.owner, check.key, check.port, None, check.expected, check.kept)
+        for suspect in _worth_it(suspects(cases.case(place))):
+            yield TRIAL, _trial(check, suspect, alone)
+
+
+def described(checks: Sequence[Check], adapter: Adapter, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Findings with the Python that builds each wrong layer, where it can be spelled."""
+    done: set[str] = set()
+    for check in checks:
+        layer = alone.layer(check.port.layer)
+        if check.where != "layer" or not check.fails or check.port.layer in done or layer is None:
+            continue
+        done.add(check.port.layer)
+        try:
+            yield LAYER, {"layer": check.port.layer, "python": adapter.expression(layer), "imports": adapter.preamble()}
+        except ValueError as error:
+            yield LAYER, {"layer": check.port.layer, "reason": str(error)}
+
+
+def _worth_it(found: Sequence[Suspect]) -> Iterable[Suspect]:
+    """Those that change a layer: the likeliest ones."""
+    return [suspect for suspect in found if suspect.change or suspect.parameters][:MOST]
+
+
+def proof(check: Check) -> float:
+    """The error that is left where the cause was found: rounding."""
+    return LIMIT * (ROUNDING if check.alone is not None else check.expected)
+
+
+def _dtype(check: Check) -> Optional[str]:
+    """A layer that computes in a short type is tried in float32, where small mistakes show."""
+    return None if check.alone is None else "float32"
+
+
+def _trial(check: Check, suspect: Suspect, alone: Alone) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "layer": check.key.layer,
+        "suspect": suspect.name,
+        "before": check.error if check.alone is None else check.alone,
+    }
+    try:
+        facts["after"] = alone.error(check, suspect.change, suspect.parameters, _dtype(check))
+        facts["proved"] = facts["after"] <= proof(check)
+    except Exception as error:  # a trial that cannot be made proves nothing, and costs nothing but itself
+        facts["reason"] = f"{type(error).__name__}: {error}"[:300]
+    return facts
