@@ -1,0 +1,344 @@
+"""How a wrong value follows from the right one: scaled, shifted, moved, cut, rounded. No layer in particular."""
+
+from __future__ import annotations
+
+from aligner.explain.catalogue.entry import Entry
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        "constant-ratio",
+        ("the port's values are the reference's times {ratio}", "待比对值等于标杆值乘以 {ratio}"),
+        ("one ratio for all elements; divided by it, {left} is left", "所有元素比值相同；除以该比值后误差为 {left}"),
+        (
+            "look for a scale that is missing or applied twice: multiply by {inverse}",
+            "查找遗漏或重复的缩放系数：应乘以 {inverse}",
+        ),
+    ),
+    Entry(
+        "constant-shift",
+        ("the port's values are the reference's plus {shift}", "待比对值等于标杆值加上 {shift}"),
+        ("one difference for all elements; without it {left} is left", "所有元素差值相同；去掉后误差为 {left}"),
+        ("look for a constant that is added or forgotten: {shift}", "查找多加或漏加的常数：{shift}"),
+    ),
+    Entry(
+        "ratio-and-shift",
+        (
+            "the port's values are the reference's times {ratio} plus {shift}",
+            "待比对值等于标杆值乘 {ratio} 再加 {shift}",
+        ),
+        ("undone, {left} is left", "还原后误差为 {left}"),
+        (
+            "look for another range or normalisation: mean and scale of the two sides differ",
+            "检查取值范围或归一化：两边的均值与缩放不同",
+        ),
+    ),
+    Entry(
+        "sign-flipped",
+        ("the port's values have the opposite sign", "待比对值符号相反"),
+        ("with the sign changed {left} is left", "取反后误差为 {left}"),
+        ("look for a minus sign, or a subtraction in the other order", "检查负号，或相减的先后顺序"),
+    ),
+    Entry(
+        "std-ddof",
+        (
+            "the ratio is {ratio}: a standard deviation with another divisor (n against n - 1)",
+            "比值为 {ratio}：标准差的除数不同（n 与 n-1）",
+        ),
+        ("one ratio for all elements; divided by it, {left} is left", "所有元素比值相同；除以该比值后误差为 {left}"),
+        (
+            "torch.std and var divide by n - 1, ops.std and var by n: pass ddof=1 (or ddof=0 for unbiased=False)",
+            "torch.std/var 默认除以 n-1，ops.std/var 默认除以 n：传入 ddof=1（对应 unbiased=False 时用 ddof=0）",
+        ),
+    ),
+    Entry(
+        "channel-ratio",
+        (
+            "each slice of axis {axis} is scaled by its own number, {lowest} to {highest}",
+            "第 {axis} 轴的每一片各乘了一个数，{lowest} 到 {highest}",
+        ),
+        (
+            "{off} of {slices} slices are off ({which}); with the ratios undone {left} is left",
+            "{slices} 片中 {off} 片有偏差（{which}）；还原后误差为 {left}",
+        ),
+        (
+            "look for a weight per slice that is missing, or a statistic taken over other axes or with another eps",
+            "检查是否遗漏逐片的权重，或统计量的轴、eps 不同",
+        ),
+    ),
+    Entry(
+        "channel-shift",
+        (
+            "each slice of axis {axis} is shifted by its own number, {lowest} to {highest}",
+            "第 {axis} 轴的每一片各加了一个数，{lowest} 到 {highest}",
+        ),
+        (
+            "{off} of {slices} slices are off ({which}); with the shifts undone {left} is left",
+            "{slices} 片中 {off} 片有偏差（{which}）；还原后误差为 {left}",
+        ),
+        ("look for a bias that is missing, added twice, or of another layer", "检查偏置是否遗漏、重复相加或取自别的层"),
+    ),
+    Entry(
+        "axis-flipped",
+        ("axis {axis} runs the other way", "第 {axis} 轴方向相反"),
+        ("reversed, {left} is left", "翻转后误差为 {left}"),
+        ("remove the flip of axis {axis}, or add it", "去掉或补上第 {axis} 轴的翻转"),
+    ),
+    Entry(
+        "axis-rolled",
+        ("the values are rolled: {order} (axis {axis})", "数值被循环移动：{order}（第 {axis} 轴）"),
+        ("rolled back, {left} is left", "移回后误差为 {left}"),
+        (
+            "check the shifts of roll, their signs and their axes",
+            "检查 roll 的位移、符号和轴",
+        ),
+    ),
+    Entry(
+        "picture-shifted",
+        ("the values stand {order} from where they belong", "数值的位置偏移了 {order}"),
+        ("moved back, {left} is left inside", "移回后内部误差为 {left}"),
+        (
+            "check on which side padding is added ('same' pads unevenly), and slices that begin one element off",
+            "检查填充加在前还是后、切片起点是否差一、以及不对称的 'same' 填充",
+        ),
+    ),
+    Entry(
+        "concat-order",
+        (
+            "parts along axis {axis} stand in another order: the port has the reference's {order}",
+            "第 {axis} 轴上的各段顺序不同：待比对依次为标杆的 {order}",
+        ),
+        ("put back in order, {left} is left", "恢复顺序后误差为 {left}"),
+        ("concatenate (or take the chunks) in the reference's order", "按标杆的顺序拼接（或切分）"),
+    ),
+    Entry(
+        "axis-interleaved",
+        (
+            "axis {axis} is reshaped in another order: {order}",
+            "第 {axis} 轴以另一种次序重排：{order}",
+        ),
+        ("put back in order, {left} is left", "恢复顺序后误差为 {left}"),
+        (
+            "exchange the two sizes of the reshape or transpose after it: groups and their channels, repeat and tile",
+            "把第 {axis} 轴拆分时交换两个尺寸，或在 reshape 之后转置：组数与每组通道数、repeat 与 tile",
+        ),
+    ),
+    Entry(
+        "axis-order",
+        ("the slices of axis {axis} stand in another order: {order}", "第 {axis} 轴的各片顺序不同：{order}"),
+        ("put back in order, {left} is left", "恢复顺序后误差为 {left}"),
+        ("look for an index, a sort or a shuffle of axis {axis}", "查找作用于第 {axis} 轴的索引、排序或打乱"),
+    ),
+    Entry(
+        "axes-permuted",
+        ("the axes are permuted: {axes}", "轴的次序不同：{axes}"),
+        ("{shape} transposed by {axes} leaves {left}", "{shape} 按 {axes} 转置后误差为 {left}"),
+        ("transpose the axes back, or remove a transpose too many", "把轴转置回来，或去掉多余的转置"),
+    ),
+    Entry(
+        "reshape-order",
+        (
+            "the same values in another order: a reshape where a transpose was needed, or the reverse",
+            "数值相同但次序不同：该转置处用了 reshape，或相反",
+        ),
+        (
+            "the reference's {shape} as {factors}, axes {axes}, then as {port_shape} leaves {left}",
+            "标杆 {shape} 视为 {factors}，按 {axes} 转置，再变形为 {port_shape}，误差为 {left}",
+        ),
+        (
+            "split into {factors} and permute the axes before the last reshape as the reference does",
+            "与标杆一样，先拆成 {factors} 并转置，再做最后的 reshape",
+        ),
+    ),
+    Entry(
+        "values-permuted",
+        ("the same {count} values in other places", "同样的 {count} 个数值，位置不同"),
+        ("sorted, the two sides are {apart} apart", "排序后两边相差 {apart}"),
+        ("look for a reshape, transpose, sort or shuffle", "查找 reshape、转置、排序或打乱"),
+    ),
+    Entry(
+        "activation-twice",
+        ("the port applies {function} once more", "待比对多做了一次 {function}"),
+        (
+            "{function} of the reference's value is the port's: {left} is left",
+            "对标杆值做 {function} 即得待比对值：误差 {left}",
+        ),
+        ("remove {function} after this value", "去掉此处多余的 {function}"),
+    ),
+    Entry(
+        "activation-missing",
+        ("{function} is missing", "缺少 {function}"),
+        (
+            "{function} of the port's value is the reference's: {left} is left",
+            "对待比对值做 {function} 即得标杆值：误差 {left}",
+        ),
+        ("apply {function} to this value", "在此处补上 {function}"),
+    ),
+    Entry(
+        "nan-appears",
+        ("the port has NaN where the reference has a number", "标杆为数值处，待比对出现 NaN"),
+        (
+            "{count} of {total} elements, the first at {first}; axis 0: {rows}",
+            "{total} 个元素中 {count} 个，首个在 {first}；第 0 轴：{rows}",
+        ),
+        (
+            "look for a softmax over a row that is all masked, a division by zero, an overflow of a short float",
+            "检查整行被掩码的 softmax、除以零、或短浮点溢出",
+        ),
+    ),
+    Entry(
+        "nan-hidden",
+        ("the reference has NaN where the port has a number", "标杆为 NaN 处，待比对是数值"),
+        (
+            "{count} of {total} elements, the first at {first}; axis 0: {rows}",
+            "{total} 个元素中 {count} 个，首个在 {first}；第 0 轴：{rows}",
+        ),
+        (
+            "relu, clamp and maximum may drop NaN; a row all masked with -1e4 is uniform, with -inf it is NaN",
+            "MindSpore 的 relu、clamp、maximum 可能吞掉 NaN：检查输入；整行用 -1e4 掩码得到均匀分布，用 -inf 得到 NaN",
+        ),
+    ),
+    Entry(
+        "overflow",
+        ("the port overflows: infinity where the reference has a number", "待比对溢出：标杆为数值处出现 Inf"),
+        (
+            "{count} elements; the smallest of them is {least} in the reference",
+            "{count} 个元素；其中标杆最小为 {least}",
+        ),
+        ("compute this in float32, or scale before the product", "改用 float32 计算，或先缩放再相乘"),
+    ),
+    Entry(
+        "ascend-overflow-saturation-mode",
+        ("values are held at 65504, the largest float16", "数值被截在 float16 最大值 65504"),
+        ("{count} elements are exactly 65504", "{count} 个元素恰为 65504"),
+        (
+            "set MS_ASCEND_CHECK_OVERFLOW_MODE=INFNAN_MODE to see the overflow, and compute this in float32",
+            "设置 MS_ASCEND_CHECK_OVERFLOW_MODE=INFNAN_MODE 以暴露溢出，并改用 float32 计算",
+        ),
+    ),
+    Entry(
+        "dropout-functional-train-flag",
+        ("a dropout is active in the port", "待比对中 dropout 处于激活状态"),
+        (
+            "a share of {rate} is zero and the rest is scaled by {scaled}; undone, {left} is left",
+            "比例 {rate} 的元素为零，其余乘以 {scaled}；还原后误差为 {left}",
+        ),
+        (
+            "pass training=self.training to ops.dropout, or use nn.Dropout and set_train(False)",
+            "给 ops.dropout 传 training=self.training，或用 nn.Dropout 并 set_train(False)",
+        ),
+    ),
+    Entry(
+        "values-zero",
+        ("part of the values is zero in the port", "待比对中部分数值为零"),
+        (
+            "a share of {rate} is zero, the rest is as it should be times {ratio}",
+            "比例 {rate} 的元素为零，其余为标杆的 {ratio} 倍",
+        ),
+        ("look for a mask that hides what it should keep", "检查掩码是否遮住了应保留的部分"),
+    ),
+    Entry(
+        "slices-zero",
+        ("whole slices are zero in the port: {which}", "待比对中整片为零：{which}"),
+        ("everything else is the reference's times {ratio}", "其余为标杆的 {ratio} 倍"),
+        (
+            "look for a mask, a padding index, rows that are never written, or a stochastic depth without its scale",
+            "检查掩码、padding_idx、未写入的行、或缺少缩放的 stochastic depth",
+        ),
+    ),
+    Entry(
+        "values-clipped",
+        ("the port cuts values off to {low} .. {high}", "待比对把数值截断到 {low} .. {high}"),
+        (
+            "{count} elements are beyond that in the reference; cut off too, {left} is left",
+            "标杆中有 {count} 个元素超出；同样截断后误差为 {left}",
+        ),
+        (
+            "remove the clip (a ReLU6 for a ReLU, a Hardtanh, a saturating cast)",
+            "去掉截断（ReLU6 误作 ReLU、Hardtanh、饱和类型转换）",
+        ),
+    ),
+    Entry(
+        "clip-missing",
+        (
+            "the reference cuts values off to {low} .. {high}, the port does not",
+            "标杆把数值截断到 {low} .. {high}，待比对没有",
+        ),
+        (
+            "{count} elements of the port are beyond that; cut off, {left} is left",
+            "待比对有 {count} 个元素超出；截断后误差为 {left}",
+        ),
+        ("clip to {low} .. {high} (ReLU6, Hardtanh, clamp)", "截断到 {low} .. {high}（ReLU6、Hardtanh、clamp）"),
+    ),
+    Entry(
+        "bf16-output-rounding",
+        ("the port's values are the reference's rounded to {dtype}", "待比对值是标杆值舍入到 {dtype} 的结果"),
+        ("rounded too, {left} is left", "同样舍入后误差为 {left}"),
+        (
+            "keep this layer in float32: a cast to {dtype} is too much here",
+            "此处保持 float32：多了一次到 {dtype} 的转换",
+        ),
+    ),
+    Entry(
+        "short-float-computation",
+        ("the port computed in {dtype}", "待比对以 {dtype} 计算"),
+        (
+            "every element of the port can be written in {dtype}, those of the reference cannot",
+            "待比对的每个元素都可用 {dtype} 表示，标杆的则不能",
+        ),
+        (
+            "compute this layer in float32 (to_float, the AMP lists, an explicit cast)",
+            "此层改用 float32 计算（to_float、AMP 名单、显式转换）",
+        ),
+    ),
+    Entry(
+        "values-stepped",
+        ("the port's values are whole multiples of {step}", "待比对值都是 {step} 的整数倍"),
+        ("the reference after {how} to that step leaves {left}", "标杆按该步长做 {how} 后误差为 {left}"),
+        (
+            "look for a cast to an integer, an integer division, or a quantisation",
+            "查找到整数的转换、整数除法或量化",
+        ),
+    ),
+    Entry(
+        "negative-side-scaled",
+        ("values below zero are scaled by {ratio}, the others are right", "负值被乘以 {ratio}，其余正确"),
+        ("undone, {left} is left", "还原后误差为 {left}"),
+        (
+            "set the slope of the LeakyReLU or PReLU: nn.LeakyReLU has alpha=0.2 by default, PyTorch 0.01",
+            "设置 LeakyReLU/PReLU 的斜率：nn.LeakyReLU 默认 alpha=0.2，PyTorch 为 0.01",
+        ),
+    ),
+    Entry(
+        "negative-side-differs",
+        ("only values below zero are wrong", "只有负值出错"),
+        ("{share} of the negative elements are off, none of the others", "{share} 的负元素有偏差，其余没有"),
+        ("look at the activation: it treats negative values in another way", "检查激活函数：对负值的处理不同"),
+    ),
+    Entry(
+        "part-differs",
+        ("only a part is wrong: {part}", "只有一部分出错：{part}"),
+        ("{share} of all elements", "占全部元素的 {share}"),
+        (
+            "look at what treats this part in another way: padding, masks, lengths",
+            "检查对这一部分的特殊处理：填充、掩码、长度",
+        ),
+    ),
+    Entry(
+        "part-missing",
+        ("the port's value is a part of the reference's: {part}", "待比对值只是标杆值的一部分：{part}"),
+        ("{port_shape} against {shape}; that part leaves {left}", "{port_shape} 对 {shape}；该部分误差为 {left}"),
+        (
+            "look for a slice, a crop or a stride too many, or padding that is missing",
+            "检查多余的切片、裁剪、步长，或遗漏的填充",
+        ),
+    ),
+    Entry(
+        "part-added",
+        ("the reference's value is a part of the port's: {part}", "标杆值只是待比对值的一部分：{part}"),
+        ("{port_shape} against {shape}; that part leaves {left}", "{port_shape} 对 {shape}；该部分误差为 {left}"),
+        (
+            "look for a slice, a crop or a stride that is missing, or padding too many",
+            "检查遗漏的切片、裁剪、步长，或多余的填充",
+        ),
+    ),
+)

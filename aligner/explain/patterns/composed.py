@@ -1,0 +1,62 @@
+"""One value is a function of the other: an activation too many, or one that is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Optional
+
+import numpy as np
+
+from aligner.explain.patterns.functions import FUNCTIONS, Floats, applied, softmax
+from aligner.explain.patterns.pair import Pair
+from aligner.explain.suspect import Suspect
+
+VARIED = 4
+"""Fewer values than this fit any function with a flat end."""
+
+
+def suspects(pair: Pair) -> Iterator[Suspect]:
+    """One suspect, for the function that fits best."""
+    if not pair.alike:
+        return
+    added = fitting(pair, pair.expected, pair.actual)
+    if added is not None:
+        yield pair.suspect("activation-twice", added[1], 0.75, function=added[0])
+        return
+    missing = fitting(pair, pair.actual, pair.expected)
+    if missing is not None:
+        yield pair.suspect("activation-missing", missing[1], 0.75, function=missing[0])
+
+
+def fitting(pair: Pair, source: Floats, result: Floats) -> Optional[tuple[str, float]]:
+    """The function that makes `result` of `source`, and what it leaves; of shapes alike."""
+    flat = np.unravel_index(pair.spots, source.shape)
+    few, wanted = np.asarray(source[flat], np.float64), np.asarray(result[flat], np.float64)
+    if len(np.unique(wanted)) < VARIED:
+        return None
+    for name in FUNCTIONS:
+        if pair.near(applied(name, few), wanted):
+            left = pair.proved(applied(name, source), result)
+            if left is not None:
+                return name, left
+    return _softmax(pair, source, result)
+
+
+def _softmax(pair: Pair, source: Floats, result: Floats) -> Optional[tuple[str, float]]:
+    if not np.isfinite(result).all():
+        return None
+    for axis in range(result.ndim):
+        if result.shape[axis] < 2:
+            continue
+        sums = result.sum(axis=axis, dtype=np.float64)
+        if np.abs(sums - 1.0).max() < 1e-3 and float(result.min()) >= 0.0:
+            name, found = f"Softmax(axis {axis})", softmax(np.asarray(source, np.float64), axis)
+        elif float(result.max()) <= 0.0 and np.abs(np.exp(result).sum(axis=axis, dtype=np.float64) - 1.0).max() < 1e-3:
+            with np.errstate(divide="ignore"):
+                name, found = f"LogSoftmax(axis {axis})", np.log(softmax(np.asarray(source, np.float64), axis))
+        else:
+            continue
+        left = pair.proved(found, result)
+        if left is not None:
+            return name, left
+    return None

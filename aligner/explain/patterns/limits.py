@@ -1,0 +1,176 @@
+"""Values cut off, set to zero, not finite, or rounded: what happened to single elements of the reference's value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import numpy as np
+
+from aligner.explain.patterns.pair import Floats, Pair, figure
+from aligner.explain.patterns.scales import listed, slope
+from aligner.explain.suspect import Suspect
+
+GRIDS = {"bfloat16": 16, "float16": 13, "tf32": 13}
+"""Low bits of a float32 that each short float lacks; float16 has fewer exponents too."""
+
+LARGEST = 65504.0
+"""The largest float16."""
+
+
+def suspects(pair: Pair) -> Iterator[Suspect]:
+    """All that hold of finite values."""
+    if not pair.alike:
+        return
+    for rule in (_dropped, _clipped, _unclipped, _rounded, _stepped):
+        found = rule(pair)
+        if found is not None:
+            yield found
+
+
+def broken(pair: Pair) -> Iterator[Suspect]:
+    """NaN and Inf on one side, and the largest float16."""
+    if not pair.alike:
+        return
+    apart = np.isnan(pair.expected) != np.isnan(pair.actual)
+    if apart.any():
+        more = bool(np.isnan(pair.actual[apart]).any())
+        places = np.argwhere(apart)
+        yield pair.suspect(
+            "nan-appears" if more else "nan-hidden",
+            None,
+            0.6,
+            count=len(places),
+            total=int(apart.size),
+            first=str(tuple(int(i) for i in places[0])),
+            rows=listed(sorted({int(i) for i in places[:4096, 0]})) if places.shape[1] else "",
+        )
+    lost = np.isinf(pair.actual) & np.isfinite(pair.expected)
+    if lost.any():
+        least = float(np.abs(pair.expected[lost]).min())
+        yield pair.suspect("overflow", None, 0.7, count=int(lost.sum()), least=figure(least))
+    full = np.abs(pair.actual) == LARGEST
+    if full.any() and not (np.abs(pair.expected) == LARGEST).any():
+        yield pair.suspect("ascend-overflow-saturation-mode", None, 0.6, count=int(full.sum()))
+
+
+def _dropped(pair: Pair) -> Optional[Suspect]:
+    """Zeros at random places, the rest as it was or scaled up: a dropout that is active."""
+    wanted, found = pair.sample
+    zero = (found == 0) & (wanted != 0)
+    kept = (found != 0) & (wanted != 0)
+    if zero.sum() < 4 or kept.sum() < 8:
+        return None
+    ratio = slope(wanted[kept], found[kept])
+    if ratio <= 0.0 or not pair.near(found[kept] / ratio, wanted[kept]):
+        return None
+    gone = (pair.actual == 0) & (pair.expected != 0)
+    left = pair.proved(np.where(gone, 0.0, ratio * pair.expected), pair.actual)
+    rate = float(gone.sum()) / max(int(np.count_nonzero(pair.expected)), 1)
+    if left is None or _negative(pair, gone):
+        return None
+    told: dict[str, Any] = {"rate": f"{rate:.3f}", "ratio": figure(ratio), "scaled": figure(1.0 / (1.0 - rate))}
+    whole = _whole_slices(pair, gone)
+    scaled = abs(ratio * (1.0 - rate) - 1.0) < 0.1 and ratio > 1.001
+    if scaled:
+        rate = 1.0 - 1.0 / ratio
+        told.update(rate=f"{rate:.3f}", scaled=figure(ratio))
+    if whole and not scaled:
+        return pair.suspect("slices-zero", left, 0.6, **told, which=whole)
+    return pair.suspect(
+        "dropout-functional-train-flag" if scaled else "values-zero", left, 0.8 if scaled else 0.5, **told
+    )
+
+
+def _negative(pair: Pair, gone: Floats) -> bool:
+    """Whether zeros stand exactly where the reference is below zero: that is a ReLU."""
+    return bool((gone == (pair.expected < 0)).all())
+
+
+def _whole_slices(pair: Pair, gone: Floats) -> str:
+    """The slices of one axis that are zero, where nothing else is."""
+    for axis in range(gone.ndim):
+        others = tuple(a for a in range(gone.ndim) if a != axis)
+        most = gone.any(axis=others)
+        if most.all():
+            continue
+        full = np.take(pair.actual, np.flatnonzero(most), axis)
+        if not full.any():
+            return f"axis {axis}: {listed(np.flatnonzero(most))}"
+    return ""
+
+
+def _clipped(pair: Pair) -> Optional[Suspect]:
+    return _cut(pair, pair.expected, pair.actual, "values-clipped")
+
+
+def _unclipped(pair: Pair) -> Optional[Suspect]:
+    return _cut(pair, pair.actual, pair.expected, "clip-missing")
+
+
+def _cut(pair: Pair, free: Floats, cut: Floats, cause: str) -> Optional[Suspect]:
+    """Whether `cut` is `free` between two bounds; both bounds are met by many elements, not by one."""
+    if not (np.isfinite(free).all() and np.isfinite(cut).all()):
+        return None
+    low, high = float(cut.min()), float(cut.max())
+    below, above = free < low, free > high
+    inside = (cut > low) & (cut < high)
+    if not (below.any() or above.any()) or np.count_nonzero(inside) < max(3, cut.size // 100):
+        return None
+    left = pair.proved(np.clip(free, low, high), cut)
+    if left is None:
+        return None
+    lower = figure(low) if below.any() else "-inf"
+    upper = figure(high) if above.any() else "inf"
+    count = int(below.sum() + above.sum())
+    if count < 2:
+        return None
+    return pair.suspect(cause, left, 0.6, low=lower, high=upper, count=count)
+
+
+def grid(values: Floats, word: str) -> Floats:
+    """The values rounded to a short float, as float32."""
+    single = np.asarray(values, np.float32)
+    if word == "float16":
+        with np.errstate(over="ignore"):
+            return single.astype(np.float16).astype(np.float32)
+    bits = np.ascontiguousarray(single).view(np.uint32)
+    low = np.uint32(GRIDS[word])
+    half = np.uint32((1 << (GRIDS[word] - 1)) - 1)
+    odd = (bits >> low) & np.uint32(1)
+    return np.asarray(((bits + half + odd) >> low << low).view(np.float32))
+
+
+def _rounded(pair: Pair) -> Optional[Suspect]:
+    """All of the port's elements can be written in a short float, those of the reference cannot."""
+    wanted, found = pair.sample
+    if wanted.size < 16 or len(np.unique(found)) < 8:
+        return None
+    for word in GRIDS:
+        if not (grid(found, word) == found.astype(np.float32)).all():
+            continue
+        if (grid(wanted, word) == wanted.astype(np.float32)).mean() > 0.5:
+            continue
+        left = pair.proved(grid(pair.expected, word), pair.actual)
+        if left is not None:
+            return pair.suspect("bf16-output-rounding", left, 0.7, dtype=word)
+        if pair.before < {"bfloat16": 3e-2, "float16": 4e-3, "tf32": 4e-3}[word]:
+            return pair.suspect("short-float-computation", None, 0.5, dtype=word)
+    return None
+
+
+def _stepped(pair: Pair) -> Optional[Suspect]:
+    """The port's values are multiples of one number, and the reference rounded to them: an integer in between."""
+    wanted, found = pair.sample
+    levels = np.unique(found)
+    if not 3 <= levels.size <= 1024 or levels.size * 4 > found.size or len(np.unique(wanted)) < 2 * levels.size:
+        return None
+    step = float(np.diff(levels).min())
+    if step <= 0 or np.abs(levels / step - np.round(levels / step)).max() > 1e-3:
+        return None
+    for word, function in (("round", np.round), ("trunc", np.trunc), ("floor", np.floor)):
+        if pair.near(function(wanted / step) * step, found):
+            left = pair.proved(function(pair.expected / step) * step, pair.actual)
+            if left is not None:
+                return pair.suspect("values-stepped", left, 0.75, step=figure(step), how=word)
+    return None

@@ -1,0 +1,199 @@
+"""Values that are the reference's times a number, plus a number, or both, everywhere or for each slice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Optional
+
+import numpy as np
+
+from aligner.explain.patterns.pair import Floats, Pair, figure, thin
+from aligner.explain.suspect import Suspect
+
+FINE = 3e-6
+"""A ratio near 1 must be met this closely to be told from its neighbours."""
+
+FEW = 4
+"""A slice with fewer elements than this fits any number of its own."""
+
+
+def suspects(pair: Pair) -> Iterator[Suspect]:
+    """The simplest of them that holds. Slices that are merely zero are told of elsewhere."""
+    if not pair.alike:
+        return
+    for rule in (_ratio, _shift, _both, _sliced):
+        found = rule(pair)
+        if found is not None:
+            yield found
+            return
+
+
+def _ratio(pair: Pair) -> Optional[Suspect]:
+    wanted, found = pair.sample
+    if wanted.size < FEW or not found.any():
+        return None
+    ratio = slope(wanted, found)
+    if ratio == 0.0 or not pair.near(ratio * wanted, found):
+        return None
+    left = pair.proved(pair.actual / ratio, pair.expected)
+    if left is None:
+        return None
+    if abs(ratio + 1.0) < 1e-4:
+        return pair.suspect("sign-flipped", left, 0.8)
+    told = name_of(ratio, pair.expected.shape)
+    known = f" = {told}" if told else ""
+    if math.isclose(ratio, _ddof(ratio), rel_tol=FINE):
+        return pair.suspect("std-ddof", left, 0.8, ratio=figure(ratio) + known)
+    return pair.suspect("constant-ratio", left, 0.8, ratio=figure(ratio) + known, inverse=figure(1.0 / ratio))
+
+
+def slope(x: Floats, y: Floats) -> float:
+    """The number k for which k * x is nearest to y."""
+    square = float(np.dot(x, x))
+    return float(np.dot(x, y)) / square if square else 0.0
+
+
+def _ddof(ratio: float) -> float:
+    """The nearest sqrt((n-1)/n) or its inverse, of an n up to 256; 0 where there is none."""
+    square = min(ratio, 1.0 / ratio) ** 2 if ratio > 0 else 0.0
+    if not 0.45 < square < 0.997:
+        return 0.0
+    n = round(1.0 / (1.0 - square))
+    root = math.sqrt((n - 1) / n)
+    return root if ratio < 1.0 else 1.0 / root
+
+
+def name_of(ratio: float, sizes: Sequence[int], close: float = 2e-5) -> str:
+    """The ratio in words made of the sizes of axes, or of plain numbers; "" where none fits."""
+    whole = {int(np.prod(sizes[i:j])) for i in range(len(sizes)) for j in range(i + 1, len(sizes) + 1)}
+    parts = {size // d for size in sizes for d in range(2, 65) if size % d == 0}
+    found: list[str] = []
+    for n in (*sorted(whole), *sorted(parts - whole)):
+        if n < 2:
+            continue
+        words = {
+            f"sqrt({n})": (math.sqrt(n), close),
+            f"1/sqrt({n})": (1 / math.sqrt(n), close),
+            f"1/{n}": (1 / n, close),
+            f"sqrt(({n}-1)/{n})": (math.sqrt((n - 1) / n), FINE),
+            f"sqrt({n}/({n}-1))": (math.sqrt(n / (n - 1)), FINE),
+            f"{n}/({n}-1)": (n / (n - 1), FINE),
+            f"({n}-1)/{n}": ((n - 1) / n, FINE),
+        }
+        found += [word for word, (number, near) in words.items() if math.isclose(ratio, number, rel_tol=near)]
+    return " = ".join(sorted(found, key=lambda word: "sqrt" not in word)[:2])
+
+
+def _shift(pair: Pair) -> Optional[Suspect]:
+    wanted, found = pair.sample
+    if wanted.size < FEW:
+        return None
+    shift = float(np.mean(found - wanted))
+    if shift == 0.0 or not pair.near(found - shift, wanted):
+        return None
+    left = pair.proved(pair.actual - shift, pair.expected)
+    return None if left is None else pair.suspect("constant-shift", left, 0.7, shift=figure(shift))
+
+
+def _both(pair: Pair) -> Optional[Suspect]:
+    wanted, found = pair.sample
+    if wanted.size < 2 * FEW or np.ptp(wanted) == 0.0:
+        return None
+    ratio = slope(wanted - wanted.mean(), found - found.mean())
+    shift = float(found.mean() - ratio * wanted.mean())
+    if ratio == 0.0 or not pair.near((found - shift) / ratio, wanted):
+        return None
+    left = pair.proved((pair.actual - shift) / ratio, pair.expected)
+    if left is None:
+        return None
+    return pair.suspect("ratio-and-shift", left, 0.7, ratio=figure(ratio), shift=figure(shift))
+
+
+def _groups(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Sets of axes that may each have a number of their own: one axis, all but the last, all but the second, two."""
+    count = len(shape)
+    single = [(axis,) for axis in range(count)]
+    rows = [tuple(range(count - 1)), tuple(a for a in range(count) if a != 1), (0, 1)] if count >= 3 else []
+    seen: list[tuple[int, ...]] = []
+    for keep in (*single, *rows):
+        slices = int(np.prod([shape[axis] for axis in keep]))
+        if keep not in seen and slices > 1 and slices * FEW <= np.prod(shape):
+            seen.append(keep)
+            yield keep
+
+
+def _sliced(pair: Pair) -> Optional[Suspect]:
+    """A ratio or a shift for each slice along some axes; the fewest slices that do it."""
+    shape = pair.expected.shape
+    if not (np.isfinite(pair.actual).all() and np.isfinite(pair.expected).all()):
+        return None
+    for keep in sorted(_groups(shape), key=lambda keep: np.prod([shape[a] for a in keep])):
+        others = tuple(axis for axis in range(len(shape)) if axis not in keep)
+        small = thin(shape, keep)
+        found = _fit(pair, keep, others, small)
+        if found is not None:
+            return found
+    return None
+
+
+def _fit(pair: Pair, keep: tuple[int, ...], others: tuple[int, ...], small: tuple[Floats, ...]) -> Optional[Suspect]:
+    wanted = np.asarray(pair.expected[small], np.float64)
+    found = np.asarray(pair.actual[small], np.float64)
+    each = int(np.prod([wanted.shape[a] for a in others]))
+    if each < FEW:
+        return None
+    shifts = _shifts(wanted, found, others)
+    if pair.near(found - shifts, wanted):
+        shifts = _shifts(pair.expected, pair.actual, others)
+        left = pair.proved(pair.actual - shifts, pair.expected)
+        if left is not None:
+            return _told(pair, "channel-shift", left, shifts, 0.0, keep)
+    if np.count_nonzero(wanted) < 3 * (wanted.size // each):
+        return None
+    ratios = _ratios(wanted, found, others)
+    if pair.near(ratios * wanted, found):
+        ratios = _ratios(pair.expected, pair.actual, others)
+        left = pair.proved(ratios * pair.expected, pair.actual)
+        if left is not None and not np.isin(np.round(ratios, 4), (0.0, 1.0)).all():
+            return _told(pair, "channel-ratio", left, ratios, 1.0, keep)
+    return None
+
+
+def _shifts(wanted: Floats, found: Floats, others: tuple[int, ...]) -> Floats:
+    return np.asarray((found - wanted).mean(axis=others, keepdims=True, dtype=np.float64))
+
+
+def _ratios(wanted: Floats, found: Floats, others: tuple[int, ...]) -> Floats:
+    square = np.square(wanted, dtype=np.float64).sum(axis=others, keepdims=True)
+    both = np.multiply(wanted, found, dtype=np.float64).sum(axis=others, keepdims=True)
+    return np.asarray(np.divide(both, square, out=np.ones_like(both), where=square > 0))
+
+
+def _told(pair: Pair, cause: str, left: float, each: Floats, idle: float, keep: tuple[int, ...]) -> Suspect:
+    scale = float(np.abs(each).max()) or 1.0
+    off = np.argwhere(np.abs(each - idle).reshape([n for n in each.shape if n > 1] or [1]) > 1e-5 * scale)
+    which = listed(off[:, 0]) if off.shape[1] == 1 else str(len(off))
+    return pair.suspect(
+        cause,
+        left,
+        0.65 if len(keep) == 1 else 0.5,
+        axis=", ".join(str(axis) for axis in keep),
+        slices=int(each.size),
+        off=len(off),
+        which=which,
+        lowest=figure(float(each.min())),
+        highest=figure(float(each.max())),
+    )
+
+
+def listed(indices: Iterable[int]) -> str:
+    """A few indices as people write them: "3, 7, 8-12 ..."."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = int(index)
+        else:
+            runs.append([int(index), int(index)])
+    words = [str(a) if a == b else f"{a}-{b}" for a, b in runs[:6]]
+    return ", ".join(words) + (" ..." if len(runs) > 6 else "")
