@@ -119,7 +119,7 @@ ENTRIES: tuple[Entry, ...] = (
         ("put back in order, {left} is left", "恢复顺序后误差为 {left}"),
         (
             "exchange the two sizes of the reshape or transpose after it: groups and their channels, repeat and tile",
-            "把第 {axis} 轴拆分时交换两个尺寸，或在 reshape 之后转置：组数与每组通道数、repeat 与 tile",
+            "拆分时交换两个尺寸，或在 reshape 之后转置：组数与每组通道数、repeat 与 tile",
         ),
     ),
     Entry(

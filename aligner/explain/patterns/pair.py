@@ -128,58 +128,11 @@ def numbers(value: Value) -> Optional[Floats]:
     return array.astype(np.float64) if array.dtype.kind in "bui" else None
 
 
-def spots(self) -> Floats:
-        """Flat positions of the sample, in the port's value: all where there are few."""
-        return spots(self.actual.size)
-
-    @cached_property
-    def sample(self) -> tuple[Floats, Floats]:
-        """Expected and actual at `spots`, in float64; only for one shape, and only where both are finite."""
-        one = at(self.expected, self.spots)
-        other = at(self.actual, self.spots)
-        whole = np.isfinite(one) & np.isfinite(other)
-        return one[whole], other[whole]
-
-    def near(self, found: Floats, wanted: Floats) -> bool:
-        """Whether two samples agree as well as a right hypothesis must."""
-        if not wanted.size:
-            return False
-        return distance(found, wanted) <= self.limit
-
-    def proved(self, found: Floats, wanted: Floats) -> Optional[float]:
-        """What is left between two whole tensors, where that is little enough to prove the hypothesis."""
-        left = distance(found, wanted)
-        return left if left <= self.limit and left * DROP <= self.before else None
-
-    def suspect(
-        self,
-        cause: str,
-        left: Optional[float],
-        weight: float,
-        change: Optional[Mapping[str, Attribute]] = None,
-        **facts: Scalar,
-    ) -> Suspect:
-        """A suspect of this place, with the facts that all have and its own."""
-        told = dict(self.facts)
-        told.update(facts)
-        if left is not None:
-            told["left"] = f"{left:.1e}"
-        return Suspect(cause, told, change or {}, error=left, weight=weight)
-
-
-def numbers(value: Value) -> Optional[Floats]:
-    """The tensor as real numbers; None for complex ones and words."""
-    array: Floats = value.load()
-    if array.dtype.kind not in "buif":
-        return None
-    return array if array.dtype.kind == "f" else array.astype(np.float64)
-
-
 def spots(size: int, count: int = SAMPLE) -> Floats:
     """Flat positions, the same each time: all of a small array, else `count` drawn over the whole of it."""
     if size <= count:
         return np.arange(size)
-    return np.unique(np.random.default_rng(size).integers(0, size, count))
+    return np.asarray(np.unique(np.random.default_rng(size).integers(0, size, count)))
 
 
 def at(array: Floats, flat: Floats) -> Floats:
