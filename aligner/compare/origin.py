@@ -204,7 +204,7 @@ class Trace:
                 owner, where, between = layer, "inputs", None
             else:
                 owner, where = (around.visit.call.layer if around is not None else ""), "glue"
-                between = (_last_good(outer), layer)
+                between = (self._before(outer), layer)
             birth = Birth(owner, where, reading, reading.pair.key, first, sources.error, between)
             state = self._judge(reading, sources, birth, first, outer.parameters)
             scene.inputs.add(state)
@@ -235,7 +235,7 @@ class Trace:
             sources = in_hand
             if source is not None and source.time >= call.first:
                 sources = _only(source)
-            where, between = ("layer", None) if leaf else ("glue", (_last_good(scene), ""))
+            where, between = ("layer", None) if leaf else ("glue", (self._before(scene), ""))
             entry = reading.pair.entry
             birth = Birth(call.layer, where, reading, entry.key, entry.order, sources.error, between)
             state = self._judge(reading, sources, birth, entry.order, scene.parameters)
@@ -269,8 +269,7 @@ class Trace:
     ) -> State:
         """The same, known from the forced pass. A wrong parameter explains what its layer does wrong."""
         if check.fails and not owned.births:
-            place = replace(birth, layer=check.owner, where=check.where, between=check.between, check=check)
-            return replace(self._born(reading, place), time=time)
+            return replace(self._born(reading, replace(birth, check=check)), time=time)
         births: tuple[int, ...] = ()
         if check.fails:
             births = tuple(owned.births)
@@ -298,6 +297,10 @@ class Trace:
                 before = len(self.births) - 1
             else:
                 self.reached[id(reading)] = (before,)
+
+    def _before(self, scene: _Scene) -> str:
+        """The last call inside so far whose outputs agree, "" if there is none; after a forced pass all of them do."""
+        return next((path for path, agree in reversed(scene.inside) if agree or self._checks), "")
 
     def _nearest(self, sources: Sources, least: float) -> tuple[int, ...]:
         """Births that reach here through a source at least this bad: the worst first, then the latest."""
@@ -333,11 +336,6 @@ def _only(state: State) -> Sources:
     sources = Sources()
     sources.add(state)
     return sources
-
-
-def _last_good(scene: _Scene) -> str:
-    """The last call inside so far whose outputs agree; "" if there is none."""
-    return next((path for path, agree in reversed(scene.inside) if agree), "")
 
 
 def _is_input(reading: Reading) -> bool:
