@@ -9,7 +9,7 @@ from typing import Any
 
 from aligner.explain.catalogue.entry import Entry as Entry
 
-TOPICS: tuple[str, ...] = ("settings", "windows", "losses", "weights", "precision", "training", "relations")
+TOPICS: tuple[str, ...] = ("settings", "windows", "losses", "weights", "precision", "training", "relations", "glue")
 """Modules of this package, each with `ENTRIES: tuple[Entry, ...]`."""
 
 LANGUAGES = ("en", "zh")

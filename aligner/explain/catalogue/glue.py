@@ -1,0 +1,168 @@
+"""Causes in the code between layers, told from what it made of values that were right.
+
+Facts of most: `reference_code` and `port_code`, what each side computes of the recorded values (in brackets, by layer
+and slot), `other`, the value that it is about, `instead`, what the port has in its place, and `left`.
+"""
+
+from __future__ import annotations
+
+from aligner.explain.catalogue.entry import Entry, Text
+
+_CODE: Text = (
+    "the reference computes {reference_code}, the port {port_code}: {left} is left",
+    "标杆计算 {reference_code}，待比对计算 {port_code}：剩余误差 {left}",
+)
+_AS: Text = (
+    "write in {port_layer}: {reference_code}",
+    "在 {port_layer} 中写成：{reference_code}",
+)
+
+
+def _entry(cause: str, title: Text, fix: Text = _AS, evidence: Text = _CODE) -> Entry:
+    return Entry(cause, title, evidence, fix)
+
+
+SUMS: tuple[Entry, ...] = (
+    _entry(
+        "residual-missing",
+        ("{other} is not added: a forgotten residual", "没有加上 {other}：漏了残差连接"),
+        ("add {other} where {port_layer} makes this value", "在 {port_layer} 计算该值处加上 {other}"),
+    ),
+    _entry(
+        "addend-missing",
+        ("{other} is not added", "没有加上 {other}"),
+        ("add {other} where {port_layer} makes this value", "在 {port_layer} 计算该值处加上 {other}"),
+    ),
+    _entry(
+        "addend-extra",
+        ("{other} is added, which the reference does not do", "多加了 {other}，标杆没有这一项"),
+        ("remove {other} from the sum in {port_layer}", "从 {port_layer} 的求和中去掉 {other}"),
+    ),
+    _entry(
+        "addend-sign",
+        ("{other} has the opposite sign", "{other} 的符号相反"),
+        ("add where you subtract {other}, or the reverse", "{other} 处加减号写反了，改过来"),
+    ),
+    _entry(
+        "addend-scaled",
+        (
+            "{other} counts {ratio} times as much in the sum as in the reference",
+            "求和中 {other} 的系数是标杆的 {ratio} 倍",
+        ),
+    ),
+    _entry(
+        "addend-off-by-part",
+        ("the port lacks {ratio} times {other}", "待比对少了 {ratio} 倍的 {other}"),
+        (
+            "look for a number that {other} is multiplied by in the reference",
+            "检查标杆中 {other} 乘了什么系数",
+        ),
+    ),
+    _entry(
+        "activation-before-sum",
+        (
+            "{other} is taken of one addend only, the reference takes it of the sum",
+            "{other} 只作用于其中一项，标杆作用于求和结果",
+        ),
+    ),
+)
+
+PRODUCTS: tuple[Entry, ...] = (
+    _entry(
+        "scale-missing",
+        ("the factor {factor} is missing", "缺少系数 {factor}"),
+        ("multiply by {factor} in {port_layer}", "在 {port_layer} 中乘以 {factor}"),
+    ),
+    _entry(
+        "gate-missing",
+        ("the value is not multiplied by {other}", "没有乘以 {other}"),
+        ("multiply by {other} in {port_layer}", "在 {port_layer} 中乘以 {other}"),
+    ),
+    _entry(
+        "gate-extra",
+        (
+            "the value is multiplied by {other}, which the reference does not do",
+            "多乘了 {other}，标杆没有这一步",
+        ),
+        ("remove the factor {other} in {port_layer}", "去掉 {port_layer} 中的系数 {other}"),
+    ),
+    _entry(
+        "swiglu-chunk-order",
+        (
+            "the halves are swapped: the activation is taken of {instead}, the reference takes it of the other half",
+            "两半的次序颠倒：激活函数作用于 {instead}，标杆作用于另一半",
+        ),
+    ),
+)
+
+VALUES: tuple[Entry, ...] = (
+    _entry(
+        "wrong-tensor",
+        ("{instead} is used where the reference has {other}", "应使用 {other}，却使用了 {instead}"),
+        ("use {other} in {port_layer}", "在 {port_layer} 中改用 {other}"),
+    ),
+    _entry(
+        "activation-extra",
+        ("{function} is applied, which the reference does not do", "多用了 {function}，标杆没有"),
+        ("remove {function}", "去掉 {function}"),
+    ),
+    _entry(
+        "activation-other",
+        (
+            "{port_function} is applied where the reference has {reference_function}",
+            "用了 {port_function}，标杆为 {reference_function}",
+        ),
+        ("apply {reference_function}", "改用 {reference_function}"),
+    ),
+    _entry("expression-differs", ("the code computes something else", "此处代码的计算式不同")),
+    _entry(
+        "view-vs-transpose",
+        (
+            "the numbers are read off in another order: a reshape where a transpose was needed, or the reverse",
+            "数值的读取次序不同：该转置处用了 reshape，或相反",
+        ),
+    ),
+    _entry(
+        "chunk-order",
+        ("other parts are taken of the same value", "从同一个值中取了不同的部分"),
+    ),
+    _entry(
+        "slice-off",
+        ("{instead} is taken, the reference takes {other}", "取了 {instead}，标杆取 {other}"),
+    ),
+    _entry(
+        "roll-sign",
+        ("the value is rolled the other way", "滚动 (roll) 的方向相反"),
+    ),
+)
+
+REDUCTIONS: tuple[Entry, ...] = (
+    _entry(
+        "reduction-axis",
+        ("{instead} goes over another axis: the reference has {other}", "{instead} 的轴不同：标杆为 {other}"),
+    ),
+    _entry(
+        "reduction-other",
+        ("{instead} is taken, the reference takes {other}", "取了 {instead}，标杆取 {other}"),
+    ),
+    _entry(
+        "mask-missing",
+        ("a mask is not applied: the reference has {other}", "未使用掩码：标杆为 {other}"),
+    ),
+    _entry(
+        "mask-inverted",
+        ("the mask is taken the other way round: {instead}", "掩码取反了：{instead}"),
+    ),
+    _entry(
+        "softmax-axis",
+        ("{instead} goes over another axis: the reference has {other}", "{instead} 的轴不同：标杆为 {other}"),
+    ),
+    _entry("softmax-missing", ("{other} is not taken", "缺少 {other}")),
+    _entry("normalize-missing", ("{other} is not taken: the value is not normalised", "缺少 {other}：没有归一化")),
+    _entry(
+        "normalize-axis",
+        ("{instead} normalises over another axis: the reference has {other}", "{instead} 的轴不同：标杆为 {other}"),
+    ),
+)
+
+ENTRIES: tuple[Entry, ...] = (*SUMS, *PRODUCTS, *VALUES, *REDUCTIONS)

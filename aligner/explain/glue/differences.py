@@ -1,0 +1,136 @@
+"""What lies between the two values: their difference or ratio is a value that was in hand, or two exchanged ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Optional
+
+import numpy as np
+
+from aligner.explain.case import distance
+from aligner.explain.glue.edits import addend
+from aligner.explain.glue.formula import Formula, Term
+from aligner.explain.glue.functions import BACK, FUNCTIONS
+from aligner.explain.glue.place import Place
+from aligner.explain.glue.pool import Search
+from aligner.explain.suspect import Suspect
+from aligner.record import Scalar
+
+TRIES = 6
+OUTERS = ("", "ReLU", "LeakyReLU(0.1)", "LeakyReLU(0.01)", "LeakyReLU(0.2)", "GELU", "SiLU")
+
+
+def suspects(place: Place) -> Iterator[Suspect]:
+    """The first difference or ratio that names itself."""
+    for outer in OUTERS:
+        if outer and not _plausible(place, outer):
+            continue
+        found = _difference(place, outer) or (_ratio(place) if not outer else None)
+        if found is not None:
+            yield found
+            return
+
+
+def _plausible(place: Place, outer: str) -> bool:
+    low = min(float(np.nanmin(place.wanted)), float(np.nanmin(place.found)))
+    if outer == "ReLU":
+        return low == 0.0
+    return low < 0.0 if outer.startswith("Leaky") else -0.28 < low < 0.0
+
+
+def _difference(place: Place, outer: str) -> Optional[Suspect]:
+    with np.errstate(all="ignore"):
+        wanted, found = BACK[outer](place.wanted), BACK[outer](place.found)
+        noise = np.maximum(place.noise(wanted), place.noise(found)) * (0.05 if not outer else 1.0)
+        for number, terms in enumerate(Search(place.pool, wanted - found, noise).terms()):
+            if number == TRIES:
+                return None
+            left = _left(place, Formula(terms), outer)
+            if left is not None and left * 8.0 <= place.pair.before:
+                return _told(place, terms, left, outer)
+    return None
+
+
+def _left(place: Place, missing: Formula, outer: str) -> Optional[float]:
+    """What is left of the error where the port has this added, inside its activation if it has one."""
+    expected, actual = place.pair.expected, place.pair.actual
+    added = missing(expected.shape)
+    if not outer:
+        left = distance(actual + added, expected)
+    else:
+        one, other = BACK[outer](np.asarray(actual, np.float64)), BACK[outer](np.asarray(expected, np.float64))
+        forth = FUNCTIONS[outer](one + added)
+        back = FUNCTIONS[outer](other - added)
+        hidden = np.where(np.abs(back - actual) <= place.pair.limit * (1.0 + np.abs(actual)), expected, np.nan)
+        mended = np.where(np.isfinite(forth), forth, np.where(np.isfinite(other), hidden, expected))
+        if np.isnan(mended).any() or np.isfinite(forth).mean() < 0.1:
+            return None
+        left = distance(mended, np.asarray(expected, np.float64))
+    return left if left <= place.pair.limit else None
+
+
+def _told(place: Place, terms: tuple[Term, ...], left: float, outer: str) -> Suspect:
+    facts: dict[str, Scalar] = {"reference_code": "", "port_code": ""}
+    text = Formula(terms).text
+    facts["reference_code"] = f"{outer}(... + {text})" if outer else f"... + {text}"
+    facts["port_code"] = f"{outer}(...)" if outer else "..."
+    gained = [term for term in terms if term.coefficient > 0]
+    lost = [Term(term.factors, -term.coefficient) for term in terms if term.coefficient < 0]
+    if len(gained) == 1 and len(lost) == 1 and gained[0].coefficient == lost[0].coefficient == 1.0:
+        facts.update(other=gained[0].text, instead=lost[0].text)
+        facts.update(reference_code=f"... + {gained[0].text}", port_code=f"... + {lost[0].text}")
+        return place.pair.suspect("wrong-tensor", left, 0.85, None, **facts)
+    if len(terms) == 1 and abs(abs(terms[0].coefficient) - 1.0) > 1e-3:
+        facts.update(other=Term(terms[0].factors).text, ratio=f"{terms[0].coefficient:.6g}")
+        return place.pair.suspect("addend-off-by-part", left, 0.75, None, **facts)
+    if gained:
+        facts.update(other=Formula(tuple(gained)).text)
+        return place.pair.suspect(addend(gained[0], "missing"), left, 0.9, None, **facts)
+    facts.update(other=Formula(tuple(lost)).text, reference_code="...", port_code=f"... + {Formula(tuple(lost)).text}")
+    return place.pair.suspect("addend-extra", left, 0.85, None, **facts)
+
+
+def _ratio(place: Place) -> Optional[Suspect]:
+    for wanted, found, cause in (
+        (place.wanted, place.found, "gate-missing"),
+        (place.found, place.wanted, "gate-extra"),
+    ):
+        with np.errstate(all="ignore"):
+            ratio = np.where(np.abs(found) > 1e-12, wanted / found, np.nan)
+            noise = np.abs(ratio) * max(2e-5, 2.0 * place.pair.limit)
+            for number, terms in enumerate(Search(place.pool, ratio, noise).terms()):
+                if number == TRIES:
+                    break
+                suspect = _scaled(place, terms, cause)
+                if suspect is not None:
+                    return suspect
+    return None
+
+
+def _scaled(place: Place, terms: tuple[Term, ...], cause: str) -> Optional[Suspect]:
+    formula = Formula(terms)
+    factor = formula(place.pair.expected.shape)
+    pair = place.pair
+    missing = cause == "gate-missing"
+    mended, wanted = (pair.actual * factor, pair.expected) if missing else (pair.expected * factor, pair.actual)
+    left = pair.proved(mended, wanted)
+    if left is None:
+        return None
+    with_it, without = f"... * ({formula.text})", "..."
+    factors = terms[0].factors
+    inverse = [f for f in factors if f.function == "1 /"]
+    if len(terms) == 1 and len(factors) == 2 and len(inverse) == 1:
+        kept = next(f for f in factors if f is not inverse[0])
+        right, wrong = kept.text, inverse[0].view.text
+        other, instead = (right, wrong) if missing else (wrong, right)
+        return pair.suspect(
+            "wrong-tensor",
+            left,
+            0.8,
+            other=other,
+            instead=instead,
+            reference_code=f"... * {other}",
+            port_code=f"... * {instead}",
+        )
+    codes = (with_it, without) if missing else (without, with_it)
+    return pair.suspect(cause, left, 0.85, other=formula.text, reference_code=codes[0], port_code=codes[1])

@@ -1,0 +1,196 @@
+"""Mistakes that people make in a formula: each an edit of it, with the cause's name and what to say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from aligner.explain.glue.formula import Factor, Formula, Term, plain
+from aligner.explain.glue.functions import ACTIVATIONS, FUNCTIONS
+from aligner.explain.glue.pool import Pool
+from aligner.explain.glue.views import View
+from aligner.record import Scalar
+
+_WRITTEN = {
+    "GELU": "nn.GELU(approximate=False)",
+    "GELU(tanh)": "nn.GELU(approximate=True)",
+    "SiLU": "nn.SiLU()",
+    "Hardswish": "nn.HSwish()",
+}
+
+NAMED = {
+    ("GELU", "GELU(tanh)"): "gelu-approximate-default",
+    ("GELU(tanh)", "GELU"): "gelu-new-vs-erf",
+    ("GELU", "QuickGELU"): "quick-gelu-vs-gelu",
+    ("QuickGELU", "GELU"): "quick-gelu-vs-gelu",
+    ("Hardswish", "SiLU"): "hardswish-vs-swish",
+    ("SiLU", "Hardswish"): "hardswish-vs-swish",
+}
+"""Activations (of reference and port) whose confusion has a name of its own."""
+
+REDUCTIONS = {"mean", "max", "sum", "min", "norm", "std", "var", "std_n", "var_n"}
+ENDS = {"first", "last", "second", "last but one", "slice", "stride"}
+TURNS = {"transpose", "reshape", "turned and reshaped"}
+
+
+@dataclass(frozen=True)
+class Edit:
+    """The formula that the mistake makes, and what the mistake is called."""
+
+    formula: Formula
+    cause: str
+    facts: Mapping[str, Scalar]
+    doubt: int = 0
+    """The fewer, the likelier, where several edits give the same numbers."""
+
+
+def edits(formula: Formula, pool: Pool) -> Iterator[Edit]:
+    """Everything that one mistake makes of the formula."""
+    yield from _outer(formula)
+    for number, term in enumerate(formula.terms):
+        rest = formula.terms[:number] + formula.terms[number + 1 :]
+        if rest:
+            yield Edit(Formula(rest, formula.outer), addend(term, "missing"), {"other": term.text})
+        for edit in _of_term(term, pool):
+            terms = (*formula.terms[:number], edit[0], *formula.terms[number + 1 :])
+            yield Edit(Formula(terms, formula.outer), edit[1], edit[2], edit[3])
+    offered = [view for view in pool.views if view.how in ("", "chunk", "every", "slice")]
+    for view in offered:
+        for sign in (1.0, -1.0):
+            term = plain(view, coefficient=sign)
+            yield Edit(Formula((*formula.terms, term), formula.outer), "addend-extra", {"other": term.text}, 2)
+        for function in ("", *ACTIVATIONS):
+            gate = Factor(function, view)
+            terms = tuple(replace(term, factors=(*term.factors, gate)) for term in formula.terms)
+            yield Edit(Formula(terms, formula.outer), "gate-extra", {"other": gate.text}, 3)
+
+
+def addend(term: Term, what: str) -> str:
+    """Whether a term is a shortcut or another addend, as a cause's id."""
+    factor = term.factors[0]
+    shortcut = len(term.factors) == 1 and factor.view.plain and factor.view.piece.rank in (0, 1, 3)
+    whole = factor.view.array.size == factor.view.piece.array.size and factor.view.detail == ""
+    return f"{'residual' if shortcut and whole and factor.view.piece.rank != 2 else 'addend'}-{what}"
+
+
+def _outer(formula: Formula) -> Iterator[Edit]:
+    for function in ("", *ACTIVATIONS, "exp", "abs"):
+        if function == formula.outer:
+            continue
+        cause, facts = changed(formula.outer, function)
+        if not formula.outer and function in _single(formula):
+            cause = "activation-twice"
+        yield Edit(replace(formula, outer=function), cause, facts, 1)
+    if formula.outer:
+        for number, term in enumerate(formula.terms):
+            if len(formula.terms) > 1 and len(term.factors) == 1:
+                yield from _early(formula, number)
+
+
+def _single(formula: Formula) -> set[str]:
+    """The function of a formula that is nothing else."""
+    factors = formula.terms[0].factors
+    return {factors[0].function} if len(formula.terms) == 1 and len(factors) == 1 else set()
+
+
+def _early(formula: Formula, number: int) -> Iterator[Edit]:
+    """The activation taken of one addend only, before the sum."""
+    term = formula.terms[number]
+    inner = replace(term, factors=(replace(term.factors[0], function=formula.outer),))
+    terms = (*formula.terms[:number], inner, *formula.terms[number + 1 :])
+    facts = {"other": formula.outer, "inner": inner.text}
+    yield Edit(Formula(terms), "activation-before-sum", facts)
+
+
+def changed(old: str, new: str) -> tuple[str, Mapping[str, Scalar]]:
+    """The cause's id and facts for one function in another's place."""
+    facts: dict[str, Scalar] = {"reference_function": old or "identity", "port_function": new or "identity"}
+    named = {old, new} - {""}
+    if not named <= set(ACTIVATIONS):
+        return "expression-differs", facts
+    if not old or not new:
+        return f"activation-{'extra' if new else 'missing'}", {**facts, "function": new or old}
+    cause = NAMED.get((old, new))
+    if cause is None:
+        return "activation-other", facts
+    facts.update(setting="activation", reference_value=old, port_value=new, written=_WRITTEN.get(old, old))
+    return cause, {**facts, "kind": old, "port_kind": new}
+
+
+Changed = tuple[Term, str, Mapping[str, Scalar], int]
+
+
+def _of_term(term: Term, pool: Pool) -> Iterator[Changed]:
+    if len(term.factors) > 1:
+        yield from _without(term)
+    if len(term.factors) == 2:
+        yield from _exchanged(term)
+    for number, factor in enumerate(term.factors):
+        for function in FUNCTIONS:
+            if function != factor.function:
+                new = replace(factor, function=function)
+                cause, facts = changed(factor.function, function)
+                yield _with(term, number, new), cause, {**facts, "other": factor.view.text}, 1
+        for view in pool.views:
+            if view is not factor.view:
+                new = replace(factor, view=view)
+                cause, facts, doubt = instead(factor.view, view)
+                yield _with(term, number, new), cause, facts, doubt
+    yield replace(term, coefficient=-term.coefficient), "addend-sign", {"other": Term(term.factors).text}, 0
+
+
+def _with(term: Term, number: int, factor: Factor) -> Term:
+    return replace(term, factors=(*term.factors[:number], factor, *term.factors[number + 1 :]))
+
+
+def _without(term: Term) -> Iterator[Changed]:
+    for number, factor in enumerate(term.factors):
+        left = replace(term, factors=term.factors[:number] + term.factors[number + 1 :])
+        cause = "scale-missing" if factor.view.piece.rank == 2 else "gate-missing"
+        yield left, cause, {"other": factor.text, "factor": factor.text}, 0
+
+
+def _exchanged(term: Term) -> Iterator[Changed]:
+    one, other = term.factors
+    if one.function == other.function:
+        return
+    swapped = (replace(one, view=other.view), replace(other, view=one.view))
+    halves = one.view.piece is other.view.piece and {one.view.how, other.view.how} <= {"chunk", "every"}
+    facts = {"other": one.view.text, "instead": other.view.text}
+    yield replace(term, factors=swapped), "swiglu-chunk-order" if halves else "wrong-tensor", facts, 0
+
+
+def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
+    """The cause's id, facts and doubt for one view in another's place."""
+    facts: dict[str, Scalar] = {"other": old.text, "instead": new.text}
+    if old.piece is not new.piece:
+        return "wrong-tensor", facts, 2 + (not new.plain) + new.piece.rank // 4
+    hows = {old.how, new.how}
+    masked = [how for how in hows if "where" in how]
+    if masked:
+        cause = "mask-missing" if len(masked) == 1 else "mask-inverted" if old.how != new.how else "reduction-axis"
+        return cause, facts, 0
+    if hows in ({"std", "std_n"}, {"var", "var_n"}, {"standardize_by_std", "standardize_by_std_n"}):
+        return "std-ddof", {**facts, "ratio": f"{new.text} for {old.text}"}, 0
+    if old.how == new.how and old.how in REDUCTIONS:
+        return "reduction-axis", facts, 0
+    if hows <= REDUCTIONS | ENDS and hows & REDUCTIONS:
+        return "reduction-other", facts, 0
+    if hows <= ENDS | {"chunk", "every"}:
+        return ("chunk-order" if hows <= {"chunk", "every"} else "slice-off"), facts, 0
+    if hows <= TURNS:
+        return "view-vs-transpose", facts, 0
+    return _along(old, new, facts)
+
+
+def _along(old: View, new: View, facts: dict[str, Scalar]) -> tuple[str, Mapping[str, Scalar], int]:
+    if hows := {old.how, new.how} & {"softmax", "log_softmax"}:
+        same = old.how == new.how
+        return ("softmax-axis" if same else "softmax-missing" if old.how in hows else "expression-differs"), facts, 1
+    if "l2_normalize" in (old.how, new.how):
+        return ("normalize-axis" if old.how == new.how else "normalize-missing"), facts, 1
+    if old.how in ("roll(1)", "roll(-1)") and new.how in ("roll(1)", "roll(-1)"):
+        return ("roll-sign" if old.detail == new.detail else "expression-differs"), facts, 1
+    if {old.how, new.how} <= TURNS | {""}:
+        return "view-vs-transpose", facts, 1
+    return "expression-differs", facts, 2

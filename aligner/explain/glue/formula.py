@@ -1,0 +1,83 @@
+"""Formulas over values in hand: a function of a sum of products. Built, evaluated and spelled here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from aligner.explain.glue.functions import FUNCTIONS, spelled
+from aligner.explain.glue.views import View
+from aligner.explain.patterns.pair import Floats
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A function of a value in hand."""
+
+    function: str
+    view: View
+
+    @property
+    def text(self) -> str:
+        """As code."""
+        return spelled(self.function, self.view.text)
+
+    def __call__(self) -> Floats:
+        return np.asarray(FUNCTIONS[self.function](self.view.array.astype(np.float64)))
+
+
+@dataclass(frozen=True)
+class Term:
+    """A product of factors times a number."""
+
+    factors: tuple[Factor, ...]
+    coefficient: float = 1.0
+
+    @property
+    def text(self) -> str:
+        """As code, without a plus in front."""
+        product = " * ".join(factor.text for factor in self.factors)
+        if abs(abs(self.coefficient) - 1.0) < 1e-4:
+            return product if self.coefficient > 0 else f"-{product}"
+        return f"{self.coefficient:.6g} * {product}"
+
+    def __call__(self) -> Floats:
+        product = self.factors[0]()
+        for factor in self.factors[1:]:
+            product = product * factor()
+        return product if self.coefficient == 1.0 else self.coefficient * product
+
+
+@dataclass(frozen=True)
+class Formula:
+    """`outer` of the sum of the terms."""
+
+    terms: tuple[Term, ...]
+    outer: str = ""
+
+    @property
+    def text(self) -> str:
+        """As code."""
+        first, *rest = [term.text for term in self.terms]
+        whole = first + "".join(f" - {text[1:]}" if text.startswith("-") else f" + {text}" for text in rest)
+        return spelled(self.outer, whole) if self.outer else whole
+
+    @property
+    def size(self) -> int:
+        """How much it takes: the fewer, the better a formula is to be believed."""
+        return sum(len(term.factors) + sum(bool(f.function) for f in term.factors) for term in self.terms) + bool(
+            self.outer
+        )
+
+    def __call__(self, shape: tuple[int, ...]) -> Floats:
+        total = self.terms[0]()
+        for term in self.terms[1:]:
+            total = total + term()
+        with np.errstate(all="ignore"):
+            return np.broadcast_to(FUNCTIONS[self.outer](total), shape)
+
+
+def plain(view: View, function: str = "", coefficient: float = 1.0) -> Term:
+    """The term of one value."""
+    return Term((Factor(function, view),), coefficient)

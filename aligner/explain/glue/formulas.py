@@ -1,0 +1,174 @@
+"""The reference's value as a formula of what was in hand, and the one mistake in it that gives the port's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Optional
+
+import numpy as np
+
+from aligner.explain.case import distance
+from aligner.explain.glue.edits import NAMED, Edit, changed, edits
+from aligner.explain.glue.formula import Formula, Term
+from aligner.explain.glue.functions import BACK
+from aligner.explain.glue.place import Place
+from aligner.explain.glue.pool import Search
+from aligner.explain.patterns.pair import Floats, Pair
+from aligner.explain.patterns.scales import name_of
+from aligner.explain.suspect import Suspect
+from aligner.record import Scalar
+
+TRIES = 6
+"""Formulas that are checked on the whole tensor before a search is given up."""
+
+
+def suspects(place: Place) -> Iterator[Suspect]:
+    """The mistake, if the reference's or the port's value can be written as a formula."""
+    reference = solved(place, place.wanted, place.pair.expected)
+    edit = reference and mistake(place, reference, port=False)
+    if reference and edit:
+        yield _suspect(place, reference, edit, port=False)
+        return
+    ported = solved(place, place.found, place.pair.actual)
+    edit = ported and mistake(place, ported, port=True)
+    if ported and edit:
+        yield _suspect(place, ported, edit, port=True)
+    elif reference and ported:
+        left = distance(ported(place.pair.actual.shape), place.pair.actual)
+        codes = {"reference_code": reference.text, "port_code": ported.text}
+        yield told(place.pair, apart(reference, ported), left, 0.8, codes)
+
+
+def told(pair: Pair, cause: str, left: float, weight: float, facts: Mapping[str, Scalar]) -> Suspect:
+    """A suspect with what is said of it."""
+    return pair.suspect(cause, left, weight, None, **facts)
+
+
+def apart(reference: Formula, ported: Formula) -> str:
+    """What two formulas differ in, where that is more than one mistake."""
+    parts = [f.view for formula in (reference, ported) for term in formula.terms for f in term.factors]
+    if len({id(part.piece) for part in parts}) == 1 and {part.how for part in parts} <= {"chunk", "every"}:
+        return "chunk-order"
+    return "expression-differs"
+
+
+def solved(place: Place, wanted: Floats, whole: Floats) -> Optional[Formula]:
+    """A formula that gives the whole value."""
+    for outer in _outers(wanted):
+        with np.errstate(all="ignore"):
+            inner = BACK[outer](wanted)
+        noise = place.noise(inner, 1.0 if outer in ("", "ReLU") else 10.0)
+        for number, terms in enumerate(Search(place.pool, inner, noise).terms()):
+            if number == TRIES:
+                break
+            formula = Formula(terms, outer)
+            if place.gives(formula, whole):
+                return formula
+    return None
+
+
+def _outers(wanted: Floats) -> Iterator[str]:
+    finite = wanted[np.isfinite(wanted)]
+    if not finite.size:
+        return
+    low, high = float(finite.min()), float(finite.max())
+    yield ""
+    if low == 0.0:
+        yield "ReLU"
+        if high <= 6.0:
+            yield "ReLU6"
+    if low > 0.0 and high < 1.0:
+        yield "Sigmoid"
+    if -1.0 < low < 0.0 and high < 1.0:
+        yield "Tanh"
+    if -0.28 < low < 0.0:
+        yield from ("GELU", "SiLU", "GELU(tanh)")
+    if -1.0 < low < 0.0:
+        yield "ELU"
+    if low < 0.0:
+        yield from ("LeakyReLU(0.01)", "LeakyReLU(0.1)", "LeakyReLU(0.2)")
+
+
+def mistake(place: Place, formula: Formula, port: bool) -> Optional[Edit]:
+    """The edit of the formula, which is the port's or the reference's, that gives the other side's value."""
+    wanted, whole = (place.wanted, place.pair.expected) if port else (place.found, place.pair.actual)
+    noise = place.noise(wanted, 2.0)
+    fitting = []
+    with np.errstate(all="ignore"):
+        for edit in edits(formula, place.pool):
+            near = np.abs(place.pool.values(edit.formula) - wanted) <= noise
+            if near.mean() > 0.97:
+                fitting.append(edit)
+        for edit in sorted(fitting, key=lambda e: e.doubt)[:TRIES]:
+            if place.gives(edit.formula, whole):
+                return edit
+        return _rescaled(place, formula, wanted, whole, port)
+
+
+def _rescaled(place: Place, formula: Formula, wanted: Floats, whole: Floats, port: bool) -> Optional[Edit]:
+    """One term times another number."""
+    for number, term in enumerate(formula.terms):
+        rest = formula.terms[:number] + formula.terms[number + 1 :]
+        others = place.pool.values(Formula(rest)) if rest else np.zeros(len(wanted))
+        own = place.pool.values(Formula((Term(term.factors),)))
+        asked = BACK[formula.outer](wanted) - others
+        good = np.isfinite(asked) & np.isfinite(own)
+        weight = float(np.square(own[good]).sum())
+        if not weight:
+            continue
+        factor = float((own[good] * asked[good]).sum() / weight)
+        edited = Formula((*rest, Term(term.factors, factor)), formula.outer)
+        if abs(factor) > 1e-6 and place.gives(edited, whole):
+            ratio = term.coefficient / factor if port else factor / term.coefficient
+            named = name_of(ratio, _sizes(place))
+            told = f"{ratio:.6g}" + (f" = {named}" if named else "")
+            inverse = name_of(1.0 / ratio, _sizes(place))
+            missing = f"{1.0 / ratio:.6g}" + (f" = {inverse}" if inverse else "")
+            facts: dict[str, Scalar] = {"other": Term(term.factors).text, "ratio": told, "factor": missing}
+            return Edit(edited, "addend-scaled" if rest else "scale-missing", facts)
+    return None
+
+
+def _sizes(place: Place) -> tuple[int, ...]:
+    values = [v for v in (place.case.expected, *place.case.known[-12:]) if v is not None]
+    return tuple(dict.fromkeys(size for value in values for size in value.shape))
+
+
+def _suspect(place: Place, formula: Formula, edit: Edit, port: bool) -> Suspect:
+    reference, ported = (edit.formula, formula) if port else (formula, edit.formula)
+    cause, facts = turned_round(edit) if port else (edit.cause, dict(edit.facts))
+    left = distance(ported(place.pair.actual.shape), place.pair.actual)
+    return told(place.pair, cause, left, 0.9, {**facts, "reference_code": reference.text, "port_code": ported.text})
+
+
+_OPPOSITE = {
+    "residual-missing": "addend-extra",
+    "addend-missing": "addend-extra",
+    "addend-extra": "addend-missing",
+    "gate-missing": "gate-extra",
+    "scale-missing": "gate-extra",
+    "gate-extra": "gate-missing",
+    "activation-missing": "activation-extra",
+    "activation-extra": "activation-missing",
+    "activation-twice": "activation-missing",
+    "activation-before-sum": "expression-differs",
+    "softmax-missing": "expression-differs",
+    "normalize-missing": "expression-differs",
+    "mask-missing": "expression-differs",
+}
+
+
+_SIDES = (("other", "instead"), ("reference_function", "port_function"))
+
+
+def turned_round(edit: Edit) -> tuple[str, dict[str, Scalar]]:
+    """The cause where the edit leads from the port's formula to the reference's."""
+    facts = dict(edit.facts)
+    for one, other in _SIDES:
+        if one in facts and other in facts:
+            facts[one], facts[other] = facts[other], facts[one]
+    function = facts.get("reference_function"), facts.get("port_function")
+    if edit.cause in NAMED.values():
+        again, told = changed(str(function[0]), str(function[1]))
+        return again, {**facts, **told}
+    return _OPPOSITE.get(edit.cause, edit.cause), facts

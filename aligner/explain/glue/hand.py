@@ -1,0 +1,104 @@
+"""What the parent's code had in hand: named, read once, the likeliest first."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+
+from aligner.explain.case import Case, Value
+from aligner.explain.patterns.pair import Floats
+from aligner.record import display
+
+MAX_VALUES = 40
+MAX_BYTES = 256 << 20
+"""Of all values together; a value of more than a quarter of it is left out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A value that was in hand, with its numbers."""
+
+    value: Value
+    array: Floats
+    rank: int
+    """0 for what the parent was given, then its children's outputs, parameters, their inputs, others."""
+
+    @property
+    def name(self) -> str:
+        """As people read it: "blocks.0.norm1 output.0"."""
+        return name(self.value)
+
+
+def name(value: Value) -> str:
+    """A value's address as people read it."""
+    call = f" (call {value.call})" if value.call else ""
+    return f"{display(value.layer)} {value.slot}{call}"
+
+
+class Hand:
+    """The values of a case's `known`, read when first asked for; the same numbers twice count once."""
+
+    def __init__(self, case: Case) -> None:
+        self._ranked = _ranked(case)
+        self._read: dict[int, Optional[Piece]] = {}
+        self._seen: set[tuple[object, ...]] = set()
+        self._bytes = 0
+        self._views: dict[object, object] = {}
+
+    def pieces(self, fits: Callable[[tuple[int, ...]], bool]) -> Iterator[Piece]:
+        """Those whose shape fits, the likeliest first."""
+        given = 0
+        for index, (rank, value) in enumerate(self._ranked):
+            if given >= MAX_VALUES:
+                return
+            if not fits(value.shape):
+                continue
+            if index not in self._read:
+                self._read[index] = self._load(rank, value)
+            piece = self._read[index]
+            if piece is not None:
+                given += 1
+                yield piece
+
+    def _load(self, rank: int, value: Value) -> Optional[Piece]:
+        size = 8 * int(np.prod(value.shape))
+        if size > MAX_BYTES // 4 or self._bytes + size > MAX_BYTES:
+            return None
+        array = np.asarray(value.load())
+        if array.dtype.kind not in "fiub" or array.size == 0:
+            return None
+        mark = _mark(array)
+        if mark in self._seen:
+            return None
+        self._seen.add(mark)
+        self._bytes += size
+        return Piece(value, array, rank)
+
+
+def _ranked(case: Case) -> list[tuple[int, Value]]:
+    place = case.expected or case.actual
+    here = (place.layer, place.slot, place.call) if place else None
+    values = [v for v in reversed(case.known) if (v.layer, v.slot, v.call) != here]
+    ranked = [(_rank(case, value), value) for value in values]
+    return sorted(ranked, key=lambda item: item[0])
+
+
+def _rank(case: Case, value: Value) -> int:
+    given, made = value.slot.startswith("input."), value.slot.startswith("output.")
+    if value.layer == case.layer and given:
+        return 0
+    inside = not case.layer or value.layer == case.layer or value.layer.startswith(case.layer + ".")
+    if inside:
+        return 1 if made else 3 if given else 2
+    return 4 if made else 5
+
+
+def _mark(array: Floats) -> tuple[object, ...]:
+    """Equal for equal arrays, and hardly ever for others."""
+    flat = array.reshape(-1)
+    sample = np.ascontiguousarray(flat[:: max(1, flat.size // 4096)])
+    return array.shape, array.dtype.str, hashlib.blake2b(sample.tobytes(), digest_size=16).digest()

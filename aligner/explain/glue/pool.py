@@ -1,0 +1,213 @@
+"""All that simple code makes of the values in hand, at a few positions: where formulas are searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Optional
+
+import numpy as np
+
+from aligner.explain.glue import views
+from aligner.explain.glue.formula import Factor, Formula, Term, plain
+from aligner.explain.glue.functions import FUNCTIONS
+from aligner.explain.glue.hand import Hand
+from aligner.explain.glue.views import View
+from aligner.explain.patterns.pair import Floats
+
+POSITIONS = 256
+CHECKED = 24
+"""Positions on which a search looks; what it finds is checked on all POSITIONS, then on the whole."""
+MAX_VIEWS = 400
+MAX_NORMED = 4
+MAX_NORMED_SIZE = 1 << 20
+MAX_MATCHES = 100_000
+
+
+class Pool:
+    """Rows of numbers: functions of views of the values in hand, at fixed positions of the wanted shape."""
+
+    def __init__(self, hand: Hand, shape: tuple[int, ...], positions: Floats) -> None:
+        self.shape = shape
+        self.at = np.unravel_index(positions, shape)
+        self.views = self._distinct(_views(hand, shape))
+        self.raw = np.array([self.row(view) for view in self.views]).reshape(len(self.views), len(positions))
+        self.atoms, self.rows = self._functions()
+
+    def row(self, view: View) -> Floats:
+        """The view's numbers at the positions."""
+        return np.broadcast_to(view.array, self.shape)[self.at].astype(np.float64)
+
+    def values(self, formula: Formula) -> Floats:
+        """The formula's numbers at the positions."""
+        total = np.zeros(len(self.at[0]))
+        for term in formula.terms:
+            product = np.full(len(total), term.coefficient)
+            for factor in term.factors:
+                product = product * FUNCTIONS[factor.function](self._known(factor.view))
+            total = total + product
+        return np.asarray(FUNCTIONS[formula.outer](total))
+
+    def _known(self, view: View) -> Floats:
+        number = self._numbers.get(id(view))
+        return self.raw[number] if number is not None else self.row(view)
+
+    def _distinct(self, found: Iterator[View]) -> list[View]:
+        seen: set[bytes] = set()
+        kept: list[View] = []
+        for view in found:
+            row = self.row(view)
+            if not np.isfinite(row).all() or not row.any() or (mark := row.tobytes()) in seen:
+                continue
+            seen.add(mark)
+            kept.append(view)
+            if len(kept) == MAX_VIEWS:
+                break
+        self._numbers = {id(view): number for number, view in enumerate(kept)}
+        return kept
+
+    def _functions(self) -> tuple[list[Factor], Floats]:
+        atoms = [Factor("", view) for view in self.views]
+        blocks = [self.raw]
+        simple = [n for n, view in enumerate(self.views) if view.how in ("", "chunk", "every")][:40]
+        if simple:
+            for name, function in FUNCTIONS.items():
+                if name:
+                    atoms += [Factor(name, self.views[n]) for n in simple]
+                    with np.errstate(all="ignore"):
+                        blocks.append(function(self.raw[simple]))
+        return atoms, np.concatenate(blocks) if blocks else np.zeros((0, len(self.at[0])))
+
+
+def _views(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
+    size = int(np.prod(shape))
+    alike = list(hand.pieces(lambda s: any(True for _ in views.aligned(s, shape))))
+    for piece in alike:
+        yield from views.plain(piece, shape)
+    larger = [p for p in hand.pieces(lambda s: int(np.prod(s)) >= size) if p.rank != 2]
+    for piece in larger:
+        yield from views.parts(piece, shape)
+        yield from views.turned(piece, shape)
+    for piece in larger:
+        if piece.array.size > size:
+            yield from views.reduced(piece, shape)
+    for piece in [
+        p for p in alike if p.array.shape == shape and p.rank != 2 and p.rank < 4 and size <= MAX_NORMED_SIZE
+    ][:MAX_NORMED]:
+        yield from views.normed(piece, shape)
+    if any(piece.array.size > size for piece in larger):
+        for mask in views.masks(hand):
+            for piece in larger[:MAX_NORMED]:
+                if piece.array.size > size:
+                    yield from views.weighted(piece, mask, shape)
+
+
+class Search:
+    """Looks for formulas whose numbers are `wanted` at the pool's positions; NaN where that does not matter."""
+
+    def __init__(self, pool: Pool, wanted: Floats, noise: Floats) -> None:
+        self.pool = pool
+        clear = np.flatnonzero(np.isfinite(wanted) & (np.abs(wanted) > 10 * noise))
+        chosen = clear[:CHECKED]
+        self.hopeless = len(chosen) < min(6, len(wanted))
+        self.wanted, self.noise = wanted[chosen], noise[chosen]
+        self.raw, self.rows = pool.raw[:, chosen], pool.rows[:, chosen]
+
+    def close(self, found: Floats, wanted: Optional[Floats] = None) -> Floats:
+        """Which rows are the wanted numbers."""
+        target = self.wanted if wanted is None else wanted
+        return np.asarray((np.abs(found - target) <= self.noise + 1e-9 * np.abs(target)).all(axis=-1))
+
+    def terms(self) -> Iterator[tuple[Term, ...]]:
+        """Sums of products that give the wanted numbers, the simplest first."""
+        if self.hopeless or not len(self.raw):
+            return
+        with np.errstate(all="ignore"):
+            for number in np.flatnonzero(self.close(self.rows)):
+                yield (Term((self.pool.atoms[number],)),)
+            yield from self._scaled()
+            yield from self._sums(self.raw, self.pool.atoms[: len(self.raw)], self.wanted, ())
+            yield from self._products(self.wanted, self.noise, ())
+            yield from self._sums(self.rows, self.pool.atoms, self.wanted, ())
+            yield from self._mixed()
+            for number, view in self._offered():
+                rest = (plain(view),)
+                yield from self._sums(self.raw, self.pool.atoms[: len(self.raw)], self.wanted - self.raw[number], rest)
+                yield from self._products(self.wanted - self.raw[number], self.noise, rest)
+            yield from self._distributed()
+
+    def _offered(self) -> list[tuple[int, View]]:
+        return [(n, view) for n, view in enumerate(self.pool.views) if view.how in ("", "chunk", "every")][:24]
+
+    def _scaled(self) -> Iterator[tuple[Term, ...]]:
+        factor, same = _constant(self.wanted, self.rows, self.noise)
+        for number in np.flatnonzero(same):
+            yield (Term((self.pool.atoms[number],), float(factor[number])),)
+
+    def _mixed(self) -> Iterator[tuple[Term, ...]]:
+        """A value plus a number times another."""
+        for number, view in self._offered():
+            factor, same = _constant(self.wanted - self.raw[number], self.raw, self.noise)
+            for other in np.flatnonzero(same):
+                if other != number and abs(factor[other]) > 1e-6:
+                    yield (plain(view), plain(self.pool.views[other], coefficient=float(factor[other])))
+
+    def _sums(
+        self, rows: Floats, atoms: list[Factor], wanted: Floats, rest: tuple[Term, ...]
+    ) -> Iterator[tuple[Term, ...]]:
+        for sign in (1.0, -1.0):
+            for one, other in _pairs(wanted - rows, sign * rows, self.noise):
+                if one != other and not (sign > 0 and one > other):
+                    yield (*rest, Term((atoms[one],)), Term((atoms[other],), sign))
+
+    def _products(self, wanted: Floats, noise: Floats, rest: tuple[Term, ...]) -> Iterator[tuple[Term, ...]]:
+        rows, atoms = self.rows, self.pool.atoms
+        usable = np.flatnonzero((np.abs(rows) > 1e-20).all(axis=1) & np.isfinite(rows).all(axis=1))
+        if not len(usable):
+            return
+        held = rows[usable]
+        near = _pairs(wanted / held, held, noise / np.abs(held), 1e-9 * np.abs(wanted / held))
+        for one, other in near:
+            if one <= other:
+                yield (*rest, Term((atoms[usable[one]], atoms[usable[other]])))
+
+    def _distributed(self) -> Iterator[tuple[Term, ...]]:
+        """One value times the sum or difference of two."""
+        for number, view in self._offered():
+            by = self.raw[number]
+            if (np.abs(by) < 1e-12).any():
+                continue
+            wanted, noise = self.wanted / by, self.noise / np.abs(by)
+            for sign in (1.0, -1.0):
+                for one, other in _pairs(wanted - self.raw, sign * self.raw, noise):
+                    if one != other:
+                        first, second = self.pool.atoms[one], self.pool.atoms[other]
+                        outer = Factor("", view)
+                        yield (Term((outer, first)), Term((outer, second), sign))
+
+
+def _constant(wanted: Floats, rows: Floats, noise: Floats) -> tuple[Floats, Floats]:
+    """For each row the number that makes it the wanted one, and whether it does."""
+    weight = np.square(rows).sum(axis=1)
+    factor = (rows * wanted).sum(axis=1) / np.where(weight == 0, np.inf, weight)
+    varied = rows.max(axis=1) - rows.min(axis=1) > 1e-6 * np.abs(rows).max(axis=1)
+    same = (np.abs(factor[:, None] * rows - wanted) <= noise).all(axis=1) & varied & (factor != 0)
+    return factor, same
+
+
+def _pairs(needed: Floats, offered: Floats, noise: Floats, more: Optional[Floats] = None) -> list[tuple[int, int]]:
+    """Pairs (i, j) with needed[i] equal to offered[j]: sorted by the first position, then checked on all."""
+    margin = np.broadcast_to(noise, needed.shape) + (0.0 if more is None else more)
+    good = np.flatnonzero(np.isfinite(offered).all(axis=1))
+    order = good[np.argsort(offered[good, 0], kind="stable")]
+    first = offered[order, 0]
+    asked = np.flatnonzero(np.isfinite(needed).all(axis=1) & np.isfinite(margin).all(axis=1))
+    low = np.searchsorted(first, needed[asked, 0] - margin[asked, 0])
+    high = np.searchsorted(first, needed[asked, 0] + margin[asked, 0], side="right")
+    counts = np.minimum(high - low, 400)
+    if counts.sum() > MAX_MATCHES:
+        counts = np.where(np.cumsum(counts) <= MAX_MATCHES, counts, 0)
+    one = np.repeat(asked, counts)
+    offset = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    other = order[np.repeat(low, counts) + offset] if len(one) else one
+    right = (np.abs(needed[one] - offered[other]) <= margin[one]).all(axis=1)
+    return [(int(a), int(b)) for a, b in zip(one[right], other[right])][:50]
