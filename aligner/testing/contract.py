@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from aligner.testing.cast_checks import CastChecks
+from aligner.testing.copy_checks import CopyChecks
 from aligner.testing.intervention_checks import InterventionChecks
 from aligner.testing.layer_checks import LayerChecks
 from aligner.testing.observation_checks import ObservationChecks
+from aligner.testing.operation_checks import OperationChecks
 from aligner.testing.overwrite_checks import OverwriteChecks
 from aligner.testing.parameter_checks import ParameterChecks
 from aligner.testing.root_checks import RootChecks
+from aligner.testing.spelling_checks import SpellingChecks
 from aligner.testing.state_checks import StateChecks
 from aligner.testing.tensor_checks import TensorChecks
 
@@ -17,9 +21,13 @@ class AdapterContract(
     ObservationChecks,
     InterventionChecks,
     OverwriteChecks,
+    OperationChecks,
     RootChecks,
     TensorChecks,
     ParameterChecks,
+    CopyChecks,
+    CastChecks,
+    SpellingChecks,
     StateChecks,
 ):
     """What every adapter promises. Subclass it as `TestMyAdapter` and override what `Supplies` asks for.

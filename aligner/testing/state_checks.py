@@ -13,7 +13,7 @@ RANDOM = ["dropout", "recurrent", "attention"]
 
 
 class StateChecks(Supplies):
-    """training, set_training, silence_dropout, seed, random_state, device, running."""
+    """training, set_training, silence_dropout, seed, random_state, set_random_state, device, running."""
 
     @pytest.mark.parametrize("name", ["norm", "nested", "plain"])
     def test_the_whole_net_changes_mode(self, adapter: Adapter, name: str) -> None:
@@ -78,6 +78,22 @@ class StateChecks(Supplies):
         assert adapter.random_state() == state
         self.run(adapter, net, x)
         assert adapter.random_state() != state
+
+    def test_random_state_can_be_gone_back_to(self, adapter: Adapter) -> None:
+        state = adapter.random_state()
+        if state is None:
+            pytest.skip("the framework's random state cannot be read")
+        net, x = self.net(adapter, "dropout", training=True), self.x(adapter, "dropout")
+        start = adapter.random_state()
+        assert start is not None
+        first = self.run(adapter, net, x)
+        later = adapter.random_state()
+        second = self.run(adapter, net, x)
+        adapter.set_random_state(start)
+        assert adapter.random_state() == start
+        assert same(self.run(adapter, net, x), first)
+        assert adapter.random_state() == later
+        assert not same(first, second)
 
     def test_a_seed_repeats_the_random_numbers(self, adapter: Adapter) -> None:
         net, x = self.net(adapter, "dropout", training=True), self.x(adapter, "dropout")

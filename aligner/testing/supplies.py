@@ -21,6 +21,9 @@ class Supplies:
     #: Dtypes of which the framework can hold tensors here; leave one out only where it has none or cannot read it.
     dtypes: Sequence[str] = tuple(DTYPES)
 
+    #: Whether the framework tells of the operations that run here.
+    tells_operations: bool = True
+
     def make_adapter(self) -> Adapter:
         """The adapter under test."""
         raise NotImplementedError

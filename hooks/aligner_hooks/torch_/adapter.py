@@ -10,8 +10,19 @@ import torch
 from torch import nn
 
 from aligner.adapter import After, Before, Finding, Given, Handle, Made, Parameter
-from aligner.record import Array, LayerSpec, Note, Scalar
-from aligner_hooks.torch_ import calls, dropout, layers, parameters, spec, surroundings, tensors
+from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
+from aligner_hooks.torch_ import (
+    calls,
+    constructions,
+    copies,
+    dropout,
+    layers,
+    operations,
+    parameters,
+    spec,
+    surroundings,
+    tensors,
+)
 
 
 class TorchAdapter:
@@ -67,6 +78,21 @@ class TorchAdapter:
 
     def load(self, parameter: Parameter, array: Array, dtype: str) -> None:
         parameters.load(parameter, array, dtype)
+
+    def respecified(self, layer: object, changes: Mapping[str, Attribute], dtype: Optional[str] = None) -> object:
+        return copies.respecified(layer, changes, dtype)
+
+    def expression(self, layer: object) -> str:
+        return constructions.of(layers.unwrapped(layer)).text()
+
+    def preamble(self) -> str:
+        return constructions.PREAMBLE
+
+    def cast(self, model: object, dtype: str) -> None:
+        parameters.cast(model, dtype)
+
+    def operations(self, told: Callable[[str], None]) -> Handle:
+        return operations.listen(told)
 
     def training(self, layer: Any) -> bool:
         return bool(layers.unwrapped(layer).training)

@@ -66,3 +66,33 @@ def load(parameter: Parameter, array: Array, dtype: str) -> None:
     # A parameter made in inference mode may be changed in inference mode only.
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         tensor.copy_(tensors.from_numpy(array, dtype))
+
+
+def cast(model: Any, dtype: str) -> None:
+    """Put floating parameters and buffers of all layers into this dtype, and floating tensors in plain attributes.
+
+    The tensors stay the objects they are, so that a tied one stays tied. Complex ones keep their type.
+
+    Raises:
+        ValueError: this torch has no such floating dtype.
+    """
+    target = getattr(torch, dtype, None)
+    if not isinstance(target, torch.dtype) or not target.is_floating_point:
+        raise ValueError(f"torch {torch.__version__} has no floating dtype {dtype}")
+    with torch.no_grad():
+        for place in layers.walk(model):
+            for tensor in _tensors(place.content):
+                if tensor.is_floating_point() and tensor.dtype is not target:
+                    tensor.data = tensor.data.to(target)
+
+
+def _tensors(module: Any) -> Iterator[Any]:
+    """A layer's own tensors: registered ones, those behind a parametrization, and those in plain attributes."""
+    if isinstance(module, torch.jit.ScriptModule):  # the layers inside one are not walked: they stand in C++
+        yield from (*module.parameters(), *module.buffers())
+        return
+    own = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
+    if nn.utils.parametrize.is_parametrized(module):
+        own += [*module.parametrizations.parameters(), *module.parametrizations.buffers()]
+    own += [tensor for _, tensor in layers.plain_parameters(module, module)]
+    yield from (value for value in own if isinstance(value, torch.Tensor) and not layers.is_unmaterialised(value))

@@ -119,15 +119,15 @@ class _Known:
 
     table: Optional[dict[type, Entry]] = None
 
-    def find(self, layer: Any) -> Optional[Entry]:
-        """The entry of the nearest known class that computes as the layer does."""
+    def find(self, layer: Any) -> Optional[tuple[type, Entry]]:
+        """The nearest known class, if it computes as the layer does, and its entry."""
         if self.table is None:
             self.table = _table()
         own = type(layer)
         for known in own.__mro__:
             if known in self.table:
                 same = all(getattr(own, name, None) is getattr(known, name, None) for name in _COMPUTING)
-                return self.table[known] if same else None
+                return (known, self.table[known]) if same else None
         return None
 
 
@@ -140,13 +140,20 @@ def read(layer: Any) -> LayerSpec:
         return LayerSpec("ScriptModule", {"original": str(getattr(layer, "original_name", ""))})
     if settings.is_transposed_linear(layer):
         return LayerSpec("Linear", dict(settings.transposed_linear(layer)))
-    entry = _KNOWN.find(layer)
-    if entry is not None:
+    found = _KNOWN.find(layer)
+    if found is not None:
+        _, entry = found
         try:
             return LayerSpec(entry.kind, dict(entry.read(layer)))
         except (AttributeError, TypeError, ValueError):
             pass  # a subclass that was built in a way of its own lacks what its base has: tell of it as of any other
     return LayerSpec(type(layer).__name__, plain_own(layer))
+
+
+def known_class(layer: Any) -> Optional[type]:
+    """The class of torch.nn that the layer computes as, if its spec is in that class's words."""
+    found = None if isinstance(layer, torch.jit.ScriptModule) else _KNOWN.find(layer)
+    return found[0] if found is not None and read(layer).kind == found[1].kind else None
 
 
 def type_name(layer: Any) -> str:

@@ -1,0 +1,122 @@
+"""Which operations of torch run: told by a function mode, which hears of every public function once.
+
+A mode sees what Python calls: `x * y`, `torch.softmax`, `F.gelu`, `x.permute`. What such a function does inside, in
+Python or in C++, is not told again. Reading attributes and asking for shapes are no operations, and neither is what
+aligner's own callbacks do with tensors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Optional
+
+from torch import overrides
+
+from aligner.adapter import Handle
+from aligner_hooks.torch_.calls import is_in_callback
+
+Told = Callable[[str], None]
+
+# Answers of a tensor about itself, and ways of Python to look at it: nothing is computed.
+_QUESTIONS = frozenset(
+    {
+        *("size", "dim", "ndimension", "stride", "numel", "nelement", "element_size", "storage_offset", "len", "get"),
+        *("is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_inference", "is_same_size", "is_set_to"),
+        *("data_ptr", "untyped_storage", "storage", "get_device", "hash", "repr", "str", "format", "set", "dir"),
+        *("is_nonzero", "bool", "iter", "type", "requires_grad_", "register_hook", "retain_grad", "result_type"),
+        *("delete", "deepcopy", "reduce_ex", "setstate", "dlpack", "dlpack_device", "can_cast", "numpy", "tolist"),
+        *("contains_tensor", "has_names", "backward"),
+    }
+)
+# Reading these attributes makes another tensor.
+_COMPUTED = {"T": "transpose", "mT": "transpose", "H": "adjoint", "mH": "adjoint", "real": "real", "imag": "imag"}
+# Python's names of operators where torch's differ.
+_OPERATORS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "invert": "bitwise_not"}
+_SWAPPED = frozenset({"sub", "div", "truediv", "floordiv", "pow", "mod", "matmul", "add", "mul", "and", "or", "xor"})
+
+
+def listen(told: Told) -> Handle:
+    """Tell of this thread's operations from now on. torch before 1.13 tells of none."""
+    return _Listener(told)
+
+
+class _Ears(threading.local):
+    """Who listens in this thread, and through which mode."""
+
+    def __init__(self) -> None:
+        self.listeners: tuple[_Listener, ...] = ()
+        self.mode: Any = None
+
+
+_EARS = _Ears()
+
+
+class _Listener:
+    """One who is told; a handle."""
+
+    def __init__(self, told: Told) -> None:
+        self.told = told
+        self._heard = True
+        _EARS.listeners = (*_EARS.listeners, self)
+        if _EARS.mode is None and hasattr(overrides, "_push_mode"):
+            _EARS.mode = _mode()
+            overrides._push_mode(_EARS.mode)
+
+    def remove(self) -> None:
+        """Be told no longer; twice is harmless."""
+        if not self._heard:
+            return
+        self._heard = False
+        _EARS.listeners = tuple(other for other in _EARS.listeners if other is not self)
+        if not _EARS.listeners and _EARS.mode is not None:
+            _take_away(_EARS.mode)
+            _EARS.mode = None
+
+
+def _take_away(mode: Any) -> None:
+    """Take the mode off torch's stack, from under those that somebody has put on since and not taken off."""
+    above = []
+    while True:
+        top = overrides._pop_mode()
+        if top is mode:
+            break
+        above.append(top)
+    for other in reversed(above):
+        overrides._push_mode(other)
+
+
+def _mode() -> Any:
+    """A mode that tells all who listen and computes what would be computed anyway."""
+
+    class Telling(overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if not is_in_callback():
+                name = name_of(function)
+                if name is not None:
+                    for listener in _EARS.listeners:
+                        listener.told(name)
+            return function(*args, **(kwargs or {}))
+
+    return Telling()
+
+
+def name_of(function: Any) -> Optional[str]:
+    """The word for a function: "add" for x + 1, x += 1, x.add_(1) and torch.add; None for what is no operation."""
+    name = str(getattr(function, "__name__", ""))
+    if name in ("__get__", "__set__", "__delete__"):
+        attribute = str(getattr(getattr(function, "__self__", None), "__name__", ""))
+        return _COMPUTED.get(attribute) if name == "__get__" else None
+    if name.startswith("__") and name.endswith("__"):
+        name = _operator(name.strip("_"))
+    name = name.strip("_")
+    if not name or name in _QUESTIONS or name.startswith(("is_", "has_")):
+        return None
+    return name.lower()
+
+
+def _operator(name: str) -> str:
+    """ "sub" for "rsub" and "isub": an operator without the side it was called from."""
+    if name[:1] in ("r", "i") and name[1:] in _SWAPPED:
+        name = name[1:]
+    return _OPERATORS.get(name, name)
