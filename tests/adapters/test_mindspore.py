@@ -14,7 +14,7 @@ import pytest
 
 mindspore = pytest.importorskip("mindspore")
 
-from aligner_hooks.mindspore_ import MindSporeAdapter  # noqa: E402 - only where MindSpore is installed
+from aligner_hooks.mindspore_ import MindSporeAdapter, operations  # noqa: E402 - only where MindSpore is installed
 from aligner_hooks.mindspore_.tensors import types  # noqa: E402 - likewise
 from mindspore import Parameter, Tensor, nn, ops  # noqa: E402 - likewise
 from mindspore.ops import dropout as imported_dropout  # noqa: E402 - likewise
@@ -218,6 +218,7 @@ def spec_layers() -> list[Any]:
 
 class TestMindSporeAdapter(AdapterContract):
     dtypes = supported()
+    tells_operations = operations.supported()
 
     def make_adapter(self) -> Adapter:
         return MindSporeAdapter()

@@ -10,8 +10,21 @@ import mindspore
 from mindspore import nn
 
 from aligner.adapter import After, Before, Finding, Given, Made, Parameter
-from aligner.record import Array, LayerSpec, Note, Scalar
-from aligner_hooks.mindspore_ import dropout, hooks, layers, parameters, roots, runtime, spec, tensors
+from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
+from aligner_hooks.mindspore_ import (
+    construction,
+    copies,
+    dropout,
+    hooks,
+    layers,
+    operations,
+    parameters,
+    precision,
+    roots,
+    runtime,
+    spec,
+    tensors,
+)
 from aligner_hooks.mindspore_.patches import Handle
 
 
@@ -89,6 +102,26 @@ class MindSporeAdapter:
         """New values for the parameter."""
         parameters.load(parameter, array, dtype)
 
+    def respecified(self, layer: Any, changes: Mapping[str, Attribute], dtype: Optional[str] = None) -> object:
+        """A copy of the layer with other settings."""
+        return copies.respecified(layer, changes, dtype)
+
+    def expression(self, layer: Any) -> str:
+        """Python that builds such a layer."""
+        return construction.expression(layer)
+
+    def preamble(self) -> str:
+        """The imports that `expression` needs."""
+        return construction.PREAMBLE
+
+    def cast(self, model: Any, dtype: str) -> None:
+        """The whole model into another dtype."""
+        precision.cast(model, dtype)
+
+    def operations(self, told: Callable[[str], None]) -> Handle:
+        """The operators that run, on MindSpore 2.10 and newer."""
+        return operations.tell(told)
+
     def training(self, layer: Any) -> bool:
         """Whether the layer is in train mode (cells are born in eval mode)."""
         return bool(layer.training)
@@ -114,6 +147,9 @@ class MindSporeAdapter:
         `mindspore.get_rng_state` tells of mint's generator only; an unchanged one would prove nothing.
         """
         return None
+
+    def set_random_state(self, state: bytes) -> None:
+        """Nothing: there is no state that `random_state` could have read."""
 
     def device(self, name: str) -> Callable[[object], object]:
         """Select a device."""

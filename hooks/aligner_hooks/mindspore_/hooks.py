@@ -19,7 +19,7 @@ from mindspore import nn
 
 from aligner.adapter import After, Before, Given, Made
 from aligner.errors import AdapterError
-from aligner_hooks.mindspore_ import roots, runtime
+from aligner_hooks.mindspore_ import operations, roots, runtime
 from aligner_hooks.mindspore_.patches import Handle, Listeners, intercept
 
 Args = tuple[object, ...]
@@ -119,9 +119,11 @@ class _Hooks:
         if not self._active or cell is not self._cell():
             return None
         self._running = self._pre
+        operations.mute()
         try:
             return self._before(args, kwargs)
         finally:
+            operations.unmute()
             self._running = None
 
     def leave(self, cell: nn.Cell, args: Args, kwargs: Kwargs, output: object) -> object:
@@ -129,9 +131,11 @@ class _Hooks:
         if not self._active or cell is not self._cell():
             return None
         self._running = self._post
+        operations.mute()
         try:
             return self._after(args, kwargs, output)
         finally:
+            operations.unmute()
             self._running = None
 
     def remove(self) -> None:

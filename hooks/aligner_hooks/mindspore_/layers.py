@@ -56,7 +56,7 @@ def places(model: nn.Cell) -> Iterator[Place]:
             yield Place(path, cell, listed)
         for name, child in children.items():
             yield from walk(_join(path, name), child, "")
-        for attribute, name, child in _hidden(cell):
+        for attribute, name, child in hidden(cell):
             yield from walk(_join(path, name), child, _join(path, attribute))
 
     yield from walk("", model, "")
@@ -122,7 +122,7 @@ def _calls_construct(cell: nn.Cell) -> bool:
     return "construct" in names and "super" not in names
 
 
-def _hidden(cell: nn.Cell) -> Iterator[tuple[str, str, nn.Cell]]:
+def hidden(cell: nn.Cell) -> Iterator[tuple[str, str, nn.Cell]]:
     """Cells in plain list, tuple and dict attributes as ("blocks", "blocks.0", cell).
 
     A SequentialCell keeps its children in such a list as well; they have been seen under their registered path.

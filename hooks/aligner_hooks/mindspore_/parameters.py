@@ -48,7 +48,7 @@ def parameters(model: nn.Cell) -> Iterator[Parameter]:
     seen: set[int] = set()
     for path, cell, _ in places(model):
         for part, owner in [("", cell), *parts(cell)]:
-            for own, tensor, registered in _owned(owner):
+            for own, tensor, registered in owned(owner):
                 if id(tensor) in seen or _without_effect(owner, own):
                     continue
                 seen.add(id(tensor))
@@ -72,7 +72,7 @@ def role(cell: nn.Cell, own: str) -> str:
     return own
 
 
-def _owned(cell: nn.Cell) -> Iterator[tuple[str, Any, bool]]:
+def owned(cell: nn.Cell) -> Iterator[tuple[str, Any, bool]]:
     """Name, tensor and whether it is a Parameter (or a buffer), of what the cell itself holds."""
     grouped = _groups(cell)
     for name, tensor in cell.parameters_and_names(expand=False):

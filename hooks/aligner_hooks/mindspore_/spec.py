@@ -46,15 +46,21 @@ _ODD = (AttributeError, TypeError, ValueError, LookupError)
 
 
 def _entry(cell: nn.Cell) -> Optional[tuple[str, Read]]:
-    """What is known of the cell's class.
+    """What is known of the cell's class."""
+    kind = library_class(cell)
+    return None if kind is None else table()[kind]
+
+
+def library_class(cell: nn.Cell) -> Optional[type]:
+    """The class of MindSpore's whose settings are known and as which this cell computes.
 
     A subclass is what its base is as long as it runs the same `construct`.
     """
     for base in written(type(cell)).__mro__:
         if base in table():
-            word, read = table()[base]
             # A Dense with an activation in it is no Linear.
-            return None if word == "Linear" and getattr(cell, "activation", None) is not None else (word, read)
+            is_more = table()[base][0] == "Linear" and getattr(cell, "activation", None) is not None
+            return None if is_more else base
         if "construct" in vars(base):
             break
     return None

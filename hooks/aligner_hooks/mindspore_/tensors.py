@@ -94,12 +94,20 @@ def overwrite(tensor: Any, other: Any) -> None:
 
     The values go by the host: an operator that copies them would round them where the layer that runs has casts.
     """
-    if not (isinstance(tensor, Tensor) and isinstance(other, Tensor)):
-        raise ValueError("only a dense tensor of MindSpore can be overwritten, and by one")
-    if isinstance(tensor, mindspore.Parameter):
-        raise ValueError("a parameter is not overwritten: give it new values with load()")
-    if tuple(tensor.shape) != tuple(other.shape):
-        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} cannot hold one of shape {tuple(other.shape)}")
-    if tensor.dtype != other.dtype:
-        raise ValueError(f"a tensor of {dtype(tensor)} cannot hold one of {dtype(other)}")
+    reason = _not_overwritten(tensor, other)
+    if reason:
+        raise ValueError(reason)
     tensor.assign_value(from_numpy(to_numpy(other), dtype(other)))
+
+
+def _not_overwritten(tensor: Any, other: Any) -> str:
+    """Why the one cannot hold the other's values, or ""."""
+    if not (isinstance(tensor, Tensor) and isinstance(other, Tensor)):
+        return "only a dense tensor of MindSpore can be overwritten, and by one"
+    if isinstance(tensor, mindspore.Parameter):
+        return "a parameter is not overwritten: give it new values with load()"
+    if tuple(tensor.shape) != tuple(other.shape):
+        return f"a tensor of shape {tuple(tensor.shape)} cannot hold one of shape {tuple(other.shape)}"
+    if tensor.dtype != other.dtype:
+        return f"a tensor of {dtype(tensor)} cannot hold one of {dtype(other)}"
+    return ""

@@ -1,0 +1,141 @@
+"""Copies of cells with other settings, for trials: the same weights and state, sharing nothing.
+
+Most settings of MindSpore's cells live in primitives that are made once: setting the cell's attribute would change
+what it says and not what it does. So a layer of MindSpore's is made anew, and takes over the old one's weights and
+state. A cell of the user's own is copied and gets the attribute, if it has it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import numpy as np
+from mindspore import nn, ops
+
+from aligner.record import Attribute, LayerSpec
+from aligner_hooks.mindspore_ import construction, parameters, precision
+from aligner_hooks.mindspore_.layers import is_wrapper, registered
+from aligner_hooks.mindspore_.spec import library_class, spec
+
+
+def respecified(cell: nn.Cell, changes: Mapping[str, Attribute], dtype: Optional[str]) -> nn.Cell:
+    """A copy with some settings changed, computing in `dtype` if that is said."""
+    before = spec(cell)
+    unknown = [name for name in changes if name not in before.attributes]
+    if unknown:
+        known = ", ".join(before.attributes) or "none"
+        raise ValueError(f"{before.kind} has no setting {unknown[0]}; its settings: {known}")
+    aim = LayerSpec(before.kind, {**before.attributes, **changes})
+    if aim == before:
+        made = duplicate(cell)
+    elif library_class(cell) is not None:
+        made = _made_anew(cell, aim)
+    else:
+        made = duplicate(cell)
+        for name, value in changes.items():
+            setattr(made, name, value)
+    if dtype is not None:
+        precision.cast(made, dtype)
+    found = spec(made)
+    if found != aim:
+        odd = [name for name in changes if found.attributes.get(name) != changes[name]]
+        raise ValueError(f"the copy of {before.kind} does not show the change of {', '.join(odd) or 'its settings'}")
+    return made
+
+
+def duplicate(cell: nn.Cell) -> nn.Cell:
+    """A deep copy without hooks, in the same state.
+
+    It shares the primitives: MindSpore copies them as they were made (and some not at all), not as they are now.
+    """
+    memo: dict[int, Any] = {}
+    for each in precision.everything(cell):
+        for name, value in vars(each).items():
+            if "hook" in name and isinstance(value, dict):
+                memo[id(value)] = OrderedDict()
+            elif "hook" in name and value is not None and not isinstance(value, bool):
+                memo[id(value)] = None
+            elif name == precision.STRATEGY or isinstance(value, ops.Primitive):
+                memo[id(value)] = value
+    try:
+        made: nn.Cell = copy.deepcopy(cell, memo)
+    except Exception as error:  # whatever the user's objects raise, there is no copy
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"{type(cell).__name__} cannot be copied: {reason}") from error
+    for each in precision.everything(made):
+        if each.mixed_precision_type is not None:  # a copy keeps the attribute and forgets the flag behind it
+            each.set_mixed_precision_type(each.mixed_precision_type)
+    return made
+
+
+def _made_anew(cell: nn.Cell, aim: LayerSpec) -> nn.Cell:
+    made = construction.build(cell, aim.attributes)
+    _take_over_weights(made, cell)
+    _take_over_state(made, cell)
+    if isinstance(made, nn.LayerNorm) and made.begin_norm_axis < -1:
+        made.layer_norm = _LastAxes(made)
+    if isinstance(made, nn.ELU) and isinstance(getattr(made, "elu", None), ops.Elu) and made.elu.alpha != 1.0:
+        made.elu = _Elu(made.elu.alpha)
+    return made
+
+
+def _take_over_weights(made: nn.Cell, cell: nn.Cell) -> None:
+    """Those that both have; a bias that the copy is to have for the first time is zero."""
+    given = {(p.layer, p.role): p for p in parameters.parameters(cell)}
+    for parameter in parameters.parameters(made):
+        twin = given.get((parameter.layer, parameter.role))
+        if twin is None:
+            if parameter.role.startswith("bias"):
+                parameters.load(parameter, np.zeros(parameter.shape, np.float32), "float32")
+            continue
+        if twin.shape != parameter.shape:
+            raise ValueError(f"{twin.role} would have the shape {parameter.shape} and not {twin.shape} any more")
+        tensor: Any = parameter.tensor
+        if twin.dtype != parameter.dtype:
+            precision.convert(tensor, twin.dtype)
+        parameters.load(parameter, parameters.read(twin).copy(), twin.dtype)
+        if not parameter.buffer:
+            tensor.requires_grad = twin.trainable
+
+
+def _take_over_state(made: nn.Cell, cell: nn.Cell) -> None:
+    """Modes and casts of the cell and of all inside it; MindSpore's wrappers are put around the same children."""
+    made.set_train(cell.training)
+    word = precision.cast_of(cell)
+    precision.flag(made, word)
+    inside = registered(made)
+    for name, child in registered(cell).items():
+        if name not in inside:
+            continue
+        _take_over_state(inside[name], precision.unwrapped(child))
+        if is_wrapper(child):
+            core = precision.unwrapped(child)
+            made._cells[name] = copy.deepcopy(child, {id(core): inside[name]})
+
+
+class _Elu:
+    """What MindSpore's operator refuses: an alpha other than 1."""
+
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
+
+    def __call__(self, x: Any) -> Any:
+        return ops.select(x > 0, x, self.alpha * (ops.exp(ops.minimum(x, ops.zeros_like(x))) - 1))
+
+
+class _LastAxes:
+    """What normalises over the last axes, however many there are before them.
+
+    MindSpore's operator wants the first of them counted from the front, unless it is the last.
+    """
+
+    def __init__(self, cell: Any) -> None:
+        self._count = -cell.begin_norm_axis
+        self._epsilon = cell.epsilon
+
+    def __call__(self, x: Any, gamma: Any, beta: Any) -> Any:
+        first = x.ndim - self._count
+        return ops.LayerNorm(begin_norm_axis=first, begin_params_axis=first, epsilon=self._epsilon)(x, gamma, beta)

@@ -1,0 +1,101 @@
+"""In which precision a net computes: MindSpore's casts taken back, and a net put into another dtype.
+
+Casts come in five ways: `to_float` (a flag on the cell and one inside it), wrappers around a cell (AMP O2, O3),
+rewritten classes (O1), a strategy around `construct` (auto), and weights that are short themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import mindspore
+from mindspore import nn
+from mindspore._c_expression import MixedPrecisionType
+
+from aligner.dtypes import decode, encode
+from aligner_hooks.mindspore_ import parameters, tensors
+from aligner_hooks.mindspore_.layers import WRAPPED, hidden, is_wrapper, registered
+from aligner_hooks.mindspore_.spec import written
+
+# What to_float can be told, and its flag.
+_FLAGS = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16"}
+FLOATS = ("float64", *_FLAGS)
+STRATEGY = "amp_strategy"
+
+
+def cast(model: nn.Cell, dtype: str) -> None:
+    """Put weights and buffers into this dtype and have the net compute in it, whatever its casts were."""
+    if dtype not in FLOATS or dtype not in tensors.types():
+        raise ValueError(f"a net cannot be put into {dtype}; known are {', '.join(FLOATS)}")
+    undo(model)
+    for cell in everything(model):
+        flag(cell, dtype)
+        for _, tensor, _ in parameters.owned(cell):
+            if tensors.dtype(tensor) in FLOATS and tensors.dtype(tensor) != dtype:
+                convert(tensor, dtype)
+
+
+def cast_of(cell: nn.Cell) -> str:
+    """The dtype that to_float told this cell to compute in, or ""."""
+    told = {getattr(MixedPrecisionType, flag.upper()): dtype for dtype, flag in _FLAGS.items()}
+    return told.get(cell.mixed_precision_type, "")
+
+
+def undo(model: nn.Cell) -> None:
+    """Take back every cast that was put around or into the net, in place; weights stay as they are."""
+    if is_wrapper(model):  # whoever holds it goes on holding it: it only hands on
+        inner = unwrapped(model)
+        object.__setattr__(model, "construct", inner.__call__)
+    for cell in list(everything(model)):
+        if vars(cell).pop(STRATEGY, None) is not None:
+            vars(cell).pop("construct", None)
+        object.__setattr__(cell, "_amp_level", "")
+        flag(cell, "")
+        if written(type(cell)) is not type(cell):
+            cell.__class__ = written(type(cell))
+        for name, child in registered(cell).items():
+            if is_wrapper(child):
+                cell._cells[name] = unwrapped(child)
+        if isinstance(cell, nn.SequentialCell):
+            cell.cell_list = list(cell._cells.values())
+
+
+def unwrapped(cell: nn.Cell) -> nn.Cell:
+    """The cell inside MindSpore's wrappers."""
+    while is_wrapper(cell):
+        cell = registered(cell)[WRAPPED]
+    return cell
+
+
+def everything(model: nn.Cell) -> Iterator[nn.Cell]:
+    """Every cell once, whatever it is for: layers, their parts, wrappers, those in plain lists."""
+    seen: set[int] = set()
+    waiting = [model]
+    while waiting:
+        cell = waiting.pop()
+        if id(cell) not in seen:
+            seen.add(id(cell))
+            yield cell
+            waiting += [*registered(cell).values(), *(child for _, _, child in hidden(cell))]
+
+
+def flag(cell: Any, dtype: str) -> None:
+    """What `to_float` does, for this cell alone; it knows no way back, and none to float64, which needs no casts."""
+    if dtype in _FLAGS:
+        cell.add_flags(**{flag: word == dtype for word, flag in _FLAGS.items()})
+    elif cell.mixed_precision_type is not None:
+        cell.add_flags(**dict.fromkeys(_FLAGS.values(), False))
+        cell.mixed_precision_type = None
+        cell.set_mixed_precision_type(MixedPrecisionType.NOTSET)
+
+
+def convert(tensor: Any, dtype: str) -> None:
+    """By way of the host: inside a cell that casts, an operator would not give the bits that it is asked for."""
+    values = decode(tensors.to_numpy(tensor).copy(), tensors.dtype(tensor))
+    bits = tensors.from_numpy(encode(values, dtype), dtype)
+    tensor.set_dtype(tensors.types()[dtype])
+    if isinstance(tensor, mindspore.Parameter):
+        tensor.set_data(bits)
+    else:  # a buffer
+        tensor.assign_value(bits)
