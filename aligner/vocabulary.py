@@ -24,6 +24,12 @@ keeps its class name as kind. Values are plain: numbers, words, None, or tuples 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+INTERPOLATING = ("linear", "bilinear", "bicubic", "trilinear")
+"""Modes of Upsample for which align_corners has a meaning."""
+
 _CONV = (
     "in_channels",
     "out_channels",
@@ -124,3 +130,19 @@ KINDS: dict[str, tuple[str, ...]] = {
     "ModuleList": (),
     "ModuleDict": (),
 }
+
+
+def settled(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with those that depend on another one in the form they take beside it.
+
+    Changing only an Upsample's mode to "bilinear" makes its align_corners False; changing only a Pad's mode to
+    "reflect" leaves it no value.
+    """
+    found = dict(settings)
+    if kind == "Upsample":
+        found["align_corners"] = bool(found["align_corners"]) if found["mode"] in INTERPOLATING else None
+    elif kind == "Pad" and found["mode"] != "constant":
+        found["value"] = None
+    elif kind == "Pad" and found["value"] is None:
+        found["value"] = 0.0
+    return found

@@ -73,7 +73,6 @@ _WHOLE: Mapping[str, tuple[Attribute, ...]] = {
     "activation": ("relu", "gelu"),
     "nonlinearity": ("tanh", "relu"),
     "padding_mode": ("reflect", "circular"),
-    "mode": ("nearest", "bilinear", "reflect", "constant"),
 }
 _PER_AXIS: Mapping[str, int] = {"stride": 2, "dilation": 2, "output_size": 2, "output_padding": 1}
 
@@ -87,7 +86,9 @@ def another(kind: str, word: str, old: Attribute) -> Iterator[Attribute]:
     elif word in _NUMBERS:
         candidates = _NUMBERS[word] if isinstance(old, (int, float)) else ()
     elif word == "padding" and isinstance(old, tuple) and old and isinstance(old[0], tuple):
-        candidates = (((1, 1),) * len(old), ((0, 0),) * len(old))
+        candidates = (((2, 1),) * len(old),) if kind == "Pad" else (((1, 1),) * len(old), ((0, 0),) * len(old))
+    elif word == "mode":
+        candidates = ("reflect", "constant") if kind == "Pad" else ("nearest", "bilinear")
     elif word == "kernel_size" and isinstance(old, tuple):
         candidates = ((3,) * len(old),)
     elif word in _PER_AXIS and isinstance(old, tuple):

@@ -15,7 +15,8 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from aligner.record import Attribute
+from aligner.record import Attribute, LayerSpec
+from aligner.vocabulary import settled
 from aligner_hooks.torch_ import constructions, layers, parameters, spec
 
 # Said in two ways with one meaning (padding="same"): always as the changed settings say it.
@@ -34,26 +35,30 @@ def respecified(layer: Any, changes: Mapping[str, Attribute], dtype: Optional[st
     original = layers.unwrapped(layer)
     changed = _copied(original)
     if changes:
-        wanted = {**_known_settings(original, changes), **changes}
+        known = spec.read(original)
+        wanted = _wanted(known, changes)
         if spec.known_class(original) is None:
             _set_own(changed, changes)
         else:
             changed = _changed(original, changed, wanted)
         found = spec.read(changed)
-        if found != type(found)(spec.read(original).kind, wanted):
-            off = {word: found.attributes.get(word) for word in wanted if found.attributes.get(word) != wanted[word]}
-            raise ValueError(f"a {found.kind} of torch cannot be made so: its {off} would stay")
+        if found != LayerSpec(known.kind, wanted):
+            off = [
+                f"{word}={found.attributes.get(word)!r}"
+                for word in wanted
+                if found.attributes.get(word) != wanted[word]
+            ]
+            raise ValueError(f"torch makes no {known.kind} with these settings: it would have {', '.join(off)}")
     if dtype is not None:
         parameters.cast(changed, dtype)
     return changed
 
 
-def _known_settings(layer: Any, changes: Mapping[str, Attribute]) -> Mapping[str, Attribute]:
-    known = spec.read(layer)
+def _wanted(known: LayerSpec, changes: Mapping[str, Attribute]) -> Mapping[str, Attribute]:
     strange = sorted(set(changes) - set(known.attributes))
     if strange:
         raise ValueError(f"{known.kind} has no setting {', '.join(strange)}")
-    return known.attributes
+    return settled(known.kind, {**known.attributes, **changes})
 
 
 def _copied(layer: Any) -> Any:
@@ -74,8 +79,8 @@ def _instead(module: Any) -> Iterator[tuple[int, Any]]:
         if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and isinstance(value, dict):
             of_torch = {k: hook for k, hook in value.items() if type(hook).__module__.startswith("torch.nn.utils.")}
             yield id(value), type(value)(of_torch)
-    for tensor in (*vars(module).values(), *module._buffers.values()):
-        if isinstance(tensor, torch.Tensor) and not tensor.is_leaf:
+    for tensor in (*layers.plain_tensors(module), *module._buffers.values()):
+        if tensor is not None and not tensor.is_leaf:
             yield id(tensor), tensor.detach().clone()
 
 
@@ -96,7 +101,8 @@ def _changed(original: Any, copied: Any, wanted: Mapping[str, Attribute]) -> Any
     if type(now) is type(then) and isinstance(copied, type(then)):
         _follow(copied, now, then, spec.read(original).kind)
         return copied
-    if next(original.parameters(), None) is not None or type(original) is not spec.known_class(original):
+    own: Any = type(original)
+    if next(original.parameters(), None) is not None or spec.known_class(original) is not own:
         raise ValueError(f"with these settings it would be a {type(then).__name__} of torch, another class")
     return then.train(original.training)
 
@@ -128,7 +134,7 @@ def _follow(layer: Any, now: Any, then: Any, kind: str) -> None:
 
 def _settings(layer: Any) -> Iterator[tuple[str, Any]]:
     """Attributes that are neither torch's own tables nor weights."""
-    skipped = {*layers._own_attributes(), *_OF_WEIGHTS}
+    skipped = {*layers.own_attributes(), *_OF_WEIGHTS}
     return ((name, value) for name, value in vars(layer).items() if name not in skipped)
 
 

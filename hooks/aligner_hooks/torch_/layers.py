@@ -87,12 +87,17 @@ def plain_parameters(model: Any, module: Any) -> Iterator[tuple[str, Any]]:
         yield from ((name, parameter) for name, parameter in found if id(parameter) not in registered)
 
 
+def plain_tensors(module: Any) -> Iterator[Any]:
+    """Tensors in plain attributes of a layer, which no state_dict knows of."""
+    yield from (tensor for _, tensor in _plain(module, torch.Tensor))
+
+
 def _plain(module: Any, wanted: type) -> Iterator[tuple[str, Any]]:
     """What stands in a layer's plain attributes: directly (hidden from torch), or in lists, tuples and dicts."""
     if isinstance(module, torch.jit.ScriptModule):
         return  # its attributes live in C++, and looking at one can run code
     for name, value in vars(module).items():
-        if name not in _own_attributes():
+        if name not in own_attributes():
             yield from _search(name, value, wanted, 0)
 
 
@@ -108,7 +113,7 @@ def _search(name: str, value: Any, wanted: type, depth: int) -> Iterator[tuple[s
 
 
 @cache
-def _own_attributes() -> frozenset[str]:
+def own_attributes() -> frozenset[str]:
     """The attributes every module has, which hold torch's own tables."""
     return frozenset(vars(nn.Module()))
 

@@ -18,7 +18,7 @@ from aligner_hooks.torch_.calls import is_in_callback
 
 Told = Callable[[str], None]
 
-# Answers of a tensor about itself, and ways of Python to look at it: nothing is computed.
+# Answers of a tensor about itself, ways of Python to look at it, and switches: nothing is computed.
 _QUESTIONS = frozenset(
     {
         *("size", "dim", "ndimension", "stride", "numel", "nelement", "element_size", "storage_offset", "len", "get"),
@@ -26,7 +26,7 @@ _QUESTIONS = frozenset(
         *("data_ptr", "untyped_storage", "storage", "get_device", "hash", "repr", "str", "format", "set", "dir"),
         *("is_nonzero", "bool", "iter", "type", "requires_grad_", "register_hook", "retain_grad", "result_type"),
         *("delete", "deepcopy", "reduce_ex", "setstate", "dlpack", "dlpack_device", "can_cast", "numpy", "tolist"),
-        *("contains_tensor", "has_names", "backward"),
+        *("contains_tensor", "backward", "set_grad_enabled", "set_default_dtype"),
     }
 )
 # Reading these attributes makes another tensor.

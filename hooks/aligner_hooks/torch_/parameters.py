@@ -63,9 +63,13 @@ def load(parameter: Parameter, array: Array, dtype: str) -> None:
     tensor: Any = parameter.tensor
     if tuple(array.shape) != tuple(tensor.shape):
         raise ValueError(f"{parameter.name} has shape {tuple(tensor.shape)}, the values have {tuple(array.shape)}")
-    # A parameter made in inference mode may be changed in inference mode only.
-    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+    with _writing(tensor):
         tensor.copy_(tensors.from_numpy(array, dtype))
+
+
+def _writing(tensor: Any) -> Any:
+    """What a tensor may be changed in: one made in inference mode in inference mode only."""
+    return torch.inference_mode() if tensor.is_inference() else torch.no_grad()
 
 
 def cast(model: Any, dtype: str) -> None:
@@ -79,10 +83,10 @@ def cast(model: Any, dtype: str) -> None:
     target = getattr(torch, dtype, None)
     if not isinstance(target, torch.dtype) or not target.is_floating_point:
         raise ValueError(f"torch {torch.__version__} has no floating dtype {dtype}")
-    with torch.no_grad():
-        for place in layers.walk(model):
-            for tensor in _tensors(place.content):
-                if tensor.is_floating_point() and tensor.dtype is not target:
+    for place in layers.walk(model):
+        for tensor in _tensors(place.content):
+            if tensor.is_floating_point() and tensor.dtype is not target:
+                with _writing(tensor):
                     tensor.data = tensor.data.to(target)
 
 
@@ -91,8 +95,7 @@ def _tensors(module: Any) -> Iterator[Any]:
     if isinstance(module, torch.jit.ScriptModule):  # the layers inside one are not walked: they stand in C++
         yield from (*module.parameters(), *module.buffers())
         return
-    own = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
+    own = [*module._parameters.values(), *module._buffers.values(), *layers.plain_tensors(module)]
     if nn.utils.parametrize.is_parametrized(module):
         own += [*module.parametrizations.parameters(), *module.parametrizations.buffers()]
-    own += [tensor for _, tensor in layers.plain_parameters(module, module)]
-    yield from (value for value in own if isinstance(value, torch.Tensor) and not layers.is_unmaterialised(value))
+    yield from (tensor for tensor in own if tensor is not None and not layers.is_unmaterialised(tensor))

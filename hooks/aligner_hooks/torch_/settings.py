@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from aligner.record import Attribute
+from aligner.vocabulary import INTERPOLATING
 
 Settings = Mapping[str, Attribute]
 
@@ -168,7 +169,7 @@ def unflatten(layer: Any) -> Settings:
 
 def upsample(layer: Any) -> Settings:
     """Upsample; equal factors for all axes are one number, and align_corners=None means False where it matters."""
-    interpolates = layer.mode in ("linear", "bilinear", "bicubic", "trilinear")
+    interpolates = layer.mode in INTERPOLATING
     return {
         "size": _one_if_equal(layer.size),
         "scale_factor": _one_if_equal(layer.scale_factor),
