@@ -49,7 +49,8 @@ def conclude(
     quiet = {n for n, birth in enumerate(trace.births) if birth.place not in places and birth.reading.matched}
     suspects, _ = _origins(trace, quiet, nets[0], pairing, tolerance)
     cases = Cases(reference, port, nets, pairing)
-    origins, suspects = explained(origins, cases, port), explained(suspects, cases, port)
+    failures: list[str] = []
+    origins, suspects = (explained(places, cases, port, failures) for places in (origins, suspects))
     verdicts = tuple(_verdict(reading, trace, origins, index, nets, allowed, bool(checks)) for reading in readings)
     failing = [verdict for verdict in verdicts if verdict.fails]
     measured = [verdict for verdict in failing if verdict.outcome is not Outcome.UNMATCHED]
@@ -67,7 +68,7 @@ def conclude(
         origins=origins,
         layers=tuple(pairing.layers),
         first=next(iter(measured or failing), None),
-        warnings=(*cautions(reference, port, nets, pairing, readings), *_told(suspects)),
+        warnings=(*cautions(reference, port, nets, pairing, readings), *_told(suspects), *_stumbled(failures)),
         counts={outcome.value: counts.get(outcome.value, 0) for outcome in Outcome},
         specs=_specs(origins, nets),
         unpaired=_unpaired(nets, pairing),
@@ -80,6 +81,11 @@ def _told(suspects: Sequence[Origin]) -> Iterable[tuple[str, Mapping[str, Scalar
         error = f"{origin.own_error:.1e}"
         facts = {"layer": display(origin.layer), "kind": origin.kind, "where": origin.where, "error": error}
         yield "below-tolerance", facts
+
+
+def _stumbled(failures: Sequence[str]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
+    for failure in failures[:3]:
+        yield "causes-failed", {"failure": failure}
 
 
 def _header(dump: Dump) -> Mapping[str, Any]:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Optional
 from aligner.compare.cases import Cases
 from aligner.compare.checks import LIMIT
 from aligner.compare.verdict import Origin
+from aligner.errors import DumpError
 from aligner.explain.suspect import Cause, Suspect
 from aligner.explain.suspects import suspects
+from aligner.record import display
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
@@ -28,13 +30,23 @@ REFUTED = 0.9
 """A trial that leaves more of the error than this share of it speaks against its cause."""
 
 
-def explained(origins: Sequence[Origin], cases: Cases, port: Dump) -> tuple[Origin, ...]:
-    """The origins with their causes, the likeliest first."""
+def explained(origins: Sequence[Origin], cases: Cases, port: Dump, failures: list[str]) -> tuple[Origin, ...]:
+    """The origins with their causes, the likeliest first; what went wrong on the way is added to `failures`.
+
+    Then an origin stands without causes: a rule that stumbles must not cost the answer.
+    """
     trials = _trials(port)
-    return tuple(
-        replace(origin, causes=_causes(origin, cases, trials, number < THOROUGH))
-        for number, origin in enumerate(origins)
-    )
+    result = []
+    for number, origin in enumerate(origins):
+        causes: tuple[Cause, ...] = ()
+        try:
+            causes = _causes(origin, cases, trials, number < THOROUGH)
+        except DumpError:
+            raise
+        except Exception as error:
+            failures.append(f"{display(origin.layer)}: {type(error).__name__}: {error}"[:300])
+        result.append(replace(origin, causes=causes))
+    return tuple(result)
 
 
 def _trials(port: Dump) -> Mapping[tuple[str, str], Mapping[str, Any]]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
 from aligner.compare.deviation import Deviation, measure
+from aligner.compare.held import Held
 from aligner.compare.net import is_input
 from aligner.compare.spread import LARGEST, Spread, common_shape, squeezed
 from aligner.compare.tolerance import FLOOR, Tolerance, scale_of
 from aligner.dtypes import DTYPES
-from aligner.record import Scalar
+from aligner.record import Array, Scalar
 
 if TYPE_CHECKING:
     from aligner.compare.pairing import Pair
@@ -99,18 +100,30 @@ def excuse_mask(reading: Reading, tolerance: Tolerance) -> None:
     one, other, deviation = reading.pair.reference, reading.pair.port, reading.deviation
     if one is None or other is None or deviation is None or deviation.exact or not reading.over:
         return
-    if (not deviation.nonfinite and deviation.max_abs < HIDDEN) or any(deviation.nan) or _complex(one.dtype):
+    visible = visible_part(one, other, deviation)
+    if visible is None:
         return
-    if max(one.nbytes, other.nbytes) > LARGEST:
-        return
-    ours, theirs = np.broadcast_arrays(one.load().reshape(_form(one, other)), other.load().reshape(_form(other, one)))
-    hidden = ours <= -HIDDEN
-    if hidden.all() or not hidden.any() or not np.array_equal(hidden, theirs <= -HIDDEN):
-        return
-    seen, found = ours[~hidden].astype(np.float64), theirs[~hidden].astype(np.float64)
+    seen, found = visible[0].astype(np.float64), visible[1].astype(np.float64)
     scale = scale_of(math.sqrt(float(np.mean(np.square(seen)))))
     if np.isfinite(found).all() and (np.abs(found - seen) <= tolerance.value * (scale + np.abs(seen))).all():
         reading.over, reading.covered, reading.reason = False, True, "covered-mask"
+    else:  # what is hidden agrees; what is seen is judged by itself
+        parts = Held(one.key, 0, "float64", seen), Held(other.key, 0, "float64", found)
+        reading.deviation = replace(measure(*parts, tolerance), worst=None, worst_values=None)
+        reading.error, reading.over = tolerance.error(reading.deviation), tolerance.over(reading.deviation)
+
+
+def visible_part(one: Entry, other: Entry, deviation: Deviation) -> Optional[tuple[Array, Array]]:
+    """The values that a softmax would see, of both, where both hide others at the same places; else None."""
+    if (not deviation.nonfinite and deviation.max_abs < HIDDEN) or any(deviation.nan) or _complex(one.dtype):
+        return None
+    if max(one.nbytes, other.nbytes) > LARGEST:
+        return None
+    ours, theirs = np.broadcast_arrays(one.load().reshape(_form(one, other)), other.load().reshape(_form(other, one)))
+    hidden = ours <= -HIDDEN
+    if hidden.all() or not hidden.any() or not np.array_equal(hidden, theirs <= -HIDDEN):
+        return None
+    return ours[~hidden], theirs[~hidden]
 
 
 def _form(one: Entry, other: Entry) -> tuple[int, ...]:

@@ -143,6 +143,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{count} pairs hold NaN at the same places on both sides, first {layer} {slot}; their other values were compared.",
         "有 {count} 对数据在两侧相同位置含有 NaN，首先是 {layer} 的 {slot}；其余数值已比对。",
     ),
+    "causes-failed": (
+        "The search for causes stumbled at {failure}. The origin itself stands.\n"
+        "Please report this together with the output of `aligner doctor`.",
+        "查找原因时出错：{failure}。误差源头本身不受影响。\n请将此信息与 `aligner doctor` 的输出一并反馈。",
+    ),
     "below-tolerance": (
         "{layer} ({kind}, {where}) is off by {error} by itself: within tolerance, but far more than round-off explains.\n"
         "Compare its settings with the reference's.",
