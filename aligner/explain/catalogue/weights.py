@@ -46,8 +46,8 @@ LAYOUT: tuple[Entry, ...] = (
     Entry(
         "conv-weight-hw-transposed",
         (
-            "The kernel {port_parameter} is not as in the reference: {turned}",
-            "卷积核 {port_parameter} 的朝向与标杆不同：{turned}",
+            "The kernel {port_parameter} is turned: {turned} of the reference's",
+            "卷积核 {port_parameter} 的朝向不同：等于标杆的 {turned}",
         ),
         _LEFT,
         (
@@ -118,8 +118,8 @@ LAYOUT: tuple[Entry, ...] = (
     Entry(
         "parameter-permuted",
         (
-            "{port_parameter} has the reference's values in other places along axis {axis} ({moved} of {total} moved)",
-            "{port_parameter} 沿轴 {axis} 的取值位置与标杆不同（{total} 个中有 {moved} 个移位）",
+            "{port_parameter} has the reference's slices of axis {axis} in another order: {order}",
+            "{port_parameter} 沿轴 {axis} 的各片顺序与标杆不同：{order}",
         ),
         _LEFT,
         (

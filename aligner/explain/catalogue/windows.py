@@ -7,10 +7,6 @@ from __future__ import annotations
 
 from aligner.explain.catalogue.entry import Entry
 
-_SEEN = (
-    "{setting} is {port_value} in the port and {reference_value} in the reference",
-    "{setting} 在待比对网络中为 {port_value}，在标杆中为 {reference_value}",
-)
 _NOTHING = ("", "")
 _WRITE = ("Write {written}", "写成 {written}")
 
@@ -18,10 +14,10 @@ CONVOLUTIONS: tuple[Entry, ...] = (
     Entry(
         "conv2d-pad-mode-same-default",
         (
-            "The convolution pads (pad_mode='same' is MindSpore's default), the reference does not",
-            "卷积做了填充（MindSpore 默认 pad_mode='same'），标杆没有填充",
+            "The port pads {port_value} (pad_mode='same' is MindSpore's default), the reference {reference_value}",
+            "卷积的填充为 {port_value}（MindSpore 默认 pad_mode='same'），标杆为 {reference_value}",
         ),
-        _SEEN,
+        ("A padding that is given has no effect with pad_mode='same'", "pad_mode='same' 时给出的 padding 不起作用"),
         _WRITE,
     ),
     Entry(
@@ -35,15 +31,6 @@ CONVOLUTIONS: tuple[Entry, ...] = (
             "输出形状相同，但相对标杆错开一个像素",
         ),
         _WRITE,
-    ),
-    Entry(
-        "conv2d-padding-arg-with-same-mode",
-        (
-            "The padding {reference_value} of the reference has no effect: pad_mode is 'same', which pads {port_value}",
-            "标杆的填充 {reference_value} 未生效：pad_mode 为 'same'，实际填充 {port_value}",
-        ),
-        _NOTHING,
-        ("Give the mode with the padding: {written}", "填充须与模式一并给出：{written}"),
     ),
     Entry(
         "conv2d-padding-4tuple-order",
