@@ -41,7 +41,7 @@ def conclude(
 ) -> Comparison:
     """The whole answer."""
     checks = found_by_force(reference, port)
-    trace = _traced(reference, port, pairing, readings, checks)
+    trace = _traced(reference, port, pairing, readings, checks, tolerance)
     needed = {b for r in readings if r.matched and r.over for b in trace.reached.get(id(r), ())[:1]}
     needed |= {n for n, birth in enumerate(trace.births) if birth.check is not None and _over(birth, tolerance)}
     origins, index = _origins(trace, needed, nets[0], pairing, tolerance)
@@ -70,9 +70,10 @@ def conclude(
         first=next(iter(measured or failing), None),
         warnings=(*cautions(reference, port, nets, pairing, readings), *_told(suspects), *_stumbled(failures)),
         counts={outcome.value: counts.get(outcome.value, 0) for outcome in Outcome},
-        specs=_specs(origins, nets),
+        specs=_specs((*origins, *suspects), nets),
         unpaired=_unpaired(nets, pairing),
         suspects=suspects,
+        checked=len(checks),
     )
 
 
@@ -104,16 +105,23 @@ def found_by_force(reference: Dump, port: Dump) -> Mapping[Key, Check]:
 
 def _over(birth: Birth, tolerance: Tolerance) -> bool:
     """Whether what was born wrong is over tolerance by itself, or stands where the net is."""
-    deviation = birth.check.deviation if birth.check is not None else None
-    return birth.reading.over or deviation is None or tolerance.over(deviation)
+    check = birth.check
+    if check is None or check.deviation is None or tolerance.over(check.deviation):
+        return True
+    return birth.reading.over and not check.hidden
 
 
 def _traced(
-    reference: Dump, port: Dump, pairing: Pairing, readings: Sequence[Reading], checks: Mapping[Key, Check]
+    reference: Dump,
+    port: Dump,
+    pairing: Pairing,
+    readings: Sequence[Reading],
+    checks: Mapping[Key, Check],
+    tolerance: Tolerance,
 ) -> Trace:
     """Follow the readings through the calls of the reference, step by step."""
     back = {other: one for one, other in pairing.calls.items()}
-    trace = Trace(AMP_EPS if reference.header.get("amp") or port.header.get("amp") else 0.0, checks)
+    trace = Trace(AMP_EPS if reference.header.get("amp") or port.header.get("amp") else 0.0, checks, tolerance)
     ours = {pair.port: pair.reference for pair in pairing.layers}
     parameters = trace.parameters((r for r in readings if r.pair.key.phase is Phase.PARAMETER), ours)
     for step in sorted({reading.pair.key.step for reading in readings}):
@@ -189,8 +197,8 @@ def _place(birth: Birth) -> Place:
         None if pair.reference is None else pair.reference.key,
         None if pair.port is None else pair.port.key,
         birth.between,
-        birth.reading.own if check is None else check.expected,
-        check is not None and check.kept,
+        birth.reading.own if check is None else check.rounding,
+        check is not None and (check.kept or check.hidden),
     )
 
 

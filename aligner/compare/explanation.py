@@ -26,9 +26,6 @@ MOST = 5
 THOROUGH = 24
 """Origins whose numbers are looked into; those behind them are told by their settings."""
 
-REFUTED = 0.9
-"""A trial that leaves more of the error than this share of it speaks against its cause."""
-
 
 def explained(origins: Sequence[Origin], cases: Cases, port: Dump, failures: list[str]) -> tuple[Origin, ...]:
     """The origins with their causes, the likeliest first; what went wrong on the way is added to `failures`.
@@ -66,8 +63,7 @@ def _causes(
     for suspect in suspects(case, thorough):
         trial = trials.get((origin.layer, suspect.name), {})
         cause = _cause(suspect, trial, origin, LIMIT * case.rounding)
-        refuted = cause.error_after is not None and not cause.confirmed and not _better(cause)
-        found.append((not cause.confirmed, refuted, len(found), cause))
+        found.append((not cause.confirmed, cause.refuted, len(found), cause))
     return tuple(cause for *_, cause in sorted(found, key=lambda item: item[:3])[:MOST])
 
 
@@ -83,7 +79,3 @@ def _cause(suspect: Suspect, trial: Mapping[str, Any], origin: Origin, limit: fl
 
 def _number(value: Any) -> Optional[float]:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _better(cause: Cause) -> bool:
-    return cause.error_before is None or cause.error_after is None or cause.error_after < REFUTED * cause.error_before

@@ -156,6 +156,8 @@ class Comparison:
     suspects: tuple[Origin, ...] = ()
     """Places that are wrong by themselves, by far more than round-off, although nothing exceeds the tolerance there
     or behind; each has a warning as well."""
+    checked: int = 0
+    """Places that a forced pass judged one by one; 0: there was none, and origins are from the free run alone."""
 
     @property
     def aligned(self) -> bool:

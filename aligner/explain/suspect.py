@@ -34,6 +34,10 @@ class Suspect:
         return f"{self.cause}({changes}{','.join(self.parameters)})"
 
 
+REFUTED = 0.9
+"""A trial that leaves more of the error than this share of it speaks against its cause."""
+
+
 @dataclass(frozen=True)
 class Cause:
     """A suspect after its trial: `confirmed` only if the error fell to rounding."""
@@ -44,3 +48,10 @@ class Cause:
     error_before: Optional[float]
     error_after: Optional[float]
     change: Mapping[str, Attribute] = field(default_factory=dict)
+
+    @property
+    def refuted(self) -> bool:
+        """It was tried and the error stayed."""
+        if self.confirmed or self.error_before is None or self.error_after is None:
+            return False
+        return not self.error_after < REFUTED * self.error_before
