@@ -12,6 +12,7 @@ from typing import Any
 
 from mindspore import mint, nn
 
+from aligner_hooks.mindspore_ import kinds
 from aligner_hooks.mindspore_ import window_arguments as windows
 from aligner_hooks.mindspore_.norm_arguments import (
     batch_norm,
@@ -69,25 +70,17 @@ def _softmax2d(name: str, cell: Any, wanted: Attributes) -> Iterator[Recipe]:
 
 
 def _upsample(name: str, cell: Any, wanted: Attributes) -> Iterator[Recipe]:
-    """Of sizes and factors one number stands for all axes here; the constructor gets them as the cell had them."""
-    axes = {"linear": 1, "bilinear": 2, "bicubic": 2, "trilinear": 3}.get(str(wanted["mode"]), 0)
-    given: dict[str, Any] = {"mode": wanted["mode"]}
-    for word in ("size", "scale_factor"):
-        value, own = wanted[word], getattr(cell, word)
-        if value is None:
-            continue
-        if isinstance(own, (list, tuple)) and len(own) == (axes or len(own)):
-            given[word] = tuple(value) if isinstance(value, tuple) else (value,) * len(own)
-        elif word == "size" and axes and not isinstance(value, tuple):
-            given[word] = (value,) * axes
-        else:
-            given[word] = value
-    if wanted["align_corners"] is not None:
-        given["align_corners"] = wanted["align_corners"]
-    kept = cell.recompute_scale_factor
-    nearest_by_factor = wanted["mode"] == "nearest" and wanted["scale_factor"] is not None
-    if kept is not None or (nearest_by_factor and cell.mode != "nearest" and name == "Upsample"):
-        given["recompute_scale_factor"] = True if kept is None else kept
+    """From a factor nn's needs the size worked out beforehand, in most modes."""
+    for recipe in _mint_upsample(name, cell, wanted):
+        if "scale_factor" in recipe.arguments and wanted != kinds.upsample(cell):
+            recipe.arguments["recompute_scale_factor"] = True
+        yield recipe
+
+
+def _mint_upsample(name: str, cell: Any, wanted: Attributes) -> Iterator[Recipe]:
+    given = {word: value for word, value in wanted.items() if value is not None}
+    if "scale_factor" in given and cell.recompute_scale_factor is not None:
+        given["recompute_scale_factor"] = cell.recompute_scale_factor
     yield Recipe(name, given)
 
 
@@ -247,7 +240,7 @@ MINT: Mapping[str, Write] = {
     "Threshold": _renamed("threshold", "value"),
     **dict.fromkeys(("GLU", "Softmax", "LogSoftmax"), _renamed("dim")),
     "Flatten": _renamed("start_dim", "end_dim"),
-    "Upsample": _upsample,
+    "Upsample": _mint_upsample,
     "PixelShuffle": _renamed("upscale_factor"),
     **{
         f"{stem}{n}d": _pad for stem in ("ConstantPad", "ZeroPad", "ReflectionPad", "ReplicationPad") for n in (1, 2, 3)

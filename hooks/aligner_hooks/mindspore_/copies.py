@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping
+from types import MethodType
 from typing import Any, Optional
 
 import numpy as np
@@ -39,6 +40,7 @@ def respecified(cell: nn.Cell, changes: Mapping[str, Attribute], dtype: Optional
             setattr(made, name, value)
     if dtype is not None:
         precision.cast(made, dtype)
+        _cast_inputs(made, dtype)
     found = spec(made)
     if found != aim:
         odd = [name for name in changes if found.attributes.get(name) != changes[name]]
@@ -114,6 +116,18 @@ def _take_over_state(made: nn.Cell, cell: nn.Cell) -> None:
         if is_wrapper(child):
             core = precision.unwrapped(child)
             made._cells[name] = copy.deepcopy(child, {id(core): inside[name]})
+
+
+def _cast_inputs(made: nn.Cell, dtype: str) -> None:
+    """Have the copy put its inputs into its own type: LayerNorm would round its weights to that of a short input."""
+    own = vars(made).get("construct")
+    inner = own.__func__ if isinstance(own, MethodType) else type(made).construct
+
+    def construct(self: nn.Cell, *args: object, **kwargs: object) -> object:
+        args, kwargs = precision.widened((args, kwargs), dtype)
+        return inner(self, *args, **kwargs)
+
+    made.construct = MethodType(construct, made)
 
 
 class _Elu:

@@ -92,7 +92,7 @@ def _decimal(value: float) -> float:
     return float(near) if abs(float(near) - value) <= 1e-7 * abs(value) else float(f"{value:.7g}")
 
 
-def _upsample(cell: Any) -> Attributes:
+def upsample(cell: Any) -> Attributes:
     """Equal factors are one number, and align_corners=None is False where it matters, None where it does not."""
     interpolates = cell.mode in ("linear", "bilinear", "bicubic", "trilinear")
     return {
@@ -237,7 +237,7 @@ NN: Mapping[str, tuple[str, Read]] = {
     "Softmin": ("Softmin", _same(dim="axis")),
     "Flatten": ("Flatten", _same(start_dim="start_dim", end_dim="end_dim")),
     "Unflatten": ("Unflatten", _same(dim="axis", unflattened_size="unflattened_size")),
-    "Upsample": ("Upsample", _upsample),
+    "Upsample": ("Upsample", upsample),
     "PixelShuffle": ("PixelShuffle", _same(upscale_factor="upscale_factor")),
     "PixelUnshuffle": ("PixelUnshuffle", _same(downscale_factor="downscale_factor")),
     "Pad": ("Pad", _general_pad),
@@ -286,7 +286,7 @@ MINT: Mapping[str, tuple[str, Read]] = {
     "Threshold": ("Threshold", _same(threshold="threshold", value="value")),
     **{name: (name, _same(dim="dim")) for name in ("GLU", "Softmax", "LogSoftmax")},
     "Flatten": ("Flatten", _same(start_dim="start_dim", end_dim="end_dim")),
-    "Upsample": ("Upsample", _upsample),
+    "Upsample": ("Upsample", upsample),
     "PixelShuffle": ("PixelShuffle", _same(upscale_factor="upscale_factor")),
     **{f"ConstantPad{n}d": ("Pad", _pad("constant")) for n in (1, 2, 3)},
     **{f"ZeroPad{n}d": ("Pad", _pad("constant")) for n in (1, 2, 3)},

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import mindspore
-from mindspore import nn
+from mindspore import Tensor, nn
 from mindspore._c_expression import MixedPrecisionType
 
 from aligner.dtypes import decode, encode
@@ -34,6 +34,18 @@ def cast(model: nn.Cell, dtype: str) -> None:
         for _, tensor, _ in parameters.owned(cell):
             if tensors.dtype(tensor) in FLOATS and tensors.dtype(tensor) != dtype:
                 convert(tensor, dtype)
+
+
+def widened(value: Any, dtype: str) -> Any:
+    """The floating tensors of a nested value in this dtype."""
+    if isinstance(value, Tensor):
+        known = tensors.dtype(value)
+        return value.astype(tensors.types()[dtype]) if known in FLOATS and known != dtype else value
+    if isinstance(value, dict):
+        return {name: widened(item, dtype) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(widened(item, dtype) for item in value)
+    return value
 
 
 def cast_of(cell: nn.Cell) -> str:
