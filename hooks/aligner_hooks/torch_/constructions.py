@@ -33,8 +33,6 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {
     "TransformerEncoderLayer": {"eps": "layer_norm_eps"},
     "TransformerDecoderLayer": {"eps": "layer_norm_eps"},
 }
-# Of classes whose constructor hands all of its arguments on.
-_RECURRENT = ("input_size", "hidden_size")
 _NOT_SETTINGS = ("device", "dtype")
 
 
@@ -93,45 +91,49 @@ def of(layer: Any, settings: Optional[Settings] = None) -> Construction:
 
 def _call(cls: type, layer: Any, arguments: Arguments) -> Construction:
     """Arguments in the constructor's order, the required ones by position, the others by name unless they are usual."""
-    parameters = [p for p in inspect.signature(cls).parameters.values() if p.name not in _NOT_SETTINGS]
     if issubclass(cls, nn.RNNBase):
-        required = [arguments.pop(name) for name in _RECURRENT]
-        usual = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
-        return Construction(
-            cls, tuple(required), _unusual(arguments, {"proj_size": 0, "nonlinearity": "tanh", **usual})
-        )
-    positional, usual = [], {}
-    for parameter in parameters:
-        name = parameter.name
-        if name not in arguments and not name.startswith("_"):
+        return _recurrent(cls, layer, arguments)
+    positional: list[Any] = []
+    named: Arguments = {}
+    for parameter in inspect.signature(cls).parameters.values():
+        name, usual = parameter.name, parameter.default
+        if name not in arguments and name not in _NOT_SETTINGS and not name.startswith("_"):
             _add_own(arguments, layer, name)
-        if parameter.default is not parameter.empty:
-            usual[name] = parameter.default
-        elif name in arguments:
-            positional.append(arguments.pop(name))
-    return Construction(cls, tuple(positional), _unusual(arguments, usual))
+        if name not in arguments:
+            continue
+        if usual is parameter.empty:
+            positional.append(arguments[name])
+        elif not _is_usual(arguments[name], usual):
+            named[name] = arguments[name]
+    return Construction(cls, tuple(positional), named)
+
+
+def _recurrent(cls: type, layer: Any, arguments: Arguments) -> Construction:
+    """Their constructors hand all arguments on, so that a signature does not tell them."""
+    usual: Arguments = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
+    usual.update(proj_size=0, nonlinearity="tanh")
+    arguments = {**arguments, "proj_size": layer.proj_size}
+    named = {name: arguments[name] for name in usual if name in arguments}
+    unusual = {name: value for name, value in named.items() if not _is_usual(value, usual[name])}
+    return Construction(cls, (arguments["input_size"], arguments["hidden_size"]), unusual)
 
 
 def _add_own(arguments: Arguments, layer: Any, name: str) -> None:
     """What the vocabulary has no word for, as the layer has it; the bias of a norm is a parameter or None."""
     value = getattr(layer, name, inspect.Parameter.empty)
-    if name == "bias" and (value is None or isinstance(value, torch.Tensor)):
-        if arguments.get("affine", arguments.get("elementwise_affine", True)):
+    if name == "bias":
+        # Without a weight it does not tell whether there would be one beside it.
+        if getattr(layer, "weight", None) is not None:
             arguments[name] = value is not None
     elif value is None or isinstance(value, (bool, int, float, str)):
         arguments[name] = plain(value)
-
-
-def _unusual(arguments: Settings, usual: Settings) -> Arguments:
-    return {k: value for k, value in arguments.items() if k not in usual or not _is_usual(value, usual[k])}
 
 
 def _is_usual(value: Any, usual: Any) -> bool:
     """Whether it is the default, or the default along every axis."""
     if isinstance(value, tuple) and value and not isinstance(usual, tuple):
         return all(_is_usual(item, usual) for item in value)
-    alike = type(value) is type(usual) or (type(value), type(usual)) == (float, int)
-    return alike and bool(value == usual)
+    return isinstance(value, bool) is isinstance(usual, bool) and bool(value == usual)
 
 
 def _text(value: Any) -> str:

@@ -128,8 +128,16 @@ def _follow(layer: Any, now: Any, then: Any, kind: str) -> None:
             raise ValueError(f"with these settings a {kind} has other layers inside it")
         _follow(inner, now._modules[name], child, spec.read(inner).kind)
     if isinstance(layer, nn.RNNBase):
-        layer._flat_weights = [getattr(layer, name, None) for name in layer._flat_weights_names]
-        layer.flatten_parameters()
+        _list_weights(layer)
+
+
+def _list_weights(layer: Any) -> None:
+    """A recurrent layer's own list of its weights, which is what it computes with."""
+    if hasattr(layer, "_init_flat_weights"):
+        layer._init_flat_weights()
+        return
+    layer._flat_weights = [getattr(layer, name, None) for name in layer._flat_weights_names]
+    layer.flatten_parameters()
 
 
 def _settings(layer: Any) -> Iterator[tuple[str, Any]]:
