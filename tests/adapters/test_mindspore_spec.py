@@ -397,12 +397,80 @@ def test_one_other_setting_shows_as_that_attribute(name):
     assert [word for word, value in wanted.attributes.items() if found.attributes[word] != value] == [attribute]
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")  # torch's, on its own speed
+EVEN_KERNEL = "ignore:Using padding='same' with even kernel:UserWarning"  # torch's, on its own speed
+
+
+@pytest.mark.filterwarnings(EVEN_KERNEL)
 @pytest.mark.parametrize("name", sorted(name for name, (_, shape) in EQUIVALENT.items() if shape))
 def test_equivalent_layers_compute_the_same_from_the_same_weights(name):
     """The tables above are right: what they call equivalent is, with weights moved in canonical words."""
     build, shape = EQUIVALENT[name]
     reference, port = build()
+    left, right = outputs(reference, port, shape)
+    np.testing.assert_allclose(right, left, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("table", ["equivalent", "different"])
+def test_what_is_spelled_builds_a_layer_with_these_settings(table):
+    adapter = MindSporeAdapter()
+    names = {}
+    exec(adapter.preamble(), names)
+    for build, _ in (EQUIVALENT if table == "equivalent" else DIFFERENT).values():
+        _, port = build()
+        text = adapter.expression(port)
+        assert adapter.spec(eval(text, names)) == adapter.spec(port), text
+        assert adapter.type_name(eval(text, names)) == adapter.type_name(port), text
+
+
+@pytest.mark.parametrize("name", sorted(DIFFERENT))
+def test_a_copy_of_the_careless_port_gets_the_setting_of_the_reference(name):
+    build, attribute = DIFFERENT[name]
+    reference, port = build()
+    value = TorchAdapter().spec(reference).attributes[attribute]
+    if name == "prelu":  # the weight of the port is too small
+        with pytest.raises(ValueError, match="shape"):
+            MindSporeAdapter().respecified(port, {attribute: value})
+    else:
+        copy = MindSporeAdapter().respecified(port, {attribute: value})
+        assert MindSporeAdapter().spec(copy) == TorchAdapter().spec(reference)
+
+
+def of_one_kind():
+    """Kind -> the pairs of the tables, those of nn and those of mint by themselves."""
+    kinds = {}
+    runnable = {name: entry for name, entry in EQUIVALENT.items() if entry[1]}
+    for name, (build, _) in {**DIFFERENT, **EQUIVALENT}.items():
+        if name not in EQUIVALENT or name in runnable:
+            kinds.setdefault((MindSporeAdapter().spec(build()[1]).kind, name.startswith("mint")), []).append(name)
+    return runnable, [names for names in kinds.values() if len(names) > 1]
+
+
+@pytest.mark.filterwarnings(EVEN_KERNEL)
+def test_any_layer_can_be_given_the_settings_of_another_and_computes_by_them():
+    """All pairs of layers of a kind whose weights have one shape: the one as a copy of the other."""
+    runnable, kinds = of_one_kind()
+    ours, theirs, count = MindSporeAdapter(), TorchAdapter(), 0
+    for names in kinds:
+        for one in names:
+            for other in (name for name in names if name in runnable and name != one):
+                port, (reference, like) = {**DIFFERENT, **EQUIVALENT}[one][0]()[1], EQUIVALENT[other][0]()
+                wanted = theirs.spec(reference).attributes
+                changes = {word: value for word, value in wanted.items() if ours.spec(port).attributes[word] != value}
+                if type(port) is not type(like):
+                    continue
+                try:
+                    copy = ours.respecified(port, changes)
+                except ValueError as error:
+                    assert "would have the shape" in str(error), (one, other)  # noqa: PT017 - one of two right ends
+                    continue
+                left, right = outputs(reference, copy, EQUIVALENT[other][1])
+                np.testing.assert_allclose(right, left, rtol=2e-4, atol=2e-5, err_msg=f"{one} as {other}")
+                count += 1
+    assert count > 120
+
+
+def outputs(reference, port, shape):
+    """What both make of one input with one set of weights."""
     theirs, ours = TorchAdapter(), MindSporeAdapter()
     theirs.set_training(reference, False)
     ours.set_training(port, False)
@@ -420,7 +488,7 @@ def test_equivalent_layers_compute_the_same_from_the_same_weights(name):
         left = reference(theirs.from_numpy(x, "float32"))
         right = port(ours.from_numpy(x, "float32"))
     left, right = (value[0] if isinstance(value, tuple) else value for value in (left, right))
-    np.testing.assert_allclose(ours.to_numpy(right), theirs.to_numpy(left), rtol=2e-4, atol=2e-5)
+    return theirs.to_numpy(left), ours.to_numpy(right)
 
 
 def _port_path(path):
