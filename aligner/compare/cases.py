@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Optional
 
+from aligner.compare.checks import in_float32
 from aligner.compare.net import CallId, Net, Visit, is_input, nest
 from aligner.compare.place import Place
 from aligner.explain.case import Case, Value
@@ -63,8 +64,10 @@ class Cases:
     def _actual(self, place: Place) -> Optional[Entry]:
         if place.port is None:
             return None
-        kept = self._dumps[1].find(place.port._replace(phase=Phase.FORCED)) if place.kept else None
-        return kept or self._dumps[1].find(place.port)
+        forced = place.port._replace(phase=Phase.FORCED)
+        long = self._dumps[1].find(forced._replace(slot=in_float32(forced.slot))) if place.kept else None
+        kept = self._dumps[1].find(forced) if place.kept else None
+        return long or kept or self._dumps[1].find(place.port)
 
     def _call(self, key: Key) -> tuple[list[Entry], list[Entry]]:
         """The records of the reference's call, what went in and what came out."""

@@ -23,6 +23,7 @@ from typing import Optional
 from aligner.compare.checks import Check
 from aligner.compare.net import CallId, Visit, is_input
 from aligner.compare.reading import Reading
+from aligner.compare.tolerance import Tolerance
 from aligner.record import Key
 
 JUMP = 10.0
@@ -132,12 +133,18 @@ class _Scene:
 class Trace:
     """The flow of one comparison; `births` and `reached` are its result."""
 
-    def __init__(self, coarse: float = 0.0, checks: Optional[Mapping[Key, Check]] = None) -> None:
+    def __init__(
+        self,
+        coarse: float = 0.0,
+        checks: Optional[Mapping[Key, Check]] = None,
+        tolerance: Optional[Tolerance] = None,
+    ) -> None:
         self.births: list[Birth] = []
         self.reached: dict[int, tuple[int, ...]] = {}
         """By id of a Reading: indices of the births it goes back to."""
         self._coarse = coarse
         self._checks = checks or {}
+        self._tolerance = tolerance or Tolerance()
 
     def parameters(self, readings: Iterable[Reading], ours: Mapping[str, str]) -> Mapping[str, Sources]:
         """Wrong parameters, by layer: each is born wrong, and explains any error of its layer's output.
@@ -269,7 +276,12 @@ class Trace:
     ) -> State:
         """The same, known from the forced pass. A wrong parameter explains what its layer does wrong."""
         if check.fails and not owned.births:
-            return replace(self._born(reading, replace(birth, check=check)), time=time)
+            state = replace(self._born(reading, replace(birth, check=check)), time=time)
+            small = check.hidden and check.deviation is not None and not self._tolerance.over(check.deviation)
+            if small:  # what is red from here on is red by rounding
+                self.reached.pop(id(reading))
+                return replace(state, births=())
+            return state
         births: tuple[int, ...] = ()
         if check.fails:
             births = tuple(owned.births)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.adapter import Adapter
 from aligner.compare.checks import Check
 from aligner.compare.held import Held
-from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
 from aligner.compare.reading import read
 from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES, decode, encode
-from aligner.record import Attribute, Call, Key, Phase
+from aligner.record import Array, Attribute, Call, Key, Phase
 from aligner.replay.forced import Plan
 from aligner.structure import Tensors, flatten_result, rebuild_arguments
 
@@ -44,8 +43,11 @@ class Alone:
         changes: Mapping[str, Attribute],
         parameters: Sequence[str] = (),
         dtype: Optional[str] = None,
+        told: Optional[Callable[[Key, str, Array], None]] = None,
     ) -> float:
         """How far a changed copy of the check's layer is off on the reference's inputs: the worst of its outputs.
+
+        `told` gets each output that has a counterpart, by the port's address.
 
         Raises:
             ValueError: such a copy cannot be made; the text says why.
@@ -59,7 +61,7 @@ class Alone:
         args, kwargs = rebuild_arguments(call.inputs, lambda slot: self._argument(call, slot, dtype))
         with self._adapter.running(copy):
             output = copy(*args, **kwargs)  # type: ignore[operator]  # a layer is called
-        return self._deviation(call, output)
+        return self._deviation(call, output, told)
 
     def _argument(self, call: Call, slot: str, dtype: Optional[str]) -> object:
         """The reference's value in the port's form, or the port's own where the reference has none."""
@@ -89,7 +91,7 @@ class Alone:
                 raise ValueError(f"no parameter {role}")
             self._adapter.load(own[role], entry.raw(), entry.dtype)
 
-    def _deviation(self, call: Call, output: object) -> float:
+    def _deviation(self, call: Call, output: object, told: Optional[Callable[[Key, str, Array], None]]) -> float:
         found: Tensors = []
         flatten_result(output, self._adapter.is_tensor, found)
         worst = 0.0
@@ -100,18 +102,12 @@ class Alone:
             dtype = self._adapter.dtype(tensor)
             if entry is None or dtype not in DTYPES:
                 continue
-            held: Any = Held(address, 0, dtype, self._adapter.to_numpy(tensor))
+            array = self._adapter.to_numpy(tensor)
+            if told is not None:
+                told(address, dtype, array)
+            held: Any = Held(address, 0, dtype, array)
             worst = max(worst, read(Pair(entry, held), self._rule).severity)
             judged = True
         if not judged:
             raise ValueError("nothing that came out has a counterpart")
         return worst
-
-
-def calls_of(checks: Sequence[Check]) -> Mapping[CallId, Check]:
-    """The first check of each layer that is judged by its output."""
-    found: dict[CallId, Check] = {}
-    for check in checks:
-        if check.where == "layer":
-            found.setdefault(CallId(check.port.layer, check.port.call), check)
-    return found

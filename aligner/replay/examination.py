@@ -19,9 +19,9 @@ import numpy as np
 
 from aligner.adapter import Adapter
 from aligner.compare.cases import Cases
-from aligner.compare.checks import KIND, Check, to_facts
+from aligner.compare.checks import KIND, Check, in_float32, to_facts
 from aligner.compare.layers import Pairing, pair_layers
-from aligner.compare.net import Net, survey
+from aligner.compare.net import survey
 from aligner.compare.pairing import pair_records
 from aligner.dtypes import DTYPES, decode
 from aligner.dump.reader import Dump, open_dump
@@ -33,6 +33,9 @@ from aligner.replay.trials import described, tried
 
 if TYPE_CHECKING:
     from aligner.capture.session import Sink
+
+COARSE = 0.05
+"""A layer that is right in float32 may be off by this much in a short type: a softmax of large values is."""
 
 DISTURBED = 0.5
 """How much values are disturbed, in units of the spacing of their floats: what rounding does to them at most."""
@@ -80,11 +83,12 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
                 forced.run(step, lambda step=step: subject.run(step))  # type: ignore[misc]  # bound now
             checks = _explained(subject, path, plan, forced)
         if plan.short is not None:
-            checks = _alone(checks, Alone(subject.adapter, subject.model, subject.reference, port, plan))
+            alone = Alone(subject.adapter, subject.model, subject.reference, port, plan)
+            checks = _alone(checks, alone, forced)
     for check in checks:
         sink.finding(KIND, to_facts(check))
     middle = time.monotonic()
-    trials = _try(subject, path, nets, pairing, plan, checks, sink)
+    trials = _try(subject, path, pairing, plan, checks, sink)
     ended = time.monotonic()
     timing = {"free_s": round(free, 3), "forced_s": round(middle - started, 3), "trials_s": round(ended - middle, 3)}
     sink.update_header(forced=True, reference_token=subject.reference.token, precision=plan.short, timing=timing)
@@ -150,37 +154,44 @@ def _moved(disturbed: Array, kept: Array) -> float:
     return apart if np.isfinite(apart) else 0.0
 
 
-def _alone(checks: Sequence[Check], alone: Alone) -> list[Check]:
+def _alone(checks: Sequence[Check], alone: Alone, forced: ForcedPass) -> list[Check]:
     """Each layer of a port that computes in a short type once more in float32, where small mistakes show.
 
-    What is right in float32 and finite is off by its precision, however much that is.
+    What is right in float32 and finite is off by its precision, up to a point.
     """
     known: dict[tuple[int, str, int], Optional[float]] = {}
     result = []
     for check in checks:
-        place = check.port[0], check.port.layer, check.port.call
-        if check.where == "layer" and place not in known:
-            try:
-                known[place] = alone.error(check, {}, (), "float32")
-            except Exception:  # a layer that cannot be copied is judged by its own precision
-                known[place] = None
-        error = known.get(place) if check.where == "layer" else None
-        finite = check.deviation is None or not check.deviation.nonfinite
+        place = check.port.step, check.port.layer, check.port.call
+        if check.where != "layer":
+            result.append(check)
+            continue
+        if place not in known:
+            known[place] = _in_float32(check, alone, forced)
+        error = known[place]
+        finite = np.isfinite(check.error) and (check.deviation is None or not check.deviation.nonfinite)
         if error is not None:
-            expected = max(check.expected, check.error) if finite and np.isfinite(check.error) else check.expected
-            check = replace(check, alone=error, expected=expected)
+            explained = min(check.error, COARSE) if finite else 0.0
+            check = replace(check, alone=error, expected=max(check.expected, explained))
         result.append(check)
     return result
 
 
+def _in_float32(check: Check, alone: Alone, forced: ForcedPass) -> Optional[float]:
+    """The layer's error in float32; what it made is kept if that is wrong. None if it cannot be run so."""
+    made: list[tuple[Key, str, Array]] = []
+    try:
+        error = alone.error(check, {}, (), "float32", lambda *output: made.append(output))
+    except Exception:  # a layer that cannot be copied is judged by its own precision
+        return None
+    if replace(check, alone=error).hidden:
+        for key, dtype, array in made:
+            forced.keep(key._replace(slot=in_float32(key.slot)), dtype, array)
+    return error
+
+
 def _try(
-    subject: Subject,
-    path: str,
-    nets: tuple[Net, Net],
-    pairing: Pairing,
-    plan: Plan,
-    checks: Sequence[Check],
-    sink: Sink,
+    subject: Subject, path: str, pairing: Pairing, plan: Plan, checks: Sequence[Check], sink: Sink
 ) -> tuple[int, int]:
     """Trials of what may be wrong with the layers that fail; how many were made, and how many proved something."""
     if not any(check.fails and check.where == "layer" for check in checks):
@@ -188,7 +199,7 @@ def _try(
     made = proved = 0
     with open_dump(path) as port:
         alone = Alone(subject.adapter, subject.model, subject.reference, port, plan)
-        cases = Cases(subject.reference, port, nets, pairing)
+        cases = Cases(subject.reference, port, (survey(subject.reference), survey(port)), pairing)
         for kind, facts in (*tried(checks, cases, alone), *described(checks, subject.adapter, alone)):
             sink.finding(kind, facts)
             made += "after" in facts

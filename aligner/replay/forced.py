@@ -287,12 +287,16 @@ class ForcedPass:
         return check
 
     def _keep(self, check: Check, dtype: str, array: Array) -> Check:
+        return replace(check, kept=self.keep(check.port, dtype, array))
+
+    def keep(self, key: Key, dtype: str, array: Array) -> bool:
+        """Put a value into the port's dump; false if there are too many."""
         if self._sink is None or self._kept >= KEPT:
-            return check
+            return False
         self._kept += 1
         self.order += 1
-        self._sink.write(Record(check.port._replace(phase=Phase.FORCED), self.order, dtype, array))
-        return replace(check, kept=True)
+        self._sink.write(Record(key._replace(phase=Phase.FORCED), self.order, dtype, array))
+        return True
 
     def _other(self, wanted: Held, array: Array, dtype: str) -> Optional[object]:
         """The reference's value as the port would have it; None where the two are of another nature."""

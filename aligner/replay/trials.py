@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from aligner.adapter import Adapter
 from aligner.compare.cases import Cases
-from aligner.compare.checks import LIMIT, ROUNDING, Check
+from aligner.compare.checks import LIMIT, Check
 from aligner.compare.explanation import TRIAL
 from aligner.compare.place import Place
 from aligner.explain.suspect import Suspect
@@ -35,7 +35,8 @@ def tried(checks: Sequence[Check], cases: Cases, alone: Alone) -> Iterable[tuple
         if check.where != "layer" or not check.fails or check.key.layer in done or len(done) >= LAYERS:
             continue
         done.add(check.key.layer)
-        place = Place("layer", check.owner, check.key, check.port, None, check.expected, check.kept)
+        kept = check.kept or check.hidden
+        place = Place("layer", check.owner, check.key, check.port, None, check.rounding, kept)
         for suspect in _worth_it(suspects(cases.case(place))):
             yield TRIAL, _trial(check, suspect, alone)
 
@@ -61,19 +62,19 @@ def _worth_it(found: Sequence[Suspect]) -> Iterable[Suspect]:
 
 def proof(check: Check) -> float:
     """The error that is left where the cause was found: rounding."""
-    return LIMIT * (ROUNDING if check.alone is not None else check.expected)
+    return LIMIT * check.rounding
 
 
 def _dtype(check: Check) -> Optional[str]:
     """A layer that computes in a short type is tried in float32, where small mistakes show."""
-    return None if check.alone is None else "float32"
+    return "float32" if check.hidden else None
 
 
 def _trial(check: Check, suspect: Suspect, alone: Alone) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "layer": check.key.layer,
         "suspect": suspect.name,
-        "before": check.error if check.alone is None else check.alone,
+        "before": check.alone if check.hidden else check.error,
     }
     try:
         facts["after"] = alone.error(check, suspect.change, suspect.parameters, _dtype(check))
