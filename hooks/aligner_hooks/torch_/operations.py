@@ -48,6 +48,13 @@ class _Ears(threading.local):
         self.listeners: tuple[_Listener, ...] = ()
         self.mode: Any = None
 
+    def tidy(self) -> None:
+        """Forget who was removed, in whatever thread, and take the mode away when nobody is left."""
+        self.listeners = tuple(listener for listener in self.listeners if listener.heard)
+        if not self.listeners and self.mode is not None:
+            mode, self.mode = self.mode, None
+            _take_away(mode)
+
 
 _EARS = _Ears()
 
@@ -57,7 +64,7 @@ class _Listener:
 
     def __init__(self, told: Told) -> None:
         self.told = told
-        self._heard = True
+        self.heard = True
         _EARS.listeners = (*_EARS.listeners, self)
         if _EARS.mode is None and hasattr(overrides, "_push_mode"):
             _EARS.mode = _mode()
@@ -65,13 +72,8 @@ class _Listener:
 
     def remove(self) -> None:
         """Be told no longer; twice is harmless."""
-        if not self._heard:
-            return
-        self._heard = False
-        _EARS.listeners = tuple(other for other in _EARS.listeners if other is not self)
-        if not _EARS.listeners and _EARS.mode is not None:
-            _take_away(_EARS.mode)
-            _EARS.mode = None
+        self.heard = False
+        _EARS.tidy()
 
 
 def _take_away(mode: Any) -> None:
@@ -91,10 +93,10 @@ def _mode() -> Any:
 
     class Telling(overrides.TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if not is_in_callback():
-                name = name_of(function)
-                if name is not None:
-                    for listener in _EARS.listeners:
+            name = None if is_in_callback() else name_of(function)
+            if name is not None:
+                for listener in _EARS.listeners:
+                    if listener.heard:
                         listener.told(name)
             return function(*args, **(kwargs or {}))
 
