@@ -9,7 +9,17 @@ from typing import Any
 
 from aligner.explain.catalogue.entry import Entry as Entry
 
-TOPICS: tuple[str, ...] = ("settings", "windows", "losses", "weights", "precision", "training", "relations", "glue")
+TOPICS: tuple[str, ...] = (
+    "settings",
+    "windows",
+    "losses",
+    "weights",
+    "precision",
+    "training",
+    "relations",
+    "glue",
+    "attention",
+)
 """Modules of this package, each with `ENTRIES: tuple[Entry, ...]`."""
 
 LANGUAGES = ("en", "zh")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aligner.explain.case import Case
-from aligner.explain.glue import differences, formulas
+from aligner.explain.glue import attention, differences, formulas
 from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.place import Place
 from aligner.explain.patterns.pair import Pair
@@ -23,6 +23,7 @@ def suspects(case: Case) -> Iterator[Suspect]:
     hand = Hand(case)
     if pair.alike:
         place = Place.of(case, pair, hand)
-        proved = list(formulas.suspects(place)) or list(differences.suspects(place))
+        proved = list(formulas.suspects(place)) or list(attention.suspects(case, pair, hand))
+        proved = proved or list(differences.suspects(place))
         yield from proved
     yield from relations(pair)

@@ -1,0 +1,201 @@
+"""The choices in attention that ports get wrong: each as the plan that the mistake makes, and the cause's name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import permutations
+
+import numpy as np
+
+from aligner.explain.glue.attention_plan import Plan
+from aligner.record import Scalar
+
+
+@dataclass(frozen=True)
+class Edit:
+    """The plan with one choice made otherwise."""
+
+    plan: Plan
+    cause: str
+    facts: Mapping[str, Scalar]
+
+
+def edits(plan: Plan) -> Iterator[Edit]:
+    """Every single mistake, those that are made most first."""
+    if plan.given is None:
+        yield from _scales(plan)
+        yield from _masks(plan)
+    yield from _splits(plan)
+    if plan.given is None:
+        yield from _sources(plan)
+        yield from _ropes(plan)
+        yield _edit(plan, "softmax-axis", "axis of the softmax", plan.axis, -2, axis=-2)
+        yield _edit(plan, "softmax-missing", "softmax", "taken", "not taken", weighted=False)
+
+
+def _edit(plan: Plan, cause: str, setting: str, old: Scalar, new: Scalar, **changes: object) -> Edit:
+    facts: dict[str, Scalar] = {"setting": setting, "reference_value": old, "port_value": new}
+    facts.update(other=f"{setting} {old}", instead=f"{setting} {new}")
+    return Edit(replace(plan, **changes), cause, facts)  # type: ignore[arg-type]  # fields of Plan by name
+
+
+def _scales(plan: Plan) -> Iterator[Edit]:
+    size = head_size(plan)
+    width = size * plan.heads
+    for scale in (
+        1.0,
+        1 / math.sqrt(size),
+        1 / math.sqrt(width),
+        math.sqrt(size),
+        1 / size,
+        plan.scale / math.sqrt(size),
+    ):
+        if not math.isclose(scale, plan.scale):
+            cause = "attention-scale-missing" if scale == 1.0 else "attention-scale-other"
+            yield _edit(plan, cause, "scale", number(plan.scale, plan), number(scale, plan), scale=scale)
+
+
+def _masks(plan: Plan) -> Iterator[Edit]:
+    for edit in _masked(plan):
+        yield edit
+        if edit.plan.fill != -1e9 and (edit.plan.causal or edit.plan.mask is not None):
+            yield replace(edit, plan=replace(edit.plan, fill=-1e9))
+    if plan.mask is not None or plan.causal:
+        for fill in (-1e4, -1e9, -np.inf, -100.0, -10.0, 0.0, 1e-9, -1e-9, -1.0):
+            if fill != plan.fill:
+                cause = "attention-mask-fill-1e4" if fill <= -1e4 else "mask-fill-other"
+                yield _edit(plan, cause, "value of masked scores", f"{plan.fill:g}", f"{fill:g}", fill=fill)
+
+
+def _masked(plan: Plan) -> Iterator[Edit]:
+    if plan.causal:
+        other = "causal, not itself" if plan.causal == "causal" else "causal"
+        yield _edit(plan, "causal-mask-diagonal", "mask", plan.causal, other, causal=other)
+        yield _edit(plan, "causal-mask-missing", "mask", "causal", "none", causal="")
+        yield _edit(plan, "mha-mask-inverted", "mask", "causal", "causal, inverted", causal="causal, inverted")
+    else:
+        yield _edit(plan, "mask-extra", "mask", "none", "causal", causal="causal")
+    if plan.causal or plan.mask is not None:
+        yield _edit(plan, "mask-after-softmax", "mask", "before the softmax", "after it", late=True)
+    if plan.mask is None:
+        return
+    name = f"[{plan.mask.name}]"
+    yield _edit(plan, "attention-mask-missing", "mask", name, "none", mask=None, sense="")
+    if plan.sense in ("keep", "drop"):
+        other = "drop" if plan.sense == "keep" else "keep"
+        words = {"keep": "seen where true", "drop": "hidden where true"}
+        yield _edit(plan, "mha-mask-inverted", name, words[plan.sense], words[other], sense=other)
+        yield _edit(plan, "mask-added-as-numbers", name, words[plan.sense], "added to the scores", sense="add")
+
+
+def _splits(plan: Plan) -> Iterator[Edit]:
+    for split, word in (
+        ("viewed", "(batch, head, length, channel) by a reshape alone"),
+        ("channel first", "(channel, head)"),
+    ):
+        yield _edit(
+            plan, "head-split-order", "split into heads", "(length, head, channel), then transposed", word, split=split
+        )
+    for merge, word in (("viewed", "a reshape without transposing back"), ("channel first", "(channel, head)")):
+        if plan.stage == "mixed":
+            yield _edit(
+                plan, "head-merge-order", "merge of the heads", "transposed back, then a reshape", word, merge=merge
+            )
+    if plan.groups != plan.heads:
+        other = "tile" if plan.repeat == "repeat" else "repeat"
+        yield _edit(plan, "gqa-repeat-vs-tile", "key and value heads", plan.repeat, other, repeat=other)
+    for heads in range(1, 65):
+        if heads != plan.heads and plan.groups == plan.heads and plan.stage == "mixed" and plan.given is None:
+            width = head_size(plan) * plan.heads
+            if width % heads == 0:
+                for scale in (plan.scale, 1 / math.sqrt(width // heads)):
+                    yield _edit(plan, "head-count", "heads", plan.heads, heads, heads=heads, groups=heads, scale=scale)
+
+
+def _sources(plan: Plan) -> Iterator[Edit]:
+    if len(plan.sources) == 1:
+        for layout in ("parts", "by head", "by channel", "viewed"):
+            if layout != plan.layout and plan.groups == plan.heads:
+                edit = _edit(plan, "qkv-interleaved-layout", "q, k, v in one", plan.layout, layout, layout=layout)
+                told = {"port_parameter": plan.sources[0].name, "order": layout, "wanted": plan.layout}
+                yield replace(edit, facts={**edit.facts, **told})
+    whose = ["query", "key", "value"]
+    orders = permutations(range(3)) if len(plan.sources) != 2 else ((0, 1, 2), (0, 2, 1))
+    for order in orders:
+        if order != plan.order:
+            old, new = (", ".join(whose[o.index(i)] for i in range(3)) for o in (plan.order, order))
+            yield _edit(plan, "qkv-order", "order", old, new, order=order)
+    if len(plan.sources) == 3:
+        for instead in ((0, 0, 2), (0, 1, 1), (1, 1, 2), (0, 1, 0), (0, 2, 2)):
+            order = tuple(plan.order[i] for i in instead)
+            changed = next(i for i in range(3) if instead[i] != i)
+            old, new = (f"[{plan.sources[o[changed]].name}]" for o in (plan.order, order))
+            yield _edit(plan, "wrong-tensor", whose[changed], old, new, order=order)
+
+
+def _ropes(plan: Plan) -> Iterator[Edit]:
+    if not plan.rope:
+        return
+    other = "interleaved" if plan.rope == "half" else "half"
+    yield _edit(plan, "rope-interleaved-vs-half", "rotary embedding", plan.rope, other, rope=other)
+    for rope in ("", f"query {plan.rope}", f"key {plan.rope}"):
+        yield _edit(
+            plan,
+            "rope-missing",
+            "rotary embedding",
+            "of query and key",
+            f"of {rope.split()[0]}" if rope else "none",
+            rope=rope,
+        )
+    yield _edit(plan, "rope-sign", "rotary embedding", "forwards", "backwards", rope=f"-{plan.rope}")
+    yield _edit(plan, "rope-sign", "rotary embedding of the query", "forwards", "not", rope=f"key {plan.rope}")
+    for theta in (1e4, 1e3, 1e5, 5e5, 1e6):
+        if theta != plan.theta:
+            yield _edit(
+                plan, "rope-theta", "base of the rotary embedding", f"{plan.theta:g}", f"{theta:g}", theta=theta
+            )
+
+
+def head_size(plan: Plan) -> int:
+    """Channels of a head."""
+    array = plan.sources[0].array
+    if array.ndim == 4:
+        return int(array.shape[3])
+    return int(array.shape[2] // (plan.heads + 2 * plan.groups if len(plan.sources) == 1 else plan.heads))
+
+
+def number(scale: float, plan: Plan) -> str:
+    """A scale as people write it."""
+    size = head_size(plan)
+    for n in (size, size * plan.heads):
+        for text, known in ((f"1 / sqrt({n})", 1 / math.sqrt(n)), (f"sqrt({n})", math.sqrt(n)), (f"1 / {n}", 1 / n)):
+            if math.isclose(scale, known):
+                return text
+    return f"{scale:.6g}"
+
+
+def spelled(plan: Plan) -> str:
+    """The plan in a line."""
+    sources = ", ".join(f"[{piece.name}]" for piece in plan.sources)
+    words = [f"heads={plan.heads}"]
+    if plan.groups != plan.heads:
+        words.append(f"kv_heads={plan.groups}")
+    if plan.given is None:
+        words.append(f"scale={number(plan.scale, plan)}")
+    else:
+        words.append(f"weights=[{plan.given.name}]")
+    if plan.rope:
+        words.append(f"rotary={plan.rope}")
+    masks = [plan.causal] if plan.causal else []
+    if plan.mask is not None:
+        masks.append(f"{plan.sense} [{plan.mask.name}]")
+    if masks:
+        words.append(f"mask={' and '.join(masks)}")
+    if masks and np.isfinite(plan.fill):
+        words.append(f"fill={plan.fill:g}")
+    for name, usual in (("split", "transposed"), ("merge", "transposed"), ("layout", "parts"), ("axis", -1)):
+        if getattr(plan, name) != usual:
+            words.append(f"{name}={getattr(plan, name)}")
+    return f"attention({sources}; {', '.join(words)})"

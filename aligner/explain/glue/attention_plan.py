@@ -1,0 +1,242 @@
+"""Attention as code writes it, with every choice that is made on the way, and what it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+
+from aligner.explain.glue.hand import Piece
+from aligner.explain.patterns.functions import softmax
+from aligner.explain.patterns.pair import Floats
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to write attention. `stage` is what it is asked for: "scores", "weights" or "mixed"."""
+
+    sources: tuple[Piece, ...]
+    """Query, key, value; or query and a value that holds key and value; or one that holds all three."""
+    stage: str
+    heads: int
+    groups: int
+    """Heads of key and value: fewer than `heads` where several share them."""
+    scale: float
+    order: tuple[int, ...] = (0, 1, 2)
+    """Which source, or which part of the one source, is query, key and value."""
+    layout: str = "parts"
+    """How one source holds all three: "parts" one behind the other, "by head", "by channel"."""
+    split: str = "transposed"
+    """How channels become heads: "transposed" as it should be, "viewed" by a reshape alone, "channel first"."""
+    repeat: str = "repeat"
+    rope: str = ""
+    """"half", "interleaved", or none; "query " or "key " in front: of that one only; "-": turned the other way."""
+    theta: float = 1e4
+    mask: Optional[Piece] = None
+    sense: str = ""
+    """What a value of the mask other than zero does: "keep", "drop", or it is to "add"."""
+    causal: str = ""
+    """"causal": no query sees a later key; "causal, not itself"; "causal, inverted"."""
+    fill: float = -np.inf
+    late: bool = False
+    """Masked after the softmax."""
+    axis: int = -1
+    merge: str = "transposed"
+    length_first: bool = False
+    """The length is the first axis, the batch the second."""
+    weighted: bool = True
+    """The softmax is taken."""
+    given: Optional[Piece] = None
+    """Weights that were in hand already; the one source is the value then."""
+
+    @property
+    def rows_mixed(self) -> bool:
+        """Whether a row of the result needs other rows of the query."""
+        return self.split == "viewed" or self.layout == "viewed" or self.merge != "transposed" or self.axis != -1
+
+
+Heads = tuple[Floats, Floats, Floats]
+Kept = dict[object, tuple[Floats, Floats]]
+"""Scores before mask and scale, and values: what plans share."""
+
+
+def made(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats] = None) -> Optional[Floats]:
+    """What the plan gives for some items of the batch; of some rows of the query only, where rows are not mixed."""
+    if plan.given is not None:
+        return _mixed_by(plan, items)
+    try:
+        scores, value = _scores(plan, items, kept, rows)
+    except ValueError:
+        return None
+    covered = _covered(plan, scores.shape, items, rows)
+    if covered is None:
+        return None
+    hidden, added = covered
+    with np.errstate(all="ignore"):
+        scores = scores * plan.scale + added
+        if plan.late:
+            weights = np.where(hidden, 0.0, softmax(scores, plan.axis))
+        else:
+            scores = np.where(hidden, plan.fill, scores)
+            if plan.stage == "scores":
+                return scores
+            weights = softmax(scores, plan.axis) if plan.weighted else scores
+        return weights if plan.stage == "weights" else _merged(plan, np.asarray(weights @ value))
+
+
+def _mixed_by(plan: Plan, items: Floats) -> Optional[Floats]:
+    assert plan.given is not None
+    weights = plan.given.array[items].astype(np.float64)
+    value = _split(plan, _batched(plan, plan.sources[0])[items].astype(np.float64), plan.groups)
+    value = _repeated(plan, value) if plan.groups != plan.heads else value
+    if weights.shape[1] != value.shape[1] or weights.shape[3] != value.shape[2]:
+        return None
+    return _merged(plan, np.asarray(weights @ value))
+
+
+def _scores(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats]) -> tuple[Floats, Floats]:
+    some = items.tobytes(), None if rows is None else rows.tobytes()
+    ids = tuple(id(piece) for piece in plan.sources)
+    mark = (ids, plan.order, plan.layout, plan.heads, plan.groups, plan.split, plan.repeat, plan.rope, plan.theta)
+    if (mark, some, plan.length_first) not in kept:
+        query, key, value = _heads(plan, items)
+        query, key = _turned(plan, query, key)
+        if plan.groups != plan.heads:
+            key, value = (_repeated(plan, x) for x in (key, value))
+        if rows is not None:
+            query = query[:, :, rows]
+        if key.shape[3] != query.shape[3] or key.shape[1] != query.shape[1] or value.shape[:3] != key.shape[:3]:
+            raise ValueError("heads do not fit")
+        kept[mark, some, plan.length_first] = np.asarray(query @ key.transpose(0, 1, 3, 2)), value
+    return kept[mark, some, plan.length_first]
+
+
+def _heads(plan: Plan, items: Floats) -> Heads:
+    held = [_batched(plan, piece)[items].astype(np.float64) for piece in plan.sources]
+    if len(held) == 3:
+        query, key, value = (held[i] for i in plan.order)
+        return _split(plan, query, plan.heads), _split(plan, key, plan.groups), _split(plan, value, plan.groups)
+    if len(held) == 2:
+        first, second = plan.order[1] - 1, plan.order[2] - 1
+        parts = _parts(plan, held[1], (plan.groups, plan.groups))
+        return _split(plan, held[0], plan.heads), parts[first], parts[second]
+    parts = _parts(plan, held[0], (plan.heads, plan.groups, plan.groups))
+    query, key, value = (parts[i] for i in plan.order)
+    return query, key, value
+
+
+def _batched(plan: Plan, piece: Piece) -> Floats:
+    array = piece.array
+    return np.swapaxes(array, 0, 1) if plan.length_first and array.ndim == 3 else array
+
+
+def _split(plan: Plan, x: Floats, heads: int) -> Floats:
+    if x.ndim == 4:
+        return x if x.shape[1] == heads else x.transpose(0, 2, 1, 3)
+    batch, length, width = x.shape
+    size = width // heads
+    if plan.split == "viewed":
+        return x.reshape(batch, heads, length, size)
+    if plan.split == "channel first":
+        return x.reshape(batch, length, size, heads).transpose(0, 3, 1, 2)
+    return x.reshape(batch, length, heads, size).transpose(0, 2, 1, 3)
+
+
+def _parts(plan: Plan, x: Floats, counts: tuple[int, ...]) -> list[Floats]:
+    """Query, key and value of one source, split into heads."""
+    batch, length, width = x.shape
+    size, heads, number = width // sum(counts), counts[0], len(counts)
+    if plan.layout == "by head":
+        whole = x.reshape(batch, length, heads, number, size).transpose(3, 0, 2, 1, 4)
+        return list(whole)
+    if plan.layout == "by channel":
+        whole = x.reshape(batch, length, heads, size, number).transpose(4, 0, 2, 1, 3)
+        return list(whole)
+    if plan.layout == "viewed":
+        whole = x.reshape(batch, number, heads, length, size).transpose(1, 0, 2, 3, 4)
+        return list(whole)
+    ends = np.cumsum([count * size for count in counts])[:-1]
+    return [_split(plan, part, count) for part, count in zip(np.split(x, ends, axis=2), counts)]
+
+
+def _turned(plan: Plan, query: Floats, key: Floats) -> tuple[Floats, Floats]:
+    words = plan.rope.split()
+    if not words:
+        return query, key
+    kind, sign = words[-1].lstrip("-"), -1.0 if words[-1].startswith("-") else 1.0
+    only = words[0] if len(words) > 1 else ""
+    if only != "key":
+        query = rotated(query, kind, plan.theta, sign)
+    if only != "query":
+        key = rotated(key, kind, plan.theta, sign)
+    return query, key
+
+
+def rotated(x: Floats, kind: str, theta: float, sign: float = 1.0) -> Floats:
+    """Rotary position embedding of heads (batch, head, length, channel)."""
+    length, size = x.shape[2], x.shape[3]
+    if size % 2:
+        return x
+    rate = theta ** (-np.arange(0, size, 2) / size)
+    angle = sign * np.arange(length)[:, None] * rate[None]
+    cos, sin = np.cos(angle), np.sin(angle)
+    one, other = (x[..., : size // 2], x[..., size // 2 :]) if kind == "half" else (x[..., ::2], x[..., 1::2])
+    both = (one * cos - other * sin, other * cos + one * sin)
+    if kind == "half":
+        return np.asarray(np.concatenate(both, axis=-1))
+    return np.asarray(np.stack(both, axis=-1)).reshape(x.shape)
+
+
+def _repeated(plan: Plan, x: Floats) -> Floats:
+    times = plan.heads // plan.groups
+    return np.repeat(x, times, axis=1) if plan.repeat == "repeat" else np.tile(x, (1, times, 1, 1))
+
+
+def _covered(
+    plan: Plan, shape: tuple[int, ...], items: Floats, rows: Optional[Floats]
+) -> Optional[tuple[Floats, Floats]]:
+    """Which scores are hidden, and what is added to the others."""
+    source = _batched(plan, plan.sources[0])
+    length, keys = source.shape[1] if source.ndim == 3 else shape[2] if rows is None else -1, shape[3]
+    hidden, added = np.zeros((), bool), np.zeros(())
+    if plan.causal:
+        at = np.arange(length) if rows is None else rows
+        hidden = np.arange(keys)[None] > at[:, None] + (keys - length) - (plan.causal == "causal, not itself")
+        hidden = ~hidden if plan.causal == "causal, inverted" else hidden
+    if plan.mask is None:
+        return hidden, added
+    mask = over_scores(plan, (source.shape[0], shape[1], length, keys))
+    if mask is None:
+        return None
+    mask = mask[items] if mask.shape[0] > 1 else mask
+    mask = mask[:, :, rows] if rows is not None and mask.shape[2] > 1 else mask
+    if plan.sense == "add":
+        return hidden, np.asarray(mask, np.float64)
+    return np.asarray(hidden | (mask == 0 if plan.sense == "keep" else mask != 0)), added
+
+
+def over_scores(plan: Plan, wanted: tuple[int, int, int, int]) -> Optional[Floats]:
+    """The mask with four axes (batch, heads, length, keys), or None where it cannot lie over the scores."""
+    assert plan.mask is not None
+    mask = plan.mask.array
+    batch, heads, length, keys = wanted
+    if mask.ndim == 2 and mask.shape == (batch, keys) and not batch == length == keys:
+        mask = mask[:, None, None, :]
+    elif mask.ndim == 2:
+        mask = mask[None, None]
+    elif mask.ndim == 3:
+        mask = mask[None] if mask.shape[0] == heads != batch else mask[:, None]
+    if mask.ndim != 4 or mask.shape[3] < keys:
+        return None
+    mask = mask[:, :, :length, :keys]
+    return np.asarray(mask) if all(a in (1, b) for a, b in zip(mask.shape, wanted)) else None
+
+
+def _merged(plan: Plan, mixed: Floats) -> Floats:
+    batch, heads, length, size = mixed.shape
+    if plan.merge == "viewed":
+        return mixed.reshape(batch, length, heads * size)
+    if plan.merge == "channel first":
+        return mixed.transpose(0, 2, 3, 1).reshape(batch, length, heads * size)
+    return np.asarray(mixed.transpose(0, 2, 1, 3)).reshape(batch, length, heads * size)
