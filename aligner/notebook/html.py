@@ -5,17 +5,20 @@ At most 20 rows each; what is left out is counted. The language is that of `alig
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Optional
 
 from aligner import messages
-from aligner.compare.verdict import Comparison, Origin, Outcome, Verdict
+from aligner.compare.verdict import Comparison, Outcome, Verdict
 from aligner.notebook.curve import curve
-from aligner.notebook.markup import badge, block, code, facts, line, quiet, table, text
+from aligner.notebook.markup import badge, block, code, facts, line, listed, quiet, table, text
 from aligner.record import Phase, display
 from aligner.report import origins
-from aligner.report.compared import dump_line, layers_line, pairs_line
+from aligner.report.causes import Row
+from aligner.report.cautions import below, plain_warnings
+from aligner.report.compared import dump_line, layers_line, origins_line, pairs_line
 from aligner.report.dump_text import contents, settings_text, shape_text
+from aligner.report.families import Family, families
 from aligner.report.figures import exact, figure
 from aligner.report.text import answer
 from aligner.report.words import say, told
@@ -34,18 +37,32 @@ def comparison_html(comparison: Comparison) -> str:
     """The answer, the origins, the error curve, the first records over the tolerance, and what was compared."""
     language = messages.language()
     parts = [line(badge(say(comparison.outcome, language), comparison.outcome), text(answer(comparison, language)))]
-    parts += [_origin(origin, comparison, language) for origin in comparison.origins[:ORIGINS]]
-    if len(comparison.origins) > ORIGINS:
-        more = say("rows-more", language, count=len(comparison.origins) - ORIGINS)
+    mistakes = families(comparison.origins, comparison.specs)
+    parts += [_origin(family, comparison, language) for family in mistakes[:ORIGINS]]
+    if len(mistakes) > ORIGINS:
+        more = say("rows-more", language, count=len(mistakes) - ORIGINS)
         parts.append(quiet(text(f"{say('origin', language)}: {more}")))
     parts += [curve(comparison, language), _failing(comparison, language)]
     parts += [_warnings(comparison, language), _compared(comparison, language)]
     return block(*parts)
 
 
-def _origin(origin: Origin, comparison: Comparison, language: str) -> str:
-    head = line(badge(say("origin", language), "origin"), f"<b>{text(origins.headline(origin, language))}</b>")
-    return head + facts(origins.facts(origin, comparison, language))
+def _origin(family: Family, comparison: Comparison, language: str) -> str:
+    head = line(badge(say("origin", language), "origin"), f"<b>{text(origins.headline(family.head, language))}</b>")
+    return head + _rows(origins.rows(family, comparison, language))
+
+
+def _rows(found: Iterable[Row]) -> str:
+    """Labels in bold before their sentences."""
+    return listed(f"<b>{text(label)}</b> {text(said)}" if label else text(said) for label, said in found)
+
+
+def _suspect(family: Family, comparison: Comparison, language: str) -> str:
+    """What is wrong within the tolerance, told like an origin."""
+    found = origins.reasons(family.head, comparison, language)
+    found += origins.others(family, comparison.tolerance, language, origins.NAMED)
+    found.append(("", say("below-strict", language)))
+    return line(text(below(family, comparison, language))) + _rows(found)
 
 
 def _failing(comparison: Comparison, language: str) -> str:
@@ -84,9 +101,15 @@ def _more(total: int, language: str) -> str:
 def _warnings(comparison: Comparison, language: str) -> str:
     if not comparison.warnings:
         return ""
-    shown = [told(name, known, language) for name, known in comparison.warnings[:ROWS]]
-    head = line(f"<b>{text(say('warnings', language))}</b>")
-    return head + facts(shown) + _more(len(comparison.warnings), language)
+    suspected = families(comparison.suspects, comparison.specs)
+    others = list(plain_warnings(comparison))
+    parts = [line(f"<b>{text(say('warnings', language))}</b>")]
+    parts += [_suspect(family, comparison, language) for family in suspected[:ORIGINS]]
+    if len(suspected) > ORIGINS:
+        parts.append(quiet(text(say("rows-more", language, count=len(suspected) - ORIGINS))))
+    if others:
+        parts.append(facts(told(name, known, language) for name, known in others[:ROWS]))
+    return "".join(parts) + _more(len(others), language)
 
 
 def _compared(comparison: Comparison, language: str) -> str:
@@ -95,6 +118,7 @@ def _compared(comparison: Comparison, language: str) -> str:
         f"{text(say('port', language))}: {text(dump_line(comparison.port, language))}",
         f"{text(say('pairs', language))}: {text(pairs_line(comparison, language))}",
         f"{text(say('layers', language))}: {text(layers_line(comparison.layers, language))}",
+        f"{text(say('origins-from', language))}: {text(origins_line(comparison, language))}",
         text(say(f"rule-{comparison.rule}", language, tolerance=exact(comparison.tolerance))),
     )
 
@@ -107,7 +131,7 @@ def layer_html(layer: LayerComparison) -> str:
     if layer.port_path != layer.path:
         parts.append(quiet(f"{text(say('port-layer', language))}: {code(display(layer.port_path))}"))
     if layer.origin is not None:
-        parts.append(facts(origins.facts(layer.origin, comparison, language)))
+        parts.append(_rows(origins.rows(Family(layer.origin, ()), comparison, language)))
     titles = [say(f"column-{name}", language) for name in ("slot", "outcome", "shape", "error", "max")]
     rows = []
     for pair in layer.pairs[:ROWS]:

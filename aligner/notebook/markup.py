@@ -79,7 +79,12 @@ def line(*parts: str) -> str:
 
 def facts(sentences: Iterable[str]) -> str:
     """Sentences (plain text) as a list."""
-    items = "".join(f"<li>{text(sentence)}</li>" for sentence in sentences)
+    return listed(text(sentence) for sentence in sentences)
+
+
+def listed(parts: Iterable[str]) -> str:
+    """Pieces of HTML as a list."""
+    items = "".join(f"<li>{part}</li>" for part in parts)
     return f'<ul style="margin:.2em 0 .4em;padding-left:1.4em">{items}</ul>'
 
 

@@ -254,8 +254,9 @@ class LayerComparison:
 
     @property
     def origin(self) -> Optional[Origin]:
-        """What is wrong by itself in this layer, if anything is."""
-        return next((origin for origin in self._comparison.origins if origin.layer == self.path), None)
+        """What is wrong by itself in this layer, if anything is, be it below the tolerance."""
+        places = (*self._comparison.origins, *self._comparison.suspects)
+        return next((origin for origin in places if origin.layer == self.path), None)
 
     @property
     def settings(self) -> Optional[tuple[LayerSpec, LayerSpec]]:

@@ -31,6 +31,7 @@ def compared_lines(comparison: Comparison, terminal: Terminal, limit: Optional[i
     left_out = sum(verdict.reason == LEFT_OUT for verdict in comparison.verdicts)
     if left_out:
         rows.append((say("left-out", language), say("left-out-count", language, count=left_out)))
+    rows.append((say("origins-from", language), origins_line(comparison, language)))
     rows.append(
         (say("rule", language), say(f"rule-{comparison.rule}", language, tolerance=exact(comparison.tolerance)))
     )
@@ -68,6 +69,13 @@ def pairs_line(comparison: Comparison, language: str) -> str:
         if comparison.counts.get(o.value) and o not in (Outcome.COVERED, Outcome.UNMATCHED)
     ]
     return say("pair-counts", language, total=total, counts=", ".join(counts) or "-")
+
+
+def origins_line(comparison: Comparison, language: str) -> str:
+    """What origins were found by."""
+    if comparison.checked:
+        return say("origins-forced", language, count=comparison.checked)
+    return say("origins-free", language)
 
 
 def layers_line(pairs: tuple[LayerPair, ...], language: str) -> str:

@@ -28,6 +28,11 @@ def exact(value: float) -> str:
     return next((text for d in range(17) if float(text := f"{value:.{d}e}") == value), repr(value))
 
 
+def multiple(value: float) -> str:
+    """How many times something is something else, in two digits: "6,100"."""
+    return f"{float(f'{value:.1e}'):,.0f}" if value >= 10 else f"{value:.1f}"
+
+
 def element(value: float) -> str:
     """One element of a tensor, with all digits that float32 has."""
     return f"{value:.9g}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional, TextIO
 
 from aligner.compare.deviation import Deviation
@@ -15,6 +15,7 @@ from aligner.compare.verdict import Comparison, Origin, Side, Verdict
 from aligner.explain.catalogue import sentences
 from aligner.explain.suspect import Cause
 from aligner.record import Phase, Scalar
+from aligner.report.families import first_of_kind
 from aligner.report.words import told
 
 SCHEMA = "aligner.compare/1"
@@ -69,8 +70,9 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "reference": _side(comparison.reference),
         "port": _side(comparison.port),
         "first_divergence": None if comparison.first is None else _first(comparison.first),
-        "origins": [_origin(origin, comparison) for origin in comparison.origins],
-        "suspects": [_origin(origin, comparison) for origin in comparison.suspects],
+        "checked": comparison.checked,
+        "origins": _origins(comparison.origins, comparison),
+        "suspects": _origins(comparison.suspects, comparison),
         "warnings": [message_document(message, facts) for message, facts in comparison.warnings],
         "counts": dict(comparison.counts),
         "layers": [
@@ -121,6 +123,12 @@ def _first(verdict: Verdict) -> dict[str, Any]:
     )
 
 
+def _origins(origins: Sequence[Origin], comparison: Comparison) -> list[dict[str, Any]]:
+    """All of them, each with the index of the first one of its family."""
+    heads = first_of_kind(origins, comparison.specs)
+    return [{**_origin(origin, comparison), "family": head} for origin, head in zip(origins, heads)]
+
+
 def _origin(origin: Origin, comparison: Comparison) -> dict[str, Any]:
     specs = comparison.specs.get(origin.layer)
     return {
@@ -166,7 +174,7 @@ def _pair(verdict: Verdict, ports: Mapping[str, str]) -> dict[str, Any]:
         "outcome": verdict.outcome.value,
         "error": verdict.error,
         **_figures(verdict.deviation),
-        "ratio": None,
+        "ratio": verdict.ratio,
         "origin": verdict.origin,
         "reference": _record(verdict.reference),
         "port": _record(verdict.port),

@@ -1,25 +1,51 @@
-"""An origin in words: what is wrong by itself, how far off, and how the two layers' settings differ."""
+"""An origin in words: what is wrong by itself, how far off, why, and in how many places more.
+
+Every output prints these rows: a label or none, and a sentence.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import Optional
 
 from aligner.compare.deviation import Deviation
 from aligner.compare.verdict import Comparison, Origin
 from aligner.record import Attribute, LayerSpec, display
-from aligner.report.figures import element, exact, figure, index
-from aligner.report.lines import hang, printable
+from aligner.report.causes import Row, cause_rows
+from aligner.report.families import Family, differ, differences, likeliest
+from aligner.report.figures import element, exact, figure, index, multiple
+from aligner.report.lines import hang, printable, width
 from aligner.report.terminal import Terminal
 from aligner.report.words import say
 
+MANY = 1e5
+"""Beyond this the exact multiple of what rounding explains says no more."""
 
-def origin_lines(origin: Origin, comparison: Comparison, label: str, terminal: Terminal) -> list[str]:
-    """The block of one origin: a headline with the layer, and what is known of it below."""
+NAMED = 8
+"""Further places of one mistake that are named."""
+
+
+def origin_lines(
+    family: Family, comparison: Comparison, label: str, terminal: Terminal, limit: Optional[int]
+) -> list[str]:
+    """The block of one mistake: a headline with the first layer that has it, and what is known of it below."""
     indent = 11
-    shown = hang(label, headline(origin, terminal.language), terminal.width, indent)
+    shown = hang(label, headline(family.head, terminal.language), terminal.width, indent)
     shown[0] = terminal.paint(label, "bold", "red") + shown[0][len(label) :]
-    for text in facts(origin, comparison, terminal.language):
-        shown += hang("", text, terminal.width, 2)
+    named = None if limit is None else NAMED
+    return shown + row_lines(rows(family, comparison, terminal.language, named), terminal, 2)
+
+
+def row_lines(found: Sequence[Row], terminal: Terminal, indent: int) -> list[str]:
+    """Rows below each other, the sentences behind labels set in one column."""
+    column = indent + max((width(label) for label, _ in found), default=0) + 2
+    shown = []
+    for label, text in found:
+        if label:
+            shown += hang(" " * indent + label, text, terminal.width, column)
+        else:
+            shown += hang("", text, terminal.width, indent)
     return shown
 
 
@@ -29,24 +55,53 @@ def headline(origin: Origin, language: str) -> str:
     return say("origin-head-glue", language, layer=name) if origin.where == "glue" else name
 
 
-def facts(origin: Origin, comparison: Comparison, language: str) -> list[str]:
-    """One sentence per thing known about the origin; notebooks print the same ones."""
-    found = [statement(origin, comparison.tolerance, language)]
-    if origin.port_layer != origin.layer:
-        found.append(f"{say('port-layer', language)}: {printable(display(origin.port_layer))}")
-    if origin.where == "layer" and origin.layer in comparison.specs:
-        found += settings(*comparison.specs[origin.layer], language)
+def rows(family: Family, comparison: Comparison, language: str, named: Optional[int] = NAMED) -> list[Row]:
+    """One row per thing known about the mistake: what is wrong, why, where else, and the numbers."""
+    origin = family.head
+    found = [
+        ("", statement(origin, comparison.tolerance, language)),
+        *reasons(origin, comparison, language),
+        *others(family, comparison.tolerance, language, named),
+    ]
+    plain: list[str] = []
     deviation = origin.deviation
     if deviation is not None:
-        found += worst_facts(deviation, language)
+        plain += worst_facts(deviation, language)
         if deviation.mismatched:
-            found.append(say("mismatched", language, count=deviation.mismatched, total=deviation.total))
+            plain.append(say("mismatched", language, count=deviation.mismatched, total=deviation.total))
     if origin.where in ("layer", "glue"):
         phase = say(f"phase-{origin.phase}", language)
-        found.append(say("seen-at", language, step=origin.step, phase=phase, call=origin.call, order=origin.order))
+        plain.append(say("seen-at", language, step=origin.step, phase=phase, call=origin.call, order=origin.order))
     if origin.calls > 1:
-        found.append(say("calls", language, count=origin.calls))
+        plain.append(say("calls", language, count=origin.calls))
+    return found + [("", text) for text in plain]
+
+
+def reasons(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
+    """The layer's name in the port, its causes, and the settings that differ and that no cause has named."""
+    found: list[Row] = []
+    if origin.port_layer != origin.layer:
+        found.append(("", f"{say('port-layer', language)}: {printable(display(origin.port_layer))}"))
+    found += cause_rows(origin, comparison, language)
+    specs = comparison.specs.get(origin.layer)
+    if origin.where == "layer" and specs is not None and differ(*specs):
+        cause = likeliest(origin)
+        told = set() if cause is None else {*cause.change, cause.facts.get("setting")}
+        found += [("", text) for text in settings(*specs, language, told)]
     return found
+
+
+def others(family: Family, tolerance: float, language: str, named: Optional[int]) -> list[Row]:
+    """The other places of the same mistake, by name as far as they are not too many."""
+    if not family.others:
+        return []
+    names = [printable(display(origin.layer)) for origin in family.others]
+    shown = ", ".join(names[:named])
+    if named is not None and len(names) > named:
+        shown = say("family-rest", language, layers=shown, count=len(names) - named)
+    word = "family" if math.isfinite(family.largest) else "family-open"
+    error = figure(family.largest, tolerance)
+    return [(say("label-same", language), say(word, language, count=len(names), error=error, layers=shown))]
 
 
 def worst_facts(deviation: Deviation, language: str) -> list[str]:
@@ -67,6 +122,9 @@ def statement(origin: Origin, tolerance: float, language: str) -> str:
     known["input"] = say("nothing-measured", language)
     if origin.input_error is not None:
         known["input"] = figure(origin.input_error, tolerance)
+    known["ratio"] = _ratio(origin, language)
+    if origin.where == "layer" and origin.ratio is not None:
+        return say("origin-layer-forced", language, **known)
     if origin.where == "layer" and origin.input_error is None:
         return say("origin-layer-no-input", language, **known)
     if origin.where == "glue":
@@ -75,7 +133,19 @@ def statement(origin: Origin, tolerance: float, language: str) -> str:
         known["after"] = after or say("own-output", language)
         if after and origin.slot.startswith("input"):
             known["slot"] = say("slot-of", language, slot=known["slot"], layer=after)
+        if origin.ratio is not None:
+            return say("origin-glue-forced", language, **known)
     return say(f"origin-{origin.where}", language, **known)
+
+
+def _ratio(origin: Origin, language: str) -> str:
+    """How far beyond rounding, where there is a number."""
+    finite = origin.deviation is not None and not origin.deviation.nonfinite and math.isfinite(origin.own_error)
+    if origin.ratio is None or not finite:
+        return ""
+    if origin.ratio >= MANY:
+        return say("ratio-many", language)
+    return say("ratio", language, count=multiple(origin.ratio))
 
 
 def _off(origin: Origin, tolerance: float, language: str) -> str:
@@ -87,24 +157,19 @@ def _off(origin: Origin, tolerance: float, language: str) -> str:
     return say("off-error", language, value=figure(origin.own_error, tolerance))
 
 
-def settings(reference: LayerSpec, port: LayerSpec, language: str) -> list[str]:
-    """The settings that differ, one sentence each; or that none does. Of other kinds, only those both have."""
-    pairs: list[tuple[str, Attribute, Attribute]] = []
+def settings(reference: LayerSpec, port: LayerSpec, language: str, told: Iterable[object] = ()) -> list[str]:
+    """The settings that differ, one sentence each, without those told already; or that none does."""
     absent = say("setting-absent", language)
+    pairs = [*differences(reference, port, absent)]
     if reference.kind != port.kind:
-        pairs.append((say("setting-kind", language), reference.kind, port.kind))
-    names = dict.fromkeys((*reference.attributes, *port.attributes))
-    if reference.kind != port.kind:
-        names = dict.fromkeys(name for name in reference.attributes if name in port.attributes)
-    for name in names:
-        mine, other = reference.attributes.get(name, absent), port.attributes.get(name, absent)
-        if mine != other or type(mine) is not type(other):
-            pairs.append((name, mine, other))
+        pairs.insert(0, (say("setting-kind", language), reference.kind, port.kind))
     if not pairs:
         return [say("settings-same", language)]
+    known = set(told)
     return [
         say("setting", language, name=printable(name), reference=value(mine), port=value(other))
         for name, mine, other in pairs
+        if name not in known
     ]
 
 

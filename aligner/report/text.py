@@ -8,7 +8,10 @@ from typing import Optional, TextIO
 from aligner.compare.verdict import Comparison, Outcome, Side, Verdict
 from aligner.record import Phase, display
 from aligner.report import lines
+from aligner.report.causes import unproved
+from aligner.report.cautions import warning_lines
 from aligner.report.compared import compared_lines, unmatched_lines
+from aligner.report.families import families
 from aligner.report.figures import exact, figure
 from aligner.report.origins import origin_lines
 from aligner.report.terminal import Terminal
@@ -41,7 +44,7 @@ def report_lines(comparison: Comparison, terminal: Terminal, limit: Optional[int
         compared_lines(comparison, terminal, limit),
         unmatched_lines(comparison, terminal, limit),
         _table(comparison, terminal, limit),
-        _warnings(comparison, terminal),
+        warning_lines(comparison, terminal, limit),
         _next(comparison, terminal),
     ]
     return [line for part in parts if part for line in (*part, "")][:-1]
@@ -58,9 +61,7 @@ def _answer(comparison: Comparison, language: str) -> str:
     both = [v for v in comparison.verdicts if v.reference is not None and v.port is not None]
     pairs = [v for v in both if v.outcome is not Outcome.COVERED]
     if comparison.outcome == "aligned":
-        largest = max((v.error for v in pairs if v.error is not None), default=0.0)
-        error = figure(largest, comparison.tolerance)
-        return say("answer-aligned", language, pairs=len(pairs), error=error, tolerance=tolerance)
+        return _aligned(comparison, pairs, language)
     first = comparison.first
     wrong_input = next((origin for origin in comparison.origins if origin.where == "inputs"), None)
     if wrong_input is not None:
@@ -82,6 +83,20 @@ def _answer(comparison: Comparison, language: str) -> str:
     elif first.outcome is Outcome.NONFINITE or (first.deviation is not None and first.deviation.nonfinite):
         word = "answer-nonfinite"
     return say(word, language, tolerance=tolerance, **place) + _sizes(first, comparison, language)
+
+
+def _aligned(comparison: Comparison, pairs: list[Verdict], language: str) -> str:
+    """How far the worst pair is off; what is over the tolerance by rounding alone, and what is wrong below it."""
+    tolerance = exact(comparison.tolerance)
+    largest = max((v.error for v in pairs if v.error is not None), default=0.0)
+    error = figure(largest, comparison.tolerance)
+    rounding = (v.error for v in pairs if v.outcome is Outcome.ROUNDING and v.error is not None)
+    grown = sum(error > comparison.tolerance for error in rounding)
+    known = {"pairs": len(pairs), "error": error, "tolerance": tolerance, "count": grown}
+    sentence = say("answer-grown" if grown else "answer-aligned", language, **known)
+    if comparison.suspects:
+        return sentence + say("answer-suspects", language, count=len(comparison.suspects))
+    return sentence + (say("answer-none-wrong", language) if grown and comparison.checked else "")
 
 
 def _sizes(verdict: Optional[Verdict], comparison: Comparison, language: str) -> str:
@@ -109,15 +124,16 @@ def answer_lines(comparison: Comparison, terminal: Terminal) -> list[str]:
 
 
 def _origin_parts(comparison: Comparison, terminal: Terminal, limit: Optional[int]) -> Iterable[list[str]]:
-    origins = comparison.origins
-    shown = origins if limit is None else origins[:ORIGINS_SHOWN]
-    for number, origin in enumerate(shown, 1):
+    """A block for each mistake, however many places it was made in."""
+    found = families(comparison.origins, comparison.specs)
+    shown = found if limit is None else found[:ORIGINS_SHOWN]
+    for number, family in enumerate(shown, 1):
         label = say("origin", terminal.language)
-        if len(origins) > 1:
-            label = say("origins", terminal.language, number=number, count=len(origins))
-        yield origin_lines(origin, comparison, label, terminal)
-    if len(shown) < len(origins):
-        yield [say("more-origins", terminal.language, count=len(origins) - len(shown))]
+        if len(found) > 1:
+            label = say("origins", terminal.language, number=number, count=len(found))
+        yield origin_lines(family, comparison, label, terminal, limit)
+    if len(shown) < len(found):
+        yield [say("more-origins", terminal.language, count=len(found) - len(shown))]
 
 
 def _table(comparison: Comparison, terminal: Terminal, limit: Optional[int]) -> list[str]:
@@ -182,28 +198,33 @@ def _shape(side: Side) -> str:
     return "(" + ", ".join(str(n) for n in side.shape) + ")"
 
 
-def _warnings(comparison: Comparison, terminal: Terminal) -> list[str]:
-    if not comparison.warnings:
-        return []
-    shown = [terminal.paint(say("warnings", terminal.language), "yellow")]
-    for message, facts in comparison.warnings:
-        shown += lines.hang("  -", told(message, facts, terminal.language), terminal.width, 4)
-    return shown
-
-
 def _next(comparison: Comparison, terminal: Terminal) -> list[str]:
-    """The command to type next: look at the origin's layer, else at the first record that fails."""
-    command = next_command(comparison)
-    return [say("next", terminal.language, command=command)] if command else []
+    """The command to type next, and the one that takes a layer out of its net where nothing tells why it is wrong."""
+    commands = (("next", next_command(comparison)), ("repro", repro_command(comparison)))
+    return [say(word, terminal.language, command=command) for word, command in commands if command]
+
+
+def repro_command(comparison: Comparison) -> Optional[str]:
+    """What writes a program that shows the error without the net, for each layer that is wrong for no proved reason."""
+    paths = _paths(comparison)
+    return f"aligner compare {paths} --repro repro" if paths and unproved(comparison) else None
+
+
+def _paths(comparison: Comparison) -> Optional[str]:
+    paths = [comparison.reference.get("path"), comparison.port.get("path")]
+    return None if None in paths else " ".join(lines.shell_word(str(path)) for path in paths)
 
 
 def next_command(comparison: Comparison) -> Optional[str]:
-    """A command that a shell takes as it stands, whatever the layer is called."""
+    """Look at the origin's layer, else at the first record that fails; a shell takes the command as it stands."""
     paths = [comparison.reference.get("path"), comparison.port.get("path")]
-    if comparison.outcome == "aligned" or None in paths:
+    wrong = (*comparison.origins, *comparison.suspects)
+    if None in paths or (comparison.outcome == "aligned" and not wrong):
         return None
     layer = comparison.first.key.layer if comparison.first is not None else ""
-    if comparison.origins and comparison.origins[0].where != "glue":  # of wrong code, the place it shows at says more
-        layer = comparison.origins[0].layer
+    if wrong and wrong[0].where != "glue":  # of wrong code, the place it shows at says more
+        layer = wrong[0].layer
+    elif wrong and wrong[0].place is not None and comparison.first is None and wrong[0].place.key is not None:
+        layer = wrong[0].place.key.layer
     reference, port = (lines.shell_word(str(path)) for path in paths)
     return f"aligner show {reference} {lines.shell_word(layer)} --against {port}"

@@ -16,6 +16,15 @@ WORDS: dict[str, tuple[str, str]] = {
         "{pairs:pair}, largest error {error} (tolerance {tolerance})",
         "共 {pairs} 对，最大误差 {error}（容差 {tolerance}）",
     ),
+    "answer-grown": (
+        "{pairs:pair}, largest error {error}; {count} over {tolerance} only by rounding that has grown",
+        "共 {pairs} 对，最大误差 {error}；其中 {count} 条超过 {tolerance}，但仅由舍入误差逐层放大所致",
+    ),
+    "answer-none-wrong": ("; no layer errs by itself", "；没有任何一层自身有误"),
+    "answer-suspects": (
+        "; but {count:place} wrong by far more than rounding, see the warnings",
+        "；但有 {count} 处的误差远大于舍入误差，见警告",
+    ),
     "answer-layer": (
         "first layer over {tolerance}: {layer} ({kind}) {slot}",
         "首个超差层（容差 {tolerance}）：{layer} ({kind}) {slot}",
@@ -60,6 +69,16 @@ WORDS: dict[str, tuple[str, str]] = {
         "not a layer but the code between {before} and {after}: {slot} {off}, what goes in agrees ({input})",
         "并非某一层，而是 {before} 与 {after} 之间的代码有误：{slot} {off}，而进入其中的值一致（{input}）",
     ),
+    "origin-layer-forced": (
+        "wrong by itself: given the reference's inputs, {slot} {off}{ratio}",
+        "该层自身有误：输入标杆的数据时，{slot} {off}{ratio}",
+    ),
+    "origin-glue-forced": (
+        "not a layer but the code between {before} and {after}: given the reference's values, {slot} {off}{ratio}",
+        "并非某一层，而是 {before} 与 {after} 之间的代码有误：在标杆的数值上运行时，{slot} {off}{ratio}",
+    ),
+    "ratio": (", {count} times what rounding explains", "，为舍入误差所能解释的 {count} 倍"),
+    "ratio-many": (", far more than rounding explains", "，远超舍入误差所能解释的范围"),
     "origin-parameters": (
         "wrong before anything runs: the parameter {slot} {off}",
         "运行之前就已不同：参数 {slot} {off}",
@@ -92,6 +111,41 @@ WORDS: dict[str, tuple[str, str]] = {
         "NaN：标杆 {nan_reference} 个，待比对 {nan_port} 个；Inf：{inf_reference}，{inf_port} 个",
     ),
     "mismatched": ("{count} of {total} elements over the tolerance", "{total} 个元素中有 {count} 个超差"),
+    # causes
+    "label-why": ("why", "原因"),
+    "label-guess": ("guess", "推测"),
+    "label-seen": ("seen", "依据"),
+    "label-change": ("change", "修改"),
+    "label-proof": ("proof", "验证"),
+    "label-also": ("also", "另有"),
+    "label-same": ("same", "同类"),
+    "proof-none": ("none: this was not tried", "无：未经试验"),
+    "proof-change": ("with the change", "按此修改后"),
+    "proof-undone": ("with this undone", "消除此差异后"),
+    "proof-errors": ("{done} the error falls from {before} to {after}", "{done}误差由 {before} 降至 {after}"),
+    "proof-error": ("{done} the error is {after}", "{done}误差为 {after}"),
+    "proof-confirmed": (": confirmed", "：已证实"),
+    "proof-open": (": not proved, more than rounding is left", "：未能证实，剩余误差仍大于舍入误差"),
+    "also-possible": ("possible, not proved: {cause}", "可能（未证实）：{cause}"),
+    "also-confirmed": ("confirmed as well: {cause}", "同样已证实：{cause}"),
+    "cause-none": ("not known: no known mistake fits", "未知：不符合任何已知错误"),
+    "cause-none-same": (
+        "not known: no setting differs and no known mistake fits",
+        "未知：设置没有差异，也不符合任何已知错误",
+    ),
+    "cause-refuted": (
+        "not known: with these settings put right the error stays",
+        "未知：改正这些设置后误差依旧",
+    ),
+    "family": ("in {count} more, off by up to {error}: {layers}", "另有 {count} 处，误差最大 {error}：{layers}"),
+    "family-open": ("in {count} more: {layers}", "另有 {count} 处：{layers}"),
+    "family-rest": ("{layers} and {count} more", "{layers} 等，其余 {count} 处"),
+    "below": (
+        "{layer}, below the tolerance; {statement}",
+        "{layer}，未超过容差；{statement}",
+    ),
+    "below-strict": ("--strict counts this as diverged", "使用 --strict 时视为超差"),
+    "repro": ("repro: {command}", "独立复现：{command}"),
     "seen-at": (
         "step {step}, {phase}, call {call}, order {order}",
         "第 {step} 步，{phase}，第 {call} 次调用，序号 {order}",
@@ -120,6 +174,12 @@ WORDS: dict[str, tuple[str, str]] = {
         "{count:record} without a counterpart, or in another form: value or effect was compared elsewhere",
         "{count} 条记录没有对应项或形式不同，但其数值或影响已在别处比对",
     ),
+    "origins-from": ("origins", "源头"),
+    "origins-forced": (
+        "by the forced pass ({count:place} checked one by one)",
+        "由强制对齐运行得出（逐一检查 {count} 处）",
+    ),
+    "origins-free": ("from the free run alone", "仅由自由运行推断"),
     "rule": ("rule", "规则"),
     "rule-scaled": (
         "scaled: |d| <= {tolerance} * (min(1, rms) + |ref|)",

@@ -93,6 +93,27 @@ def test_outcomes_are_words_not_only_colours():
         assert word in text
 
 
+def test_causes_and_their_proof_are_shown():
+    text = Page(comparisons.proved()._repr_html_()).text
+    for words in (
+        "why LayerNorm's eps",
+        "change Say it: nn.LayerNorm",
+        "from 4.7e-04 to 2.4e-07: confirmed",
+        "in 11 more",
+    ):
+        assert words in text
+    assert text.count("wrong by itself") == 1
+    assert "by the forced pass (77 places" in text
+
+
+def test_what_is_wrong_below_the_tolerance_is_shown():
+    made = comparisons.below()
+    text = Page(made._repr_html_()).text
+    assert "blocks.0.norm1 (LayerNorm), below the tolerance; wrong by itself" in text
+    assert "from 4.7e-04 to 2.4e-07: confirmed" in text
+    assert "2 pairs hold NaN" in text
+
+
 def test_colours_are_tints_behind_the_notebooks_own_text():
     page = comparisons.diverged()._repr_html_()
     assert not re.search(r"[\"; ]color:(?!inherit)", page), "text keeps the theme's colour"

@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 from aligner.compare.deviation import Deviation
 from aligner.compare.verdict import Comparison, LayerPair, Origin, Outcome, Side, Verdict
+from aligner.explain.suspect import Cause
 from aligner.record import Key, LayerSpec, Phase
 
 REFERENCE: dict[str, Any] = {
@@ -194,6 +195,73 @@ def unmatched() -> Comparison:
     return comparison((verdict("conv1", "output.0", 3, 1e-7), alone), layers=pairs)
 
 
+EPS = Cause(
+    "layernorm-eps-default",
+    True,
+    {
+        "setting": "eps",
+        "reference_value": "1e-05",
+        "port_value": "1e-07",
+        "written": "nn.LayerNorm(..., epsilon=1e-05)",
+    },
+    4.7e-4,
+    2.4e-7,
+    {"eps": 1e-5},
+)
+RATIO = Cause("constant-ratio", False, {"ratio": "2", "inverse": "0.5", "left": "3.0e-04"}, 0.5, 3e-4)
+SHIFT = Cause("constant-shift", False, {"shift": "1", "left": "0.49"}, 0.5, 0.49)
+SIGN = Cause("sign-flipped", False, {"left": "0.1"}, 0.5, None)
+
+
+def norms(count: int = 12, **changes: Any) -> tuple[Origin, ...]:
+    """The same mistake in the norms of many blocks."""
+    made = origin(kind="LayerNorm", ratio=1310.0, causes=(EPS,), input_error=0.2, **changes)
+    paths = [f"blocks.{number // 2}.norm{number % 2 + 1}" for number in range(count)]
+    return tuple(replace(made, layer=path, port_layer=path, order=n) for n, path in enumerate(paths))
+
+
+def specs(origins: tuple[Origin, ...]) -> dict[str, tuple[LayerSpec, LayerSpec]]:
+    """LayerNorms with two settings that differ."""
+    same = {"affine": True}
+    one, two = {**same, "eps": 1e-5, "bias": True}, {**same, "eps": 1e-7, "bias": False}
+    return {o.layer: (LayerSpec("LayerNorm", one), LayerSpec("LayerNorm", two)) for o in origins}
+
+
+def proved() -> Comparison:
+    """One mistake in twelve layers, proved by trials."""
+    return diverged(origins=norms(), specs=specs(norms()), checked=77)
+
+
+def guessed() -> Comparison:
+    """Wrong code between layers with causes that no trial proves, one of them refuted."""
+    made = origin(
+        layer="b", port_layer="b", kind="Block", where="glue", between=("b.a", "b.c"), slot="input.0", ratio=3e7
+    )
+    return diverged(origins=(replace(made, causes=(RATIO, SHIFT, SIGN)),), checked=77)
+
+
+def unknown() -> Comparison:
+    """A layer that is wrong although its settings are the reference's."""
+    equal = LayerSpec("BatchNorm", {"eps": 1e-5})
+    return diverged(origins=(origin(ratio=24.5),), specs={"bn1": (equal, equal)}, checked=9)
+
+
+def below() -> Comparison:
+    """Mistakes that exceed the tolerance nowhere."""
+    found = norms(2, own_error=4.7e-4)
+    warnings = tuple(("below-tolerance", {"layer": o.layer, "kind": o.kind, "error": "4.7e-04"}) for o in found)
+    other = (("nan-on-both", {"count": 2, "layer": "fc", "slot": "output.0"}),)
+    return replace(aligned(), suspects=found, specs=specs(found), warnings=(*warnings, *other), checked=77)
+
+
+def grown() -> Comparison:
+    """Rounding that grows to more than the tolerance with no layer to blame."""
+    outcomes = (Outcome.ALIGNED, Outcome.ALIGNED, Outcome.ROUNDING, Outcome.ROUNDING)
+    found = network((1e-7, 9e-4, 2e-3, 3e-3), outcomes)
+    found = tuple(replace(v, outcome=Outcome.ROUNDING) if v.outcome is Outcome.INHERITED else v for v in found)
+    return comparison(found, "aligned", checked=12)
+
+
 HOSTILE = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>\x1b[31m\u202e\'"模型.层'
 
 
@@ -216,4 +284,9 @@ SCENARIOS = {
     "nonfinite": nonfinite,
     "other_shapes": other_shapes,
     "unmatched": unmatched,
+    "proved": proved,
+    "guessed": guessed,
+    "unknown": unknown,
+    "below": below,
+    "grown": grown,
 }

@@ -62,6 +62,28 @@ def test_the_contract():
     }
 
 
+def test_causes_with_their_trials():
+    found = document(comparisons.proved())
+    assert found["checked"] == 77
+    origin = found["origins"][0]
+    assert origin["ratio"] == 1310.0
+    (cause,) = origin["causes"]
+    assert {"id", "confirmed", "summary", "evidence", "fix", "error_before", "error_after", "change", "facts"} == set(
+        cause
+    )
+    assert (cause["id"], cause["confirmed"]) == ("layernorm-eps-default", True)
+    assert (cause["error_before"], cause["error_after"]) == (4.7e-4, 2.4e-7)
+
+
+def test_every_origin_is_there_with_the_first_of_its_family():
+    found = document(comparisons.proved())
+    assert [origin["family"] for origin in found["origins"]] == [0] * 12
+    below = document(comparisons.below())
+    assert [suspect["family"] for suspect in below["suspects"]] == [0, 0]
+    assert below["suspects"][0]["settings"][0]["eps"] == 1e-5
+    assert [warning["id"] for warning in below["warnings"]] == ["below-tolerance"] * 2 + ["nan-on-both"]
+
+
 def test_numbers_are_not_rounded():
     found = document(comparisons.diverged())
     assert found["first_divergence"]["max_abs"] == 5.2e-3 * 1.6

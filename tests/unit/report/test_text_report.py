@@ -82,9 +82,44 @@ def test_many_origins_are_counted():
     assert "origin 8 of 8" in report(made, limit=None)
 
 
+def test_one_mistake_in_many_layers_is_one_block():
+    shown = report(comparisons.proved())
+    assert shown.count("wrong by itself") == 1
+    assert "origin 1 of" not in shown
+    assert "and 3 more" in shown
+    assert "blocks.5.norm2" in report(comparisons.proved(), limit=None)
+
+
+def test_a_mistake_below_the_tolerance_is_told_like_an_origin():
+    rows = report(comparisons.below())
+    assert rows.startswith("ALIGNED")
+    warnings = rows[rows.index("\nwarnings") :]
+    for words in ("blocks.0.norm1 (LayerNorm)", "epsilon=1e-05", "from 4.7e-04 to", "2.4e-07: confirmed", "--strict"):
+        assert words in warnings
+    assert warnings.count("\n  -") == 2, "one mistake, and the warning that is no suspect"
+
+
+def test_the_way_origins_were_found_is_told():
+    assert "origins    from the free run alone" in report(comparisons.diverged())
+    assert "origins    by the forced pass (77 places checked" in report(comparisons.proved())
+
+
+def test_a_program_is_offered_where_nothing_is_proved():
+    offered = "repro: aligner compare ref.h5 port.h5 --repro repro"
+    assert report(comparisons.unknown()).splitlines()[-1] == offered
+    assert "repro:" not in report(comparisons.proved())
+    assert "repro:" not in report(comparisons.guessed())
+
+
+def test_rounding_that_has_grown_is_no_mistake():
+    assert "4 over 1e-03 only" in report(comparisons.grown())
+    assert "no layer errs by itself" in report(comparisons.grown()).replace("\n        ", "")
+
+
 def test_next_command_is_there_only_when_something_is_wrong():
     assert text.next_command(comparisons.aligned()) is None
     assert text.next_command(comparisons.diverged()) == "aligner show ref.h5 bn1 --against port.h5"
+    assert text.next_command(comparisons.below()) == "aligner show ref.h5 blocks.0.norm1 --against port.h5"
     assert text.next_command(comparisons.glue()) == "aligner show ref.h5 bn1 --against port.h5"
     assert text.next_command(comparisons.other_inputs()) == "aligner show ref.h5 '' --against port.h5"
 

@@ -1,0 +1,71 @@
+"""Why an origin is wrong, what to change, and what proves it, in words: labelled sentences that every output prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aligner.compare.verdict import Comparison, Origin
+from aligner.explain.catalogue import sentences
+from aligner.explain.suspect import Cause
+from aligner.report.families import differ, likeliest
+from aligner.report.figures import figure
+from aligner.report.lines import printable
+from aligner.report.words import say
+
+Row = tuple[str, str]
+"""A label ("why") and a sentence."""
+
+ALSO = 2
+"""Further causes that are told, in a line each."""
+
+
+def cause_rows(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
+    """The likeliest cause in full and others in a line each; or that none is known."""
+    if origin.where == "inputs":
+        return []
+    first = likeliest(origin)
+    if first is None:
+        return _unknown(origin, comparison, language)
+    title, evidence, fix = (printable(text) for text in sentences(first.id, first.facts, language))
+    label = "why" if first.confirmed else "guess"
+    rows = [(label, title), ("seen", evidence), ("change", fix), ("proof", proof(first, language))]
+    told = [(say(f"label-{name}", language), text) for name, text in rows if text]
+    return told + [(say("label-also", language), text) for text in _further(first, origin.causes, language)]
+
+
+def proof(cause: Cause, language: str) -> str:
+    """What became of the trial: both errors."""
+    before, after = (figure(error) for error in (cause.error_before, cause.error_after))
+    if cause.error_after is None:
+        return say("proof-none", language)
+    done = say("proof-change" if cause.change else "proof-undone", language)
+    errors = "proof-errors" if cause.error_before is not None else "proof-error"
+    end = say("proof-confirmed" if cause.confirmed else "proof-open", language)
+    return say(errors, language, done=done, before=before, after=after) + end
+
+
+def _further(first: Cause, causes: Iterable[Cause], language: str) -> list[str]:
+    """Other causes; guesses only where nothing is proved, for a proof ends the guessing."""
+    others = [c for c in causes if c is not first and not c.refuted and (c.confirmed or not first.confirmed)]
+    word = "also-confirmed" if first.confirmed else "also-possible"
+    return [
+        say(word, language, cause=printable(sentences(other.id, other.facts, language)[0])) for other in others[:ALSO]
+    ]
+
+
+def _unknown(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
+    """That nothing fits; where settings differ and nothing was tried, they speak for themselves."""
+    specs = comparison.specs.get(origin.layer) if origin.where == "layer" else None
+    if any(cause.change for cause in origin.causes):
+        word = "cause-refuted"
+    elif specs is not None and differ(*specs):
+        return []
+    else:
+        word = "cause-none" if specs is None else "cause-none-same"
+    return [(say("label-why", language), say(word, language))]
+
+
+def unproved(comparison: Comparison) -> list[Origin]:
+    """Layers that are wrong by themselves for a reason that is not proved: what a program of their own may show."""
+    places = (*comparison.origins, *comparison.suspects)
+    return [o for o in places if o.where == "layer" and not any(cause.confirmed for cause in o.causes)]

@@ -1,0 +1,74 @@
+"""What a report says of causes: proof, guesses, and that nothing is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from aligner.report.causes import cause_rows, proof, unproved
+from tests.unit.report import comparisons
+from tests.unit.report.comparisons import EPS, RATIO, SHIFT, SIGN, diverged, origin
+
+
+def told(*causes, language="en", **changes):
+    made = origin(causes=causes, **changes)
+    return cause_rows(made, diverged(origins=(made,), specs=changes.pop("specs", {})), language)
+
+
+def test_a_proved_cause_has_reason_change_and_both_errors():
+    rows = dict(told(EPS))
+    assert list(rows) == ["why", "seen", "change", "proof"]
+    assert rows["why"].startswith("LayerNorm's eps is 1e-07")
+    assert "nn.LayerNorm(..., epsilon=1e-05)" in rows["change"]
+    assert rows["proof"] == "with the change the error falls from 4.7e-04 to 2.4e-07: confirmed"
+
+
+def test_what_is_not_proved_is_called_a_guess():
+    rows = told(RATIO, SIGN)
+    assert rows[0] == ("guess", "the port's values are the reference's times 2")
+    assert rows[-1] == ("also", "possible, not proved: the port's values have the opposite sign")
+
+
+def test_a_proof_ends_the_guessing_but_another_proof_is_told():
+    assert [label for label, _ in told(EPS, RATIO)] == ["why", "seen", "change", "proof"]
+    second = replace(RATIO, confirmed=True)
+    assert told(EPS, second)[-1] == ("also", "confirmed as well: the port's values are the reference's times 2")
+
+
+def test_a_refuted_trial_is_no_cause():
+    assert SHIFT.refuted
+    assert told(SHIFT) == [("why", "not known: no known mistake fits")]
+    assert next(label for label, _ in told(SHIFT, RATIO)) == "guess"
+    assert not any("plus" in text for _, text in told(RATIO, SHIFT))
+
+
+def test_settings_that_were_put_right_in_vain_are_told_of():
+    vain = replace(EPS, confirmed=False, error_after=4.7e-4)
+    assert told(vain) == [("why", "not known: with these settings put right the error stays")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"confirmed": True}, "with this undone the error falls from 5.0e-01 to 3.0e-04: confirmed"),
+        ({"error_before": None}, "with this undone the error is 3.0e-04: not proved, more than rounding is left"),
+        ({"error_after": None}, "none: this was not tried"),
+    ],
+)
+def test_the_proof_in_words(changes, said):
+    assert proof(replace(RATIO, **changes), "en") == said
+
+
+def test_other_inputs_have_no_cause_to_look_for():
+    assert told(where="inputs") == []
+
+
+def test_a_hostile_fact_shows_and_does_not_act():
+    bad = replace(RATIO, facts={"ratio": "\x1b[31m"})
+    assert "\\x1b[31m" in told(bad)[0][1]
+
+
+def test_layers_without_proof_are_worth_a_program():
+    made = diverged(origins=(*comparisons.norms(1), origin(layer="a"), origin(layer="b", where="glue")))
+    assert [o.layer for o in unproved(made)] == ["a"]
