@@ -108,6 +108,13 @@ class TestMixedPrecision:
         assert ADAPTER.dtype(ADAPTER.respecified(layer, {"bias": False})(x)) == "float16"
         assert ADAPTER.dtype(ADAPTER.respecified(layer, {"bias": False}, "float32")(x)) == "float32"
 
+    def test_a_second_net_cast_by_o1_has_layers_of_mindspores_too(self):
+        """MindSpore makes its classes anew for it, under another module."""
+        for _ in range(2):
+            layer = mixed("O1").conv
+            assert ADAPTER.spec(layer) == ADAPTER.spec(mixed("").conv)
+            assert ADAPTER.type_name(layer) == "mindspore.nn.Conv2d"
+
     def test_wrappers_inside_a_layer_are_put_around_the_copys_parts(self):
         net = nn.SequentialCell(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))
         net = mindspore.amp.auto_mixed_precision(net, "O2")
@@ -180,6 +187,18 @@ class TestCopies:
         assert ADAPTER.spec(copy).attributes["eps"] == 0.5
         np.testing.assert_array_equal(values(copy(x)), values(Scaled(0.5)(x)))
         assert layer.eps == 1e-6
+
+    def test_a_layer_of_the_users_may_be_called_like_one_of_the_vocabulary(self):
+        class Pad(nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.width = 1
+
+            def construct(self, x):
+                return ops.pad(x, (self.width, self.width))
+
+        copy: Any = ADAPTER.respecified(Pad(), {"width": 2})
+        assert copy(tensor(2, 3)).shape == (2, 7)
 
     def test_a_subclass_that_computes_as_its_base_is_made_as_that(self):
         class Three(nn.Conv2d):

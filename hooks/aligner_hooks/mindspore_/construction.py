@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from mindspore import mint, nn, ops
@@ -30,7 +30,7 @@ class Construction(NamedTuple):
     """A class of MindSpore's under the name users write, and keyword arguments."""
 
     name: str
-    kind: Callable[..., nn.Cell]
+    kind: type[nn.Cell]
     arguments: Mapping[str, Any]
 
 
@@ -76,9 +76,15 @@ def _settled(cell: nn.Cell, wanted: Mapping[str, Attribute]) -> tuple[Constructi
     raise ValueError(f"{home}.{own} cannot be made with these settings: {reason}")
 
 
-def _undrawn(maker: Callable[..., nn.Cell], arguments: Mapping[str, Any]) -> dict[str, str]:
-    names = inspect.signature(maker).parameters
+def _undrawn(maker: type[nn.Cell], arguments: Mapping[str, Any]) -> dict[str, str]:
+    names = _parameters(maker)
     return {name: value for name, value in _UNDRAWN.items() if name in names and name not in arguments}
+
+
+def _parameters(maker: type[nn.Cell]) -> Mapping[str, inspect.Parameter]:
+    """Of the constructor: the class itself has a signature that says nothing, in some versions."""
+    (_, *parameters) = inspect.signature(maker.__init__).parameters.values()
+    return {parameter.name: parameter for parameter in parameters}
 
 
 @contextmanager
@@ -93,7 +99,7 @@ def _random_numbers_kept() -> Iterator[None]:
 
 def _spelled(construction: Construction) -> str:
     """Required arguments by position, the rest by name where it is not the default."""
-    names = inspect.signature(construction.kind).parameters
+    names = _parameters(construction.kind)
     words: list[str] = []
     for name, value in construction.arguments.items():
         default = names[name].default if name in names else _ABSENT

@@ -17,6 +17,7 @@ import numpy as np
 from mindspore import nn, ops
 
 from aligner.record import Attribute, LayerSpec
+from aligner.vocabulary import settled
 from aligner_hooks.mindspore_ import construction, parameters, precision
 from aligner_hooks.mindspore_.layers import is_wrapper, registered
 from aligner_hooks.mindspore_.spec import library_class, spec
@@ -29,7 +30,8 @@ def respecified(cell: nn.Cell, changes: Mapping[str, Attribute], dtype: Optional
     if unknown:
         known = ", ".join(before.attributes) or "none"
         raise ValueError(f"{before.kind} has no setting {unknown[0]}; its settings: {known}")
-    aim = LayerSpec(before.kind, {**before.attributes, **changes})
+    wanted = {**before.attributes, **changes}
+    aim = LayerSpec(before.kind, settled(before.kind, wanted) if library_class(cell) is not None else wanted)
     if aim == before:
         made = duplicate(cell)
     elif library_class(cell) is not None:

@@ -10,6 +10,7 @@ from typing import Any, Callable
 from mindspore import mint, nn
 
 from aligner.record import Attribute
+from aligner.vocabulary import INTERPOLATING
 from aligner_hooks.mindspore_ import norms, windows
 
 Attributes = dict[str, Attribute]
@@ -94,7 +95,7 @@ def _decimal(value: float) -> float:
 
 def upsample(cell: Any) -> Attributes:
     """Equal factors are one number, and align_corners=None is False where it matters, None where it does not."""
-    interpolates = cell.mode in ("linear", "bilinear", "bicubic", "trilinear")
+    interpolates = cell.mode in INTERPOLATING
     return {
         "size": _one_if_equal(cell.size),
         "scale_factor": _one_if_equal(cell.scale_factor),
