@@ -62,6 +62,25 @@ def add_arguments(parser: parsing.Parser) -> None:
             "只运行一次待比对网络，不做用于定位源头与原因的强制对齐运行和试验",
         ),
     )
+    add(
+        "--truth",
+        action="store_true",
+        help=say(
+            "run the reference once more in float64, to know what rounding explains (sensitive nets)",
+            "再以 float64 运行标杆一次，以得知舍入误差能解释多少（用于对舍入敏感的网络）",
+        ),
+    )
+    add(
+        "--expect",
+        action="append",
+        default=[],
+        choices=("float16", "bfloat16"),
+        metavar="TYPE",
+        help=say(
+            "run the reference once more rounded to float16 or bfloat16, as a port with AMP computes",
+            "再以舍入到 float16 或 bfloat16 的方式运行标杆一次，与使用混合精度的待比对网络相当",
+        ),
+    )
     add("--allow-missing", action="store_true", help=say("go on with parameters left over", "允许有未对应的参数"))
     add(
         "--framework",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner import messages
@@ -17,7 +19,7 @@ from aligner.record import display
 
 if TYPE_CHECKING:
     from aligner.capture.factory import Run
-    from aligner.capture.session import Options
+    from aligner.capture.session import Options, Sink
     from aligner.replay.replay import Replay
 
 
@@ -31,6 +33,9 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
     for name in ("model", "silence_dropout"):
         if getattr(options, name):
             raise UsageError("option-needs-script", option=f"--{name.replace('_', '-')}")
+    for name in ("truth", "expect"):
+        if getattr(options, name) and options.reference:
+            raise UsageError("option-of-reference", option=f"--{name}")
     for name in ("rename", "allow_missing", "free_only"):
         if getattr(options, name) and not options.reference:
             raise UsageError("option-needs-from", option=f"--{name.replace('_', '-')}")
@@ -44,6 +49,7 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
         return _estimate(prepared, session, options, voice)
     voice.say("known-size", **_known(prepared, options.output))
     if replay is None:
+        session.then = _expectation(options, prepared, session)
         capture = Capture(prepared.adapter, prepared.model, options.output, session, voice.progress)
     else:
         capture = replay.capture(
@@ -58,6 +64,27 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
         voice.say("next-compare", reference=options.reference, path=options.output)
         replay.close()
     return 0
+
+
+def _expectation(
+    options: argparse.Namespace, prepared: Run, session: Options
+) -> Optional[Callable[[Sink, int, float], None]]:
+    """What is measured of the reference's own rounding behind its capture, if that was asked for."""
+    from aligner.replay.expectation import Expectation
+
+    if not (options.truth or options.expect):
+        return None
+    expectation = Expectation(
+        prepared.adapter,
+        prepared.model,
+        prepared.step,
+        range(len(prepared.steps)),
+        session.seed,
+        session.silence_dropout,
+        options.truth,
+        tuple(options.expect),
+    )
+    return partial(expectation.measure, options.output)
 
 
 def _tell_examined(replay: Replay, voice: Voice) -> None:

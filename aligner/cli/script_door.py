@@ -32,6 +32,8 @@ _FACTORY_ONLY = (
     "rename",
     "allow_missing",
     "free_only",
+    "truth",
+    "expect",
 )
 
 

@@ -6,12 +6,14 @@ import fnmatch
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.cases import Cases
 from aligner.compare.caution import cautions
 from aligner.compare.checks import KIND, Check, by_record, from_facts
 from aligner.compare.cover import LEFT_OUT
+from aligner.compare.expected import Expectations
 from aligner.compare.explanation import explained
 from aligner.compare.layers import Pairing
 from aligner.compare.net import CallId, Net, nest
@@ -40,7 +42,9 @@ def conclude(
     allowed: Sequence[str],
 ) -> Comparison:
     """The whole answer."""
-    checks = found_by_force(reference, port)
+    expectations = Expectations(reference, port)
+    expectations.excuse(readings)
+    checks = found_by_force(reference, port, expectations)
     trace = _traced(reference, port, pairing, readings, checks, tolerance)
     needed = {b for r in readings if r.matched and r.over for b in trace.reached.get(id(r), ())[:1]}
     needed |= {n for n, birth in enumerate(trace.births) if birth.check is not None and _over(birth, tolerance)}
@@ -51,7 +55,12 @@ def conclude(
     cases = Cases(reference, port, nets, pairing)
     failures: list[str] = []
     origins, suspects = (explained(places, cases, port, failures) for places in (origins, suspects))
-    verdicts = tuple(_verdict(reading, trace, origins, index, nets, allowed, bool(checks)) for reading in readings)
+    verdicts = tuple(
+        replace(
+            _verdict(reading, trace, origins, index, nets, allowed, bool(checks)), ratio=expectations.ratio(reading)
+        )
+        for reading in readings
+    )
     failing = [verdict for verdict in verdicts if verdict.fails]
     measured = [verdict for verdict in failing if verdict.outcome is not Outcome.UNMATCHED]
     outcome = "diverged" if failing else "aligned"
@@ -93,14 +102,19 @@ def _header(dump: Dump) -> Mapping[str, Any]:
     return {**dump.header, "path": str(dump.path)}
 
 
-def found_by_force(reference: Dump, port: Dump) -> Mapping[Key, Check]:
+def found_by_force(reference: Dump, port: Dump, expectations: Expectations) -> Mapping[Key, Check]:
     """What a forced pass on this very reference found, by its records; nothing if there was none."""
     if port.header.get("forced") is not True or port.header.get("reference_token") != reference.token:
         return {}
     try:
-        return by_record(from_facts(facts) for kind, facts in port.findings if kind == KIND)
+        checks = [from_facts(facts) for kind, facts in port.findings if kind == KIND]
     except ValueError as error:
         raise DumpError("dump-bad", path=port.path, reason=error) from error
+    for place, check in enumerate(checks):
+        known = expectations.of(check.key)
+        if known is not None and known.own > check.expected:
+            checks[place] = replace(check, expected=known.own)
+    return by_record(checks)
 
 
 def _over(birth: Birth, tolerance: Tolerance) -> bool:

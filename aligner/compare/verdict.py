@@ -71,6 +71,8 @@ class Verdict:
     reason: str = ""
     """For unmatched, covered and incomparable: a message id of aligner.messages.compare, filled by `facts`."""
     facts: Mapping[str, Scalar] = field(default_factory=dict)
+    ratio: Optional[float] = None
+    """How many times the error is what rounding explains, where the reference measured that (`capture --truth`)."""
     allowed: bool = False
     """Unmatched, but the user said that this layer may be."""
 

@@ -160,9 +160,14 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{option} works with a script, not with a factory (FILE.py:NAME).\nLeave it out.",
         "{option} 只适用于脚本，不适用于工厂函数（FILE.py:NAME）。\n请去掉该选项。",
     ),
+    "option-of-reference": (
+        "{option} measures the reference's own rounding, and --from makes this the port.\n"
+        "Give it when the reference is captured.",
+        "{option} 用于测量标杆自身的舍入误差，而 --from 表示这是待比对网络。\n请在采集标杆时使用。",
+    ),
     "option-needs-from": (
-        "{option} is about a reference's weights, and no reference was given.\nAdd --from REF.h5, or leave the option out.",
-        "{option} 用于标杆的权重，但没有给出标杆。\n请加上 --from REF.h5，或去掉该选项。",
+        "{option} is about a port, and no reference was given.\nAdd --from REF.h5, or leave the option out.",
+        "{option} 用于待比对网络，但没有给出标杆。\n请加上 --from REF.h5，或去掉该选项。",
     ),
     "target-missing": (
         "Nothing to capture was given.\nGive FILE.py:NAME, a script, or -m MODULE; `aligner capture --help` has examples.",

@@ -26,6 +26,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "not loaded, and not needed or allowed: reference {left_reference}; port {left_port}",
         "未加载（不需要或已允许）：标杆 {left_reference}；待比对 {left_port}",
     ),
+    "expectation-failed": (
+        "What rounding explains could not be measured in {dtype} ({error}).\n"
+        "Errors are judged by the spacing of floats alone, which is right for all but sensitive layers.",
+        "无法在 {dtype} 下测量舍入误差（{error}）。\n将只按浮点数间隔判断误差；除特别敏感的层以外，这是合适的。",
+    ),
     "forced-failed": (
         "The forced pass did not get through ({error}); origins are worked out from the free run alone.\n"
         "They may be less exact: a second mistake behind the first one can stay hidden.",

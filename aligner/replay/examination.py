@@ -34,6 +34,10 @@ from aligner.replay.trials import described, tried
 if TYPE_CHECKING:
     from aligner.capture.session import Sink
 
+DOUBTFUL = 300.0
+"""What is off by more than this many times what a float explains is not looked into: no function of a net makes so
+much of round-off, unless it jumps, and a jump is a finding."""
+
 COARSE = 0.05
 """A layer that is right in float32 may be off by this much in a short type: a softmax of large values is."""
 
@@ -77,7 +81,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
         nets = survey(subject.reference), survey(port)
         pairing = pair_layers(*nets, {}, list(subject.mapping))
         plan = _plan(subject.reference, port, pairing)
-        with _as_it_was(subject):
+        with as_it_was(subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
             forced = ForcedPass(subject.adapter, subject.model, plan, sink, order)
             for step in subject.steps:
                 forced.run(step, lambda step=step: subject.run(step))  # type: ignore[misc]  # bound now
@@ -107,9 +111,10 @@ def _plan(reference: Dump, port: Dump, pairing: Pairing) -> Plan:
 
 
 @contextmanager
-def _as_it_was(subject: Subject) -> Iterator[None]:
-    """Begin as the free run began, and leave no trace: buffers, random numbers, dropout."""
-    adapter, model = subject.adapter, subject.model
+def as_it_was(
+    adapter: Adapter, model: Any, seed: Optional[int], silence_dropout: bool, reset: Callable[[], object]
+) -> Iterator[None]:
+    """Begin as the free run began, with the buffers of then by `reset`, and leave no trace of this one."""
     buffers = [(p, np.array(adapter.read(p))) for p in adapter.parameters(model) if p.buffer and p.dtype in DTYPES]
     random = adapter.random_state()
     with ExitStack() as stack:
@@ -117,17 +122,17 @@ def _as_it_was(subject: Subject) -> Iterator[None]:
             stack.callback(adapter.set_random_state, random)
         for parameter, values in buffers:
             stack.callback(adapter.load, parameter, values, parameter.dtype)
-        subject.buffers()
-        if subject.seed is not None:
-            adapter.seed(subject.seed)
-        if subject.silence_dropout and adapter.training(model):
+        reset()
+        if seed is not None:
+            adapter.seed(seed)
+        if silence_dropout and adapter.training(model):
             stack.callback(adapter.silence_dropout(model).remove)
         yield
 
 
 def _explained(subject: Subject, path: str, plan: Plan, forced: ForcedPass) -> list[Check]:
     """The checks with what rounding explains measured where one is suspicious: how far a little noise moves it."""
-    suspicious = {check.port for check in forced.checks if check.suspicious and check.kept}
+    suspicious = {check.port for check in forced.checks if check.suspicious and check.kept and check.ratio < DOUBTFUL}
     if not suspicious:
         return forced.checks
     moved: dict[Key, float] = {}

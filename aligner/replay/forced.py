@@ -55,8 +55,12 @@ class Plan:
     """The reference's record by the port's address."""
     calls: Mapping[CallId, CallId]
     """The reference's call by the port's; numbers count within a step."""
-    short: Optional[str]
+    short: Optional[str] = None
     """The short float type that the port usually computes in."""
+    given: Optional[str] = None
+    """The float type that all floats are handed on in; None keeps the reference's."""
+    held: bool = True
+    """Every layer is held to the reference; else only the net's inputs are, and rounding grows as it does."""
 
 
 @dataclass
@@ -231,10 +235,12 @@ class ForcedPass:
         self.checks.append(check)
         if self._watched is not None:
             self._watched(check, array, dtype)
-        if same and self._disturb is None:
+        if same and self._disturb is None and self._plan.given is None:
             return None
         if (frame.path, frame.number) in self._free and is_input(address.slot):
             frame.loose = frame.loose or check.suspicious
+            return None
+        if not self._plan.held and (frame.around is not None or not is_input(address.slot)):
             return None
         other = self._other(wanted, array, dtype)
         if other is None:
@@ -308,7 +314,9 @@ class ForcedPass:
             return None
         if self._disturb is not None and not one.exact:
             value = encode(self._disturb(decode(value, word), word), word)
-        if word != dtype:
+        if self._plan.given is not None and not one.exact and "complex" not in word:
+            value, word = encode(decode(value, word), self._plan.given), self._plan.given
+        elif word != dtype:
             if one.exact != other.exact or "complex" in word + dtype or "bool" in (word, dtype):
                 return None
             if other.exact or (dtype in SHORT and dtype == self._plan.short):

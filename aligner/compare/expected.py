@@ -1,0 +1,67 @@
+"""How much rounding explains, as the reference measured it on itself (`capture --truth`, `--expect float16`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple, Optional
+
+from aligner.dtypes import DTYPES
+from aligner.record import Key, Phase
+
+if TYPE_CHECKING:
+    from aligner.compare.reading import Reading
+    from aligner.dump.reader import Dump
+
+EXPECTED = "expected"
+"""The word these findings have in a dump."""
+
+TRUTH = "float64"
+"""The type that a run counts as true in."""
+
+EXPLAINED = 8.0
+"""A free run's error of up to this many times what the reference's own rounding makes is explained by it.
+
+Two frameworks round in other orders: their errors differ by as much as either has, and by chance a few times that.
+"""
+
+
+class Expected(NamedTuple):
+    """Relative L2 that rounding makes of a value: by the layer itself, and grown through the net."""
+
+    own: float
+    free: float
+
+
+class Expectations:
+    """What a reference's dump tells of its own rounding, for a port that computes in float32 or shorter."""
+
+    def __init__(self, reference: Dump, port: Dump) -> None:
+        short = port.header.get("precision") or ("float16" if port.header.get("amp") else None)
+        self._found: dict[Key, Expected] = {}
+        wanted = {TRUTH, short}
+        for kind, facts in reference.findings:
+            if kind == EXPECTED and facts.get("by") in wanted:
+                step, layer, call, slot = facts["at"]
+                key = Key(step, Phase.FORWARD, layer, call, slot)
+                before = self._found.get(key, Expected(0.0, 0.0))
+                now = Expected(max(before.own, float(facts["own"])), max(before.free, float(facts["free"])))
+                self._found[key] = now
+        self.floor = 0.25 * (DTYPES[short or "float32"].eps or 0.0)
+
+    def of(self, key: Key) -> Optional[Expected]:
+        """What is known of this value of the reference."""
+        return self._found.get(key)
+
+    def ratio(self, reading: Reading) -> Optional[float]:
+        """How many times the error of a free run's value is what rounding explains; None where that is not known."""
+        expected, deviation = self._found.get(reading.pair.key), reading.deviation
+        if expected is None or deviation is None or deviation.exact:
+            return None
+        return deviation.rel_l2 / max(expected.free, self.floor)
+
+    def excuse(self, readings: Iterable[Reading]) -> None:
+        """What is over tolerance by no more than the reference's own rounding makes of it is rounding."""
+        for reading in readings:
+            ratio = self.ratio(reading) if reading.over and not reading.nonfinite else None
+            if ratio is not None and ratio <= EXPLAINED:
+                reading.over, reading.rounded = False, True
