@@ -7,7 +7,7 @@ aligner.explain.setting_rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Optional
 
 from aligner.explain import setting_rules, spelling
@@ -118,7 +118,7 @@ def _suspect(case: Case, differences: list[Difference]) -> Suspect:
         "differences": "; ".join(
             f"{each.name} {spelling.literal(each.reference)} -> {spelling.literal(each.port)}" for each in differences
         ),
-        "written": _written(case, {each.name: each.reference for each in differences}),
+        "written": _written(case, differences),
         **_told_of_missing(case, roles),
     }
     return Suspect(
@@ -137,8 +137,12 @@ def _cause(case: Case, differences: list[Difference]) -> str:
     return causes.pop() if len(causes) == 1 else "settings-differ"
 
 
-def _written(case: Case, wanted: Mapping[str, Attribute]) -> str:
-    """The call with the reference's values."""
+def _written(case: Case, differences: list[Difference]) -> str:
+    """The call with the reference's values; a class that people wrote themselves has the port's name and words."""
+    if case.reference.kind not in KINDS:
+        own = LayerSpec(case.port.kind, {each.own: each.reference for each in differences})
+        return spelling.written(own, own.attributes, rank(case))
+    wanted = {each.name: each.reference for each in differences}
     spec = LayerSpec(case.reference.kind, {**case.reference.attributes, **wanted})
     return spelling.written(spec, wanted, rank(case))
 

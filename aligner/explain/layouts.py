@@ -6,7 +6,7 @@ found by aligner.explain.patterns and told here in the words of parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Optional
 
@@ -15,9 +15,9 @@ import numpy as np
 from aligner.explain import spelling
 from aligner.explain.attributes import facts
 from aligner.explain.case import Case, Value, distance
+from aligner.explain.patterns import rearranged, scales, slices
 from aligner.explain.patterns.limits import grid
 from aligner.explain.patterns.pair import Floats, Pair, at, numbers, spots
-from aligner.explain.patterns.relations import relations
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
 
@@ -152,7 +152,7 @@ def _blocks(place: Place, pair: Pair) -> Iterator[Suspect]:
     gates = GATES.get(place.case.reference.kind, "")
     rows = pair.expected.shape[0] if pair.alike and pair.expected.ndim else 0
     for count in (len(gates),) if gates else (3, 4, 2):
-        if rows % count or rows == count:
+        if not rows or rows % count or rows == count:
             continue
         size = pair.expected.size // count
         wanted, found = (np.reshape(side, (count, size)) for side in (pair.expected, pair.actual))
@@ -221,32 +221,50 @@ RELATED: Mapping[str, str] = {
 
 def _related(place: Place, pair: Pair) -> Iterator[Suspect]:
     """The first relation that is proved and that parameters have a word for."""
-    for found in relations(pair):
-        cause = RELATED.get(found.cause)
-        if cause is None or found.error is None:
-            continue
-        told = {"ratio": "-1", **found.facts}
-        told.update(axes=told.get("axes", told.get("axis", "")))
-        yield Suspect(cause, {**place.facts, **told}, parameters=(place.role,), error=found.error, weight=PROVED)
+    # Where a few thousand elements agree, no factor and no order of axes is what is wrong.
+    whole = () if pair.alike and pair.near(*reversed(pair.sample)) else (_scaled, rearranged.suspects)
+    for rule in (*whole[:1], slices.suspects, *whole[1:]):
+        for found in rule(pair):
+            cause = RELATED.get(found.cause)
+            if cause is None or found.error is None:
+                continue
+            told = {"ratio": "-1", **found.facts}
+            told.update(axes=told.get("axes", told.get("axis", "")))
+            yield Suspect(cause, {**place.facts, **told}, parameters=(place.role,), error=found.error, weight=PROVED)
+            return
+
+
+def _scaled(pair: Pair) -> Iterator[Suspect]:
+    """One factor or one addend for all; a glance at the sample spares a search slice by slice."""
+    if not pair.alike:
         return
+    wanted, found = pair.sample
+    ratio = scales.slope(wanted, found)
+    if pair.near(ratio * wanted, found) or pair.near(found - float(np.mean(found - wanted)), wanted):
+        yield from scales.suspects(pair)
+
+
+TRANSFORMS: Mapping[str, Callable[[Floats], Floats]] = {
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "1/sqrt": lambda x: np.asarray(1.0 / np.sqrt(x)),
+    "1/x": np.reciprocal,
+    "log": np.log,
+    "exp": np.exp,
+}
+"""What a converter may have made of a value: a deviation of a variance, an inverse."""
 
 
 def _transformed(place: Place, pair: Pair) -> Iterator[Suspect]:
-    """A deviation for a variance, an inverse, a logarithm."""
+    """A function of the values."""
     if not pair.alike or pair.expected.size < 2:
         return
-    wanted = np.asarray(pair.expected, np.float64)
     with np.errstate(all="ignore"):
-        made = {
-            "sqrt": np.sqrt(wanted),
-            "square": np.square(wanted),
-            "1/sqrt": 1.0 / np.sqrt(wanted),
-            "1/x": 1.0 / wanted,
-            "log": np.log(wanted),
-            "exp": np.exp(wanted),
-        }
-    for word, value in made.items():
-        left = _meets(pair, value) if np.isfinite(value).all() else None
-        if left is not None:
-            yield place.suspect("parameter-transformed", left, function=word)
-            return
+        some, found = at(pair.expected, pair.spots), at(pair.actual, pair.spots)
+        for word, function in TRANSFORMS.items():
+            if not pair.near(function(some), found):
+                continue
+            left = _meets(pair, function(np.asarray(pair.expected, np.float64)))
+            if left is not None:
+                yield place.suspect("parameter-transformed", left, function=word)
+                return

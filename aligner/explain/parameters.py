@@ -6,7 +6,7 @@ How a wrong one follows from the right one is aligner.explain.layouts' to say; h
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -204,10 +204,12 @@ def _differs(place: Place, both: Optional[tuple[Floats, Floats]]) -> Suspect:
     """Nothing better is known: how much, and where it begins."""
     told: dict[str, Scalar] = {**place.facts, "differing": "?", "total": "?", "first": "?", "distance": "?"}
     if both is not None:
-        off = np.argwhere(np.abs(both[1] - both[0]) > EXACT * np.maximum(np.abs(both[0]), 1e-3))
-        first: Any = off[0] if len(off) else ()
-        told.update(differing=len(off), total=int(both[0].size), first=str(tuple(int(i) for i in first)))
-        told.update(distance=f"{distance(both[1], both[0]):.2e}")
+        wanted, found = both
+        off = ~np.isclose(found, wanted, rtol=EXACT, atol=EXACT * 1e-3, equal_nan=True)
+        first = np.unravel_index(int(off.argmax()), off.shape) if off.any() else ()
+        told.update(differing=int(np.count_nonzero(off)), total=int(off.size))
+        told.update(first=str(tuple(int(i) for i in first)))
+        told.update(distance=f"{distance(found, wanted):.2e}")
     return Suspect("parameter-differs", told, parameters=(place.role,), weight=POSSIBLE)
 
 
