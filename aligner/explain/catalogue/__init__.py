@@ -17,6 +17,9 @@ TOPICS: tuple[str, ...] = (
     "precision",
     "training",
     "relations",
+    "layers",
+    "spatial",
+    "sequences",
     "glue",
     "attention",
 )

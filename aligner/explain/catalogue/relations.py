@@ -6,6 +6,18 @@ from aligner.explain.catalogue.entry import Entry
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(
+        "dtype-differs",
+        (
+            "the port's values are {port_dtype}, the reference's {reference_dtype}",
+            "待比对的类型是 {port_dtype}，标杆是 {reference_dtype}",
+        ),
+        ("", ""),
+        (
+            "compute in {reference_dtype} here: look at casts, to_float and the AMP lists",
+            "此处以 {reference_dtype} 计算：检查类型转换、to_float 与 AMP 名单",
+        ),
+    ),
+    Entry(
         "constant-ratio",
         ("the port's values are the reference's times {ratio}", "待比对值等于标杆值乘以 {ratio}"),
         ("one ratio for all elements; divided by it, {left} is left", "所有元素比值相同；除以该比值后误差为 {left}"),
@@ -279,7 +291,7 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     Entry(
-        "short-float-computation",
+        "rounding-grid",
         ("the port computed in {dtype}", "待比对以 {dtype} 计算"),
         (
             "every element of the port can be written in {dtype}, those of the reference cannot",

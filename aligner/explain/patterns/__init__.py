@@ -6,18 +6,71 @@ made. A rule that fits has proved itself (`Suspect.error`); nothing that merely 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
 
 from aligner.explain.case import Case
-from aligner.explain.patterns.pair import Pair
+from aligner.explain.patterns import (
+    accuracy,
+    activations,
+    convolution,
+    embedding,
+    linear,
+    norms,
+    pooling,
+    rearranging,
+    recurrent,
+    softmaxes,
+    upsampling,
+)
+from aligner.explain.patterns.limits import broken
 from aligner.explain.patterns.relations import relations
+from aligner.explain.patterns.scene import Scene
 from aligner.explain.suspect import Suspect
+
+Rule = Callable[[Scene], Iterable[Suspect]]
+
+LAYERS: tuple[Rule, ...] = (
+    accuracy.suspects,
+    activations.suspects,
+    softmaxes.suspects,
+    norms.suspects,
+    linear.suspects,
+    convolution.suspects,
+    pooling.suspects,
+    upsampling.suspects,
+    rearranging.suspects,
+    embedding.suspects,
+    recurrent.suspects,
+)
+"""What is known of layers; each leaves alone what it is not made for."""
 
 
 def suspects(case: Case) -> Iterator[Suspect]:
-    """What the numbers of a wrong layer tell."""
+    """What the numbers of a wrong layer tell: as that layer's mistake where one fits, else as a mere relation."""
     if case.where != "layer":
         return
-    pair = Pair.of(case)
-    if pair is not None:
-        yield from relations(pair)
+    scene = Scene.of(case)
+    if scene is None:
+        return
+    with np.errstate(all="ignore"):  # what overflows fits nothing
+        found = list(_of_layer(scene))
+        if any(suspect.error is not None for suspect in found):
+            found += broken(scene.pair)
+        else:
+            found += relations(scene.pair)
+    yield from found
+
+
+def _of_layer(scene: Scene) -> Iterator[Suspect]:
+    """The first rule that proves something has the word."""
+    if scene.pair.alike and scene.pair.before <= scene.pair.limit / 20.0:
+        return
+    for rule in LAYERS:
+        proved = False
+        for suspect in rule(scene):
+            proved = proved or suspect.error is not None
+            yield suspect
+        if proved:
+            return

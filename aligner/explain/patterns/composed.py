@@ -19,17 +19,17 @@ def suspects(pair: Pair) -> Iterator[Suspect]:
     """One suspect, for the function that fits best."""
     if not pair.alike:
         return
-    added = fitting(pair, pair.expected, pair.actual)
+    added = fitting(pair, pair.expected, pair.actual) or _softmax(pair, pair.expected, pair.actual)
     if added is not None:
         yield pair.suspect("activation-twice", added[1], 0.75, function=added[0])
         return
-    missing = fitting(pair, pair.actual, pair.expected)
+    missing = fitting(pair, pair.actual, pair.expected) or _softmax(pair, pair.actual, pair.expected)
     if missing is not None:
         yield pair.suspect("activation-missing", missing[1], 0.75, function=missing[0])
 
 
 def fitting(pair: Pair, source: Floats, result: Floats) -> Optional[tuple[str, float]]:
-    """The function that makes `result` of `source`, and what it leaves; of shapes alike."""
+    """The function of each element that makes `result` of `source`, and what it leaves; of shapes alike."""
     flat = np.unravel_index(pair.spots, source.shape)
     few, wanted = np.asarray(source[flat], np.float64), np.asarray(result[flat], np.float64)
     if len(np.unique(wanted)) < VARIED:
@@ -39,7 +39,7 @@ def fitting(pair: Pair, source: Floats, result: Floats) -> Optional[tuple[str, f
             left = pair.proved(applied(name, source), result)
             if left is not None:
                 return name, left
-    return _softmax(pair, source, result)
+    return None
 
 
 def _softmax(pair: Pair, source: Floats, result: Floats) -> Optional[tuple[str, float]]:

@@ -133,7 +133,7 @@ def test_a_rounded_output_tells_its_dtype(word):
 
 def test_a_computation_in_a_short_float_is_evidence():
     suspects = found(R, grid(R * (1 + 2e-4 * draw(*R.shape, seed=5)), "float16"), noise=0)
-    assert [(s.cause, s.error) for s in suspects if s.cause != "part-differs"] == [("short-float-computation", None)]
+    assert [(s.cause, s.error) for s in suspects if s.cause != "part-differs"] == [("rounding-grid", None)]
 
 
 def test_nan_and_overflow_are_told_by_place():

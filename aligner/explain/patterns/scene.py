@@ -1,0 +1,81 @@
+"""A wrong layer as rules need it: its inputs and parameters as numbers, its settings, and the pair of values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Optional
+
+import numpy as np
+
+from aligner.explain import spelling
+from aligner.explain.case import Case
+from aligner.explain.patterns.pair import Floats, Pair, numbers
+from aligner.explain.suspect import Suspect
+from aligner.record import Attribute, Scalar
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """One wrong output of a layer, with what it was made of."""
+
+    case: Case
+    pair: Pair
+
+    @staticmethod
+    def of(case: Case) -> Optional[Scene]:
+        """The case as numbers; None where there are none to compare."""
+        pair = Pair.of(case)
+        return None if pair is None else Scene(case, pair)
+
+    @property
+    def kind(self) -> str:
+        """The reference's word for the layer."""
+        return self.case.reference.kind
+
+    @cached_property
+    def inputs(self) -> list[Floats]:
+        """The tensors the layer was given, those that are real numbers."""
+        found = (numbers(value) for value in self.case.inputs)
+        return [array for array in found if array is not None and array.size]
+
+    @property
+    def x(self) -> Optional[Floats]:
+        """The first of them."""
+        return self.inputs[0] if self.inputs else None
+
+    def parameter(self, role: str) -> Optional[Floats]:
+        """One of the reference's parameters, in float64."""
+        value = self.case.parameters.get(role)
+        found = None if value is None else numbers(value)
+        return None if found is None else np.asarray(found, np.float64)
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        """One of the reference's settings."""
+        found = self.case.reference.attributes.get(name)
+        return default if found is None else found
+
+    def change(self, name: str) -> dict[str, Attribute]:
+        """What a copy of the port's layer is given, where it has this setting with another value."""
+        theirs, ours = self.case.port.attributes, self.case.reference.attributes
+        if name in theirs and name in ours and theirs[name] != ours[name]:
+            return {name: ours[name]}
+        return {}
+
+    def setting_suspect(
+        self, cause: str, left: float, weight: float, name: str, found: object, /, **facts: Scalar
+    ) -> Suspect:
+        """A suspect for a setting that the numbers give away: `found` is what the port computed with."""
+        rank = None if self.x is None else self.x.ndim
+        known = name in self.case.reference.attributes
+        return self.pair.suspect(
+            cause,
+            left,
+            weight,
+            change=self.change(name),
+            setting=name,
+            port_value=str(found),
+            reference_value=spelling.literal(self.case.reference.attributes[name]) if known else "?",
+            written=spelling.written(self.case.reference, [name] if known else [], rank),
+            **facts,
+        )
