@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Optional
 
 from corpus import Bug, Origin
@@ -57,7 +58,7 @@ class Alarm:
 def judge(bug: Bug, answer: Json) -> Judgement:
     """What of this bug was named."""
     named = _named(answer)
-    chosen = [_chosen(origin, named) for origin in bug.origins]
+    chosen = _chosen(bug.origins, named)
     strangers = [entry for entry in named if not any(origin.is_at(entry["layer"]) for origin in bug.origins)]
     matched = [(origin, entry) for origin, entry in zip(bug.origins, chosen) if entry is not None]
     every = len(matched) == len(bug.origins)
@@ -103,11 +104,19 @@ def _named(answer: Json) -> list[Json]:
     return [*answer["origins"], *answer.get("suspects", ())]
 
 
-def _chosen(origin: Origin, named: Sequence[Json]) -> Optional[Json]:
-    """The entry that stands for this origin: the one that also says the right `where`, if any does."""
-    here = [entry for entry in named if entry["layer"] == origin.layer]
-    here += [entry for entry in named if entry["layer"] != origin.layer and origin.is_at(entry["layer"])]
-    return next((entry for entry in here if entry["where"] in origin.where), here[0] if here else None)
+def _chosen(origins: Sequence[Origin], named: Sequence[Json]) -> list[Optional[Json]]:
+    """The entry that stands for each origin; two bugs in one layer's code need two entries."""
+    chosen: list[Optional[Json]] = []
+    for origin in origins:
+        free = [entry for entry in named if origin.is_at(entry["layer"]) and not any(entry is one for one in chosen)]
+        chosen.append(max(free, key=partial(_likeness, origin), default=None))
+    return chosen
+
+
+def _likeness(origin: Origin, entry: Json) -> tuple[bool, bool, bool]:
+    """What speaks for this entry; of equals the first one is taken."""
+    between = origin.between is None or entry.get("between") == list(origin.between)
+    return entry["where"] in origin.where, entry["layer"] == origin.layer, between
 
 
 def _right_causes(origin: Origin, entry: Json) -> list[Json]:

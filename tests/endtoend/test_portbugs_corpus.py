@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_ports_stand_alone(net: Path) -> None:
 
 
 @each_bug
-def test_the_edits_apply_and_leave_a_program(bug: corpus.Bug) -> None:
+def test_the_edits_apply_and_leave_a_program(bug: Any) -> None:
     text = (corpus.NETS / bug.net / "port.py").read_text()
     wrong = corpus.planted(text, bug)
     assert wrong != text
@@ -65,14 +66,25 @@ def test_the_edits_apply_and_leave_a_program(bug: corpus.Bug) -> None:
 
 
 @each_bug
-def test_an_expectation_can_be_judged(bug: corpus.Bug) -> None:
+def test_an_expectation_can_be_judged(bug: Any) -> None:
     assert bug.id.startswith(f"{bug.net}-")
     assert bug.note.endswith(".")
     assert bug.origins
     for origin in bug.origins:
         assert origin.causes
         assert origin.between is None or "glue" in origin.where
-    assert len({origin.layer for origin in bug.origins}) == len(bug.origins)
+    assert len({(origin.layer, origin.between) for origin in bug.origins}) == len(bug.origins)
+
+
+def test_the_corpus_is_large_enough_to_tell() -> None:
+    assert len(NETS) >= 12
+    assert len(BUGS) >= 150
+    assert min(Counter(bug.net for bug in BUGS).values()) >= 10
+    assert sum(bug.double for bug in BUGS) >= 10
+    assert sum(bug.below for bug in BUGS) >= 10
+    kinds = Counter(bug.kind for bug in BUGS)
+    assert set(kinds) == set(corpus.KINDS)
+    assert 0.4 <= kinds["glue"] / len(BUGS) <= 0.6, "half of all porting bugs lie between the layers"
 
 
 def test_ids_are_unique() -> None:
