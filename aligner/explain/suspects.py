@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib import import_module
-from typing import cast
+from typing import Optional, cast
 
 from aligner.explain.case import Case
 from aligner.explain.suspect import Suspect
@@ -21,8 +22,16 @@ def suspects(case: Case) -> list[Suspect]:
     for family in FAMILIES:
         rule = cast(Rule, import_module(f"aligner.explain.{family}").suspects)
         for suspect in rule(case):
-            found.setdefault(suspect.name, suspect)
+            found[suspect.name] = _joined(found.get(suspect.name), suspect)
     return sorted(found.values(), key=lambda s: (_unproved(s, case), -s.weight))
+
+
+def _joined(first: Optional[Suspect], other: Suspect) -> Suspect:
+    """One of two rules' suspects for the same thing: settings say it best, numbers may have proved it."""
+    if first is None:
+        return other
+    error = other.error if first.error is None else first.error
+    return replace(first, facts={**other.facts, **first.facts}, error=error, weight=max(first.weight, other.weight))
 
 
 def _unproved(suspect: Suspect, case: Case) -> bool:
