@@ -120,6 +120,8 @@ def test_hooks_of_the_user_are_left_behind_and_torchs_own_come_along():
     assert not torch.equal(copy(x), layer[0].forward(x))
     layer(x)
     assert calls == ["pre", "after"]
+    with pytest.raises(ValueError, match="computed from others"):
+        ADAPTER.expression(layer)
 
 
 def test_a_parametrized_layer_is_copied_and_not_spelled():
@@ -131,6 +133,9 @@ def test_a_parametrized_layer_is_copied_and_not_spelled():
     assert not torch.equal(copy(x), layer(x))
     with pytest.raises(ValueError, match="computed from others"):
         ADAPTER.expression(layer)
+    conv, x = nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 3, 3)), torch.randn(1, 2, 8)
+    strided = ADAPTER.respecified(conv, {"stride": (2,), "bias": False})
+    assert torch.equal(strided(x), F.conv1d(x, conv.weight, None, 2))
 
 
 def test_a_scripted_layer_is_copied_as_it_is_or_not_at_all():

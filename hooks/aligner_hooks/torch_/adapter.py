@@ -83,7 +83,7 @@ class TorchAdapter:
         return copies.respecified(layer, changes, dtype)
 
     def expression(self, layer: object) -> str:
-        return constructions.of(layers.unwrapped(layer)).text()
+        return constructions.spelled(layers.unwrapped(layer))
 
     def preamble(self) -> str:
         return constructions.PREAMBLE

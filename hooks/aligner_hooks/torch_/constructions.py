@@ -69,6 +69,24 @@ class Construction:
                 raise ValueError(f"torch makes no {self.text()}: {first}") from error
 
 
+def spelled(layer: Any) -> str:
+    """Python that makes a layer like this one.
+
+    Raises:
+        ValueError: there is no such call, or the layer's weights would not go into what it makes.
+    """
+    for inner in layer.modules():
+        hooks = inner._forward_pre_hooks.values()
+        if nn.utils.parametrize.is_parametrized(inner) or any(is_of_torch(hook) for hook in hooks):
+            raise ValueError(f"weights of this {type(layer).__name__} are computed from others, as in weight_norm")
+    return of(layer).text()
+
+
+def is_of_torch(hook: Any) -> bool:
+    """Whether a hook is how torch computes a weight from others (weight_norm, spectral_norm)."""
+    return type(hook).__module__.startswith("torch.nn.utils.")
+
+
 def of(layer: Any, settings: Optional[Settings] = None) -> Construction:
     """The call that makes a layer like this one, or like it but for these settings.
 
@@ -78,8 +96,6 @@ def of(layer: Any, settings: Optional[Settings] = None) -> Construction:
     cls = spec.known_class(layer)
     if cls is None:
         raise ValueError(f"{spec.type_name(layer)} is no layer of torch.nn, and only its author knows how it is made")
-    if nn.utils.parametrize.is_parametrized(layer):
-        raise ValueError(f"the weights of this {cls.__name__} are computed from others (torch.nn.utils.parametrize)")
     known = spec.read(layer)
     values = known.attributes if settings is None else settings
     make = _SPECIAL.get(known.kind)
@@ -186,8 +202,6 @@ def _window(cls: type, layer: Any, settings: Settings) -> Construction:
     arguments = {**settings, "padding": _symmetric(settings["padding"])}
     if "Pool" in cls.__name__ and arguments["stride"] == arguments["kernel_size"]:
         del arguments["stride"]  # which is what torch takes then
-    if "return_indices" not in arguments and getattr(layer, "return_indices", False):
-        arguments["return_indices"] = True
     return _call(cls, layer, _with_own_stride(arguments))
 
 

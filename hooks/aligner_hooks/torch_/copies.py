@@ -77,8 +77,8 @@ def _instead(module: Any) -> Iterator[tuple[int, Any]]:
     """What is to stand in the copy in place of hooks and of tensors that a graph holds, which cannot be copied."""
     for name, value in vars(module).items():
         if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and isinstance(value, dict):
-            of_torch = {k: hook for k, hook in value.items() if type(hook).__module__.startswith("torch.nn.utils.")}
-            yield id(value), type(value)(of_torch)
+            kept = {number: hook for number, hook in value.items() if constructions.is_of_torch(hook)}
+            yield id(value), type(value)(kept)
     for tensor in (*layers.plain_tensors(module), *module._buffers.values()):
         if tensor is not None and not tensor.is_leaf:
             yield id(tensor), tensor.detach().clone()
