@@ -40,6 +40,8 @@ def _circumstances(reference: Dump, port: Dump) -> Iterator[Caution]:
     for name, message in (("training", "training-differs"), ("amp", "amp-differs"), ("dropout", "dropout-differs")):
         if name in ours and name in theirs and ours[name] != theirs[name]:
             yield message, {"reference": str(ours[name]), "port": str(theirs[name])}
+    if theirs.get("forced") is True and theirs.get("reference_token") != reference.token:
+        yield "forced-other-reference", {"reference": str(reference.path), "made": str(theirs.get("reference"))}
     steps = set(reference.steps), set(port.steps)
     if steps[0] != steps[1]:
         yield "steps-differ", {"reference": len(steps[0]), "port": len(steps[1])}

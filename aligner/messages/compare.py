@@ -143,6 +143,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{count} pairs hold NaN at the same places on both sides, first {layer} {slot}; their other values were compared.",
         "有 {count} 对数据在两侧相同位置含有 NaN，首先是 {layer} 的 {slot}；其余数值已比对。",
     ),
+    "forced-other-reference": (
+        "The port's forced pass was made on another capture of the reference ({made}) than {reference}; it is not used.\n"
+        "Capture the port again with --from {reference} for exact origins and causes.",
+        "待比对网络的强制对齐运行基于另一次标杆采集（{made}），而不是 {reference}，因此未被采用。\n"
+        "请用 --from {reference} 重新采集待比对网络，以获得准确的源头和原因。",
+    ),
     "causes-failed": (
         "The search for causes stumbled at {failure}. The origin itself stands.\n"
         "Please report this together with the output of `aligner doctor`.",

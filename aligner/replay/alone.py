@@ -58,6 +58,8 @@ class Alone:
         copy = self._adapter.respecified(layer, changes, dtype)
         if parameters:
             self._load(copy, check.key.layer, parameters)
+        if dtype is not None:
+            self._load_all(copy, call.layer)
         args, kwargs = rebuild_arguments(call.inputs, lambda slot: self._argument(call, slot, dtype))
         with self._adapter.running(copy):
             output = copy(*args, **kwargs)  # type: ignore[operator]  # a layer is called
@@ -90,6 +92,15 @@ class Alone:
             if entry is None or role not in own:
                 raise ValueError(f"no parameter {role}")
             self._adapter.load(own[role], entry.raw(), entry.dtype)
+
+    def _load_all(self, copy: object, path: str) -> None:
+        """The reference's own weights for those that the port has rounded to a shorter type."""
+        for parameter in self._adapter.parameters(copy):
+            inside = f"{path}.{parameter.layer}".strip(".") if parameter.layer else path
+            layer = self._plan.layers.get(inside, inside)
+            entry = self._reference.find(Key(0, Phase.PARAMETER, layer, 0, parameter.role))
+            if entry is not None and entry.shape == parameter.shape and not DTYPES[entry.dtype].exact:
+                self._adapter.load(parameter, entry.raw(), entry.dtype)
 
     def _deviation(self, call: Call, output: object, told: Optional[Callable[[Key, str, Array], None]]) -> float:
         found: Tensors = []

@@ -107,7 +107,10 @@ def _plan(reference: Dump, port: Dump, pairing: Pairing) -> Plan:
         for pair in pairs
         if pair.reference is not None and pair.port is not None and pair.key.phase is Phase.FORWARD
     }
-    return Plan(entries, {other: one for one, other in pairing.calls.items()}, usual(pairs))
+    layers: dict[str, str] = {}
+    for found in pairing.layers:
+        layers.setdefault(found.port, found.reference)
+    return Plan(entries, {other: one for one, other in pairing.calls.items()}, layers, usual(pairs))
 
 
 @contextmanager

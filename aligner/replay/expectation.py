@@ -65,7 +65,7 @@ class Expectation:
         """How far each value of a run is off the dump's: in float64, or with everything rounded to `word`."""
         entries = {entry.key: entry for entry in dump.entries if entry.key.phase is Phase.FORWARD}
         calls = {CallId(call.layer, call.number): CallId(call.layer, call.number) for call in dump.calls}
-        plan = Plan(entries, calls, None, word if word == TRUTH else None, held)
+        plan = Plan(entries, calls, given=word if word == TRUTH else None, held=held)
         forced = ForcedPass(self.adapter, self.model, plan)
         found: dict[Key, float] = {}
         with as_it_was(self.adapter, self.model, self.seed, self.silence_dropout, lambda: None), self._as(dump, word):

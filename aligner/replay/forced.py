@@ -55,6 +55,8 @@ class Plan:
     """The reference's record by the port's address."""
     calls: Mapping[CallId, CallId]
     """The reference's call by the port's; numbers count within a step."""
+    layers: Mapping[str, str] = field(default_factory=dict)
+    """The reference's layer by the port's."""
     short: Optional[str] = None
     """The short float type that the port usually computes in."""
     given: Optional[str] = None
