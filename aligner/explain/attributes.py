@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Optional
 
-from aligner.explain import setting_rules, spelling
+from aligner.explain import operations, precision, setting_rules, spelling
 from aligner.explain.case import Case
 from aligner.explain.setting_rules import Difference
 from aligner.explain.suspect import Suspect
@@ -33,8 +33,10 @@ def suspects(case: Case) -> Iterable[Suspect]:
         return
     if case.where == "layer":
         yield from _of_kind(case)
-        yield from _of_type(case)
         yield from _of_loss(case)
+        yield from precision.suspects(case, facts(case))
+    else:
+        yield from operations.suspects(case, facts(case))
     found = list(_differences(case))
     groups = _grouped(found)
     yield from (_suspect(case, group) for group in groups)
@@ -220,28 +222,6 @@ def _alike(case: Case) -> bool:
         limits = specs["Hardtanh"]
         return setting_rules.same(limits.get("min_val"), 0) and setting_rules.same(limits.get("max_val"), 6)
     return set(specs) == {"Identity", "Dropout"} and not case.training
-
-
-NORMS = {"LayerNorm", "BatchNorm", "GroupNorm", "InstanceNorm", "RMSNorm"}
-HALF_SMALLEST = 2.0**-25
-"""What float16 rounds to zero."""
-SHORT_EXPECTED = 1e-4
-"""Rounding beyond this means that the layer is meant to compute in a short float."""
-
-
-def _of_type(case: Case) -> Iterator[Suspect]:
-    """A norm that computed in float16 or bfloat16 where the reference did not."""
-    if setting_rules.family(case.reference.kind) not in NORMS or case.actual is None or case.expected is None:
-        return
-    short = ("float16", "bfloat16")
-    if case.actual.dtype not in short or case.expected.dtype in short or case.rounding > SHORT_EXPECTED:
-        return
-    yield Suspect("amp-levels-norm-dtype", facts(case), weight=KNOWN)
-    eps = case.port.attributes.get("eps")
-    if case.actual.dtype == "float16" and isinstance(eps, float) and eps < HALF_SMALLEST:
-        yield Suspect(
-            "layernorm-fp16-eps-underflow", {**facts(case), "port_value": spelling.literal(eps)}, weight=KNOWN
-        )
 
 
 def _of_loss(case: Case) -> Iterator[Suspect]:

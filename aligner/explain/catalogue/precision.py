@@ -5,7 +5,6 @@ from __future__ import annotations
 from aligner.explain.catalogue.entry import Entry
 
 _NOTHING = ("", "")
-_WIDE = ("Compute this layer in float32", "该层改用 float32 计算")
 
 PARAMETERS: tuple[Entry, ...] = (
     Entry(
@@ -105,12 +104,6 @@ LAYERS: tuple[Entry, ...] = (
         ),
     ),
     Entry(
-        "fp16-matmul-accumulate",
-        ("The products are summed in float16", "乘积以 float16 累加"),
-        _NOTHING,
-        _WIDE,
-    ),
-    Entry(
         "loss-in-fp16",
         ("The loss is computed in float16", "损失以 float16 计算"),
         _NOTHING,
@@ -124,24 +117,6 @@ LAYERS: tuple[Entry, ...] = (
         ),
         _NOTHING,
         ("Convert it where it is made: array.astype(np.float32)", "在创建处转换：array.astype(np.float32)"),
-    ),
-    Entry(
-        "ascend-hf32-conv-default",
-        ("Convolutions run in HF32, Ascend's default", "卷积以昇腾默认的 HF32 运行"),
-        _NOTHING,
-        (
-            "Write ms.device_context.ascend.op_precision.conv_allow_hf32(False)",
-            "写成 ms.device_context.ascend.op_precision.conv_allow_hf32(False)",
-        ),
-    ),
-    Entry(
-        "ascend-matmul-precision-mode",
-        ("Matrix products run in a fast, less exact mode of the device", "矩阵乘以设备的快速低精度模式运行"),
-        _NOTHING,
-        (
-            "Set ge.opSelectImplmode to high_precision and precision_mode to must_keep_origin_dtype",
-            "将 ge.opSelectImplmode 设为 high_precision，precision_mode 设为 must_keep_origin_dtype",
-        ),
     ),
 )
 

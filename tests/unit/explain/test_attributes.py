@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from aligner.explain.attributes import HARMLESS, suspects
-from aligner.explain.catalogue import LANGUAGES, sentences
-from aligner.explain.setting_rules import RULES
+from aligner.explain.catalogue import LANGUAGES, catalogue, sentences
+from aligner.explain.setting_rules import KIND_PAIRS, RULES
 from aligner.vocabulary import KINDS
 from tests.unit.explain.cases import case
 
@@ -110,6 +110,10 @@ def test_its_sentences_are_whole_and_quote_both_values(kind, reference, other, c
     assert suspect.facts["written"].endswith(")")
 
 
+def test_every_cause_of_the_tables_is_in_the_catalogue():
+    assert {rule.cause for rule in RULES} | {row[0] for row in KIND_PAIRS} <= set(catalogue())
+
+
 def test_every_setting_of_the_tables_is_one_of_the_vocabulary():
     for rule in RULES:
         for kind in rule.kinds:
@@ -203,7 +207,7 @@ def test_a_gamma_of_the_ports_own_matters_once_it_is_not_one():
         ("QuickGELU", "GELU", "quick-gelu-vs-gelu"),
         ("Upsample", "ResizeBilinear", "resize-bilinear-half-pixel"),
         ("CrossEntropyLoss", "SoftmaxCrossEntropyWithLogits", "softmax-ce-reduction-none"),
-        ("LlamaRMSNorm", "LayerNorm", "rmsnorm-written-as-layernorm"),
+        ("RMSNorm", "LayerNorm", "kind-differs"),
         ("ReLU", "ReLU6", "kind-differs"),
         ("GELU", "SiLU", "kind-differs"),
         ("ReLU", "MyOwn", "kind-differs"),
@@ -258,6 +262,46 @@ def test_a_norm_that_computed_in_float16_is_told():
     assert causes == ["amp-levels-norm-dtype", "layernorm-fp16-eps-underflow"]
     assert found("LayerNorm", settings, expected=wide, actual=short, rounding=5e-4) == []  # it is meant to
     assert found("Linear", {}, expected=wide, actual=short) == []
+
+
+def test_a_norm_whose_squares_overflow_float16_is_told():
+    given = np.ones((4, 8), np.float32) * np.arange(1, 9)
+    given[1] *= 100
+    right = np.tile(np.linspace(-1, 1, 8, dtype=np.float32), (4, 1))
+    wrong = right.copy()
+    wrong[1] = 0.25
+    shifted = {"bias": np.full(8, 0.25, np.float32)}
+    overflow = {"inputs": [given], "expected": right, "actual": wrong}
+    assert [s.cause for s in found("LayerNorm", {}, port_parameters=shifted, **overflow)] == [
+        "layernorm-fp16-variance-overflow"
+    ]
+    assert found("LayerNorm", {}, **overflow) == []  # without a bias, that row is no zero
+    assert found("Linear", {}, port_parameters=shifted, **overflow) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "made", "cause"),
+    [("CrossEntropyLoss", np.float16, "loss-in-fp16"), ("Linear", np.float64, "tensor-default-float64")],
+)
+def test_another_type_than_the_references_is_told(kind, made, cause):
+    (suspect,) = found(kind, {}, expected=np.ones(3, np.float32), actual=np.ones(3, made))
+    assert suspect.cause == cause
+
+
+@pytest.mark.parametrize(
+    ("reference", "port", "cause"),
+    [
+        (("norm", "clamp_min", "div"), ("L2Normalize",), "l2normalize-eps-axis"),
+        (("interpolate",), ("ResizeBilinearV2",), "resize-bilinear-half-pixel"),
+        (("torch.nn.functional.interpolate",), ("ResizeNearestNeighbor",), "interpolate-nearest-noninteger"),
+        (("grid_sample",), ("grid_sample",), "grid-sample-align-corners"),
+        (("split",), ("Split",), "split-size-vs-num"),
+    ],
+)
+def test_functions_with_other_defaults_are_hinted_at(reference, port, cause):
+    (suspect,) = found("Block", {}, where="glue", operations=(reference, port))
+    assert suspect.cause == cause
+    assert found("Block", {}, where="glue", operations=(reference, ("add",))) == []
 
 
 def test_what_only_the_references_loss_has_is_told():

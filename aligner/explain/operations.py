@@ -1,0 +1,49 @@
+"""Causes told from the operations that ran between two layers: functions whose defaults differ by framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from aligner.explain.case import Case
+from aligner.explain.suspect import Suspect
+from aligner.record import Scalar
+
+
+class Trap(NamedTuple):
+    """A port that calls `port` where the reference calls `reference` (any operation, where that is empty)."""
+
+    cause: str
+    reference: tuple[str, ...]
+    port: tuple[str, ...]
+
+
+TRAPS: tuple[Trap, ...] = (
+    Trap("l2normalize-eps-axis", (), ("l2normalize",)),
+    Trap("resize-bilinear-half-pixel", ("interpolate", "upsamplebilinear"), ("resizebilinear",)),
+    Trap("interpolate-nearest-noninteger", ("interpolate", "upsamplenearest"), ("resizenearest",)),
+    Trap("grid-sample-align-corners", ("gridsample",), ("gridsample",)),
+    Trap("split-size-vs-num", ("split",), ("split",)),
+)
+"""Names in small letters without underscores; a longer name that begins so is meant too."""
+
+WEIGHT = 0.35
+"""That such an operation ran is no more than a hint."""
+
+
+def suspects(case: Case, facts: dict[str, Scalar]) -> Iterator[Suspect]:
+    """For code between layers whose operations are known; `facts` are those that every suspect has."""
+    if case.operations is None:
+        return
+    ours, theirs = ([_plain(name) for name in names] for names in case.operations)
+    for trap in TRAPS:
+        if _runs(ours, trap.reference) and _runs(theirs, trap.port):
+            yield Suspect(trap.cause, facts, weight=WEIGHT)
+
+
+def _plain(name: str) -> str:
+    return name.rpartition(".")[2].replace("_", "").lower()
+
+
+def _runs(names: list[str], wanted: tuple[str, ...]) -> bool:
+    return not wanted or any(name.startswith(wanted) for name in names)

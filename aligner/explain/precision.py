@@ -1,0 +1,68 @@
+"""Causes told from the type that a layer's values are in, and from what a short type cannot hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Optional
+
+import numpy as np
+
+from aligner.explain import setting_rules, spelling
+from aligner.explain.case import Case, Value
+from aligner.explain.patterns.pair import Floats
+from aligner.explain.suspect import Suspect
+from aligner.record import Scalar
+
+NORMS = {"LayerNorm", "BatchNorm", "GroupNorm", "InstanceNorm", "RMSNorm"}
+SHORT = ("float16", "bfloat16")
+
+HALF_SMALLEST = 2.0**-25
+"""What float16 rounds to zero."""
+HALF_ROOT = 255.9
+"""The square of anything larger is infinite in float16."""
+HALF_EPS = 2.0**-10
+SHORT_EXPECTED = 1e-4
+"""Rounding beyond this means that the layer is meant to compute in a short float."""
+
+LIKELY = 0.7
+
+
+def suspects(case: Case, facts: dict[str, Scalar]) -> Iterator[Suspect]:
+    """For a layer's output; `facts` are those that every suspect has."""
+    if case.actual is None or case.expected is None:
+        return
+    made, wanted = case.actual.dtype, case.expected.dtype
+    if made == "float64" and wanted in ("float32", *SHORT):
+        yield Suspect("tensor-default-float64", facts, weight=LIKELY)
+    norm = setting_rules.family(case.reference.kind) in NORMS
+    if _overflowed(case):
+        yield Suspect("layernorm-fp16-variance-overflow", facts, weight=LIKELY)
+    if made not in SHORT or wanted in SHORT or case.rounding > SHORT_EXPECTED:
+        return
+    if norm:
+        yield Suspect("amp-levels-norm-dtype", facts, weight=LIKELY)
+        eps = case.port.attributes.get("eps")
+        if made == "float16" and isinstance(eps, float) and eps < HALF_SMALLEST:
+            told = {**facts, "port_value": spelling.literal(eps)}
+            yield Suspect("layernorm-fp16-eps-underflow", told, weight=LIKELY)
+    elif case.reference.kind.lower().endswith("loss"):
+        yield Suspect("loss-in-fp16", facts, weight=LIKELY)
+
+
+def _overflowed(case: Case) -> bool:
+    """Rows of large inputs that came out as the bias alone, or not finite, and no other rows did."""
+    if setting_rules.family(case.reference.kind) not in ("LayerNorm", "RMSNorm") or not case.inputs:
+        return False
+    given, wanted, made = (_rows(value) for value in (case.inputs[0], case.expected, case.actual))
+    if not given.shape == wanted.shape == made.shape or not np.isfinite(wanted).all():
+        return False
+    large = np.abs(given).max(axis=1) > HALF_ROOT
+    bias = case.port_parameters.get("bias")
+    rest = made - (bias.load() if bias is not None and bias.shape == made.shape[1:] else 0.0)
+    flat = ~np.isfinite(made).all(axis=1) | (np.abs(rest) <= HALF_EPS * (1 + np.abs(made))).all(axis=1)
+    return bool(large.any() and (flat == large).all())
+
+
+def _rows(value: Optional[Value]) -> Floats:
+    array = np.zeros((0, 1)) if value is None else value.load()
+    return np.asarray(array, np.float64).reshape(-1, array.shape[-1] if array.ndim else 1)
