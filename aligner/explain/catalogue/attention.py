@@ -77,8 +77,16 @@ MASKS: tuple[Entry, ...] = (
     ),
     _entry(
         "mask-extra",
-        ("a causal mask is applied, the reference has none", "使用了因果掩码，标杆没有"),
-        ("remove the causal mask", "去掉因果掩码"),
+        ("a mask is applied, the reference has none", "使用了掩码，标杆没有"),
+        ("remove the mask", "去掉掩码"),
+    ),
+    _entry(
+        "mask-differs",
+        (
+            "other places are masked: {port_value}, in the reference {reference_value}",
+            "被遮住的位置不同：{port_value}，标杆为 {reference_value}",
+        ),
+        ("build the mask as the reference does", "与标杆一样构造掩码"),
     ),
     _entry(
         "mask-after-softmax",

@@ -87,6 +87,17 @@ PRODUCTS: tuple[Entry, ...] = (
         ("remove the factor {other} in {port_layer}", "去掉 {port_layer} 中的系数 {other}"),
     ),
     _entry(
+        "gate-inverted",
+        (
+            "the gate is the wrong way round: {instead} stands where the reference has {other}",
+            "门控写反了：{instead} 处标杆为 {other}",
+        ),
+    ),
+    _entry(
+        "matmul-transposed",
+        ("the product is {instead}, the reference has {other}", "矩阵乘积为 {instead}，标杆为 {other}"),
+    ),
+    _entry(
         "swiglu-chunk-order",
         (
             "the halves are swapped: the activation is taken of {instead}, the reference takes it of the other half",
@@ -165,4 +176,19 @@ REDUCTIONS: tuple[Entry, ...] = (
     ),
 )
 
-ENTRIES: tuple[Entry, ...] = (*SUMS, *PRODUCTS, *VALUES, *REDUCTIONS)
+OPERATIONS: tuple[Entry, ...] = (
+    Entry(
+        "operations-differ",
+        (
+            "other operations ran here than in the reference",
+            "此处执行的算子与标杆不同",
+        ),
+        ("only in the reference: {missing}; only in the port: {extra}", "仅标杆有：{missing}；仅待比对有：{extra}"),
+        (
+            "compare the two pieces of code line by line for these",
+            "针对这些算子逐行对照两边代码",
+        ),
+    ),
+)
+
+ENTRIES: tuple[Entry, ...] = (*SUMS, *PRODUCTS, *VALUES, *REDUCTIONS, *OPERATIONS)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from aligner.explain.case import Case
-from aligner.explain.glue import attention, differences, formulas
+from aligner.explain.glue import as_layer, attention, differences, formulas, masked, operations, parts, shapes
 from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.place import Place
 from aligner.explain.patterns.pair import Pair
@@ -18,12 +18,34 @@ def suspects(case: Case) -> Iterator[Suspect]:
     if case.where != "glue":
         return
     pair = Pair.of(case)
-    if pair is None or (pair.alike and pair.before <= pair.limit / 20.0):
+    if pair is None:
+        yield from operations.suspects(case)
+        return
+    if pair.alike and pair.before <= pair.limit / 20.0:
         return
     hand = Hand(case)
-    if pair.alike:
-        place = Place.of(case, pair, hand)
-        proved = list(formulas.suspects(place)) or list(attention.suspects(case, pair, hand))
-        proved = proved or list(differences.suspects(place))
-        yield from proved
-    yield from relations(pair)
+    for rule in _alike(case, pair, hand) if pair.alike else _other_shape(case, pair, hand):
+        found = list(rule)
+        yield from found
+        if any(suspect.error is not None for suspect in found):
+            return
+    yield from operations.suspects(case)
+
+
+def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
+    """The rules for values of one shape, the surest first; each is asked when those before it proved nothing."""
+    place = Place.of(case, pair, hand)
+    yield formulas.suspects(place)
+    yield masked.suspects(pair)
+    yield attention.suspects(case, pair, hand)
+    yield as_layer.suspects(case, pair, hand)
+    yield differences.suspects(place)
+    yield relations(pair)
+    yield parts.suspects(case, pair, hand)
+    yield parts.peeled(pair, hand)
+
+
+def _other_shape(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
+    yield shapes.suspects(pair, hand)
+    yield as_layer.suspects(case, pair, hand)
+    yield relations(pair)

@@ -104,7 +104,7 @@ def _scenes(pair: Pair) -> Iterator[Scene]:
 def _plans(scene: Scene, hand: Hand) -> Iterator[Plan]:
     """Ways to write attention that could give a value of this shape, the usual ones first."""
     masks = _masks(hand, scene.shape[1 if scene.stage == "mixed" else 2])
-    bases = list(islice(_bases(scene, hand), SOURCES))
+    bases = list(islice((base for base in _bases(scene, hand) if _fits(scene, base)), SOURCES))
     yield from (base for base in bases if base.given is not None)
     for usual in (True, False):
         for turn in _turns(usual):
@@ -113,6 +113,13 @@ def _plans(scene: Scene, hand: Hand) -> Iterator[Plan]:
                     scene.choose(base.heads * _length(base, 0) * _length(base, -1))
                     for scale in _scales(base, usual):
                         yield from _masked(replace(base, rope=turn.rope, theta=turn.theta, scale=scale), masks)
+
+
+def _fits(scene: Scene, base: Plan) -> bool:
+    """Whether queries and keys are as many as the value has places for."""
+    if scene.stage == "mixed":
+        return base.given is not None or _length(base, 0) == scene.shape[1]
+    return (_length(base, 0), _length(base, -1)) == scene.shape[2:]
 
 
 def _scales(base: Plan, usual: bool) -> tuple[float, ...]:

@@ -104,7 +104,7 @@ def _scores(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats]) -> tu
         query, key = _turned(plan, query, key)
         if plan.groups != plan.heads:
             key, value = (_repeated(plan, x) for x in (key, value))
-        if rows is not None:
+        if rows is not None and rows.max() < query.shape[2]:
             query = query[:, :, rows]
         if key.shape[3] != query.shape[3] or key.shape[1] != query.shape[1] or value.shape[:3] != key.shape[:3]:
             raise ValueError("heads do not fit")

@@ -54,6 +54,7 @@ def edits(formula: Formula, pool: Pool) -> Iterator[Edit]:
         for edit in _of_term(term, pool):
             terms = (*formula.terms[:number], edit[0], *formula.terms[number + 1 :])
             yield Edit(Formula(terms, formula.outer), edit[1], edit[2], edit[3])
+    yield from _gates(formula)
     offered = [view for view in pool.views if view.how in ("", "chunk", "every", "slice")]
     for view in offered:
         for sign in (1.0, -1.0):
@@ -85,6 +86,19 @@ def _outer(formula: Formula) -> Iterator[Edit]:
         for number, term in enumerate(formula.terms):
             if len(formula.terms) > 1 and len(term.factors) == 1:
                 yield from _early(formula, number)
+
+
+COMPLEMENTS = {"": "1 -", "1 -": "", "Sigmoid": "1 - sigmoid", "1 - sigmoid": "Sigmoid"}
+
+
+def _gates(formula: Formula) -> Iterator[Edit]:
+    """A gate and one minus it exchanged, in a sum of two products."""
+    if len(formula.terms) != 2 or any(len(term.factors) != 2 for term in formula.terms):
+        return
+    (one, first), (other, second) = (term.factors for term in formula.terms)
+    if one.view is other.view and COMPLEMENTS.get(one.function) == other.function:
+        terms = (Term((other, first)), Term((one, second)))
+        yield Edit(Formula(terms), "gate-inverted", {"other": one.text, "instead": other.text})
 
 
 def _single(formula: Formula) -> set[str]:
@@ -166,6 +180,10 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
     if old.piece is not new.piece:
         return "wrong-tensor", facts, 2 + (not new.plain) + new.piece.rank // 4
     hows = {old.how, new.how}
+    if hows == {"mapped"} and old.detail.removesuffix(".T") == new.detail.removesuffix(".T"):
+        return "matmul-transposed", facts, 0
+    if hows in ({"cosine", "dot"}, {"cosines", "matmul"}):
+        return ("normalize-missing" if old.how.startswith("cos") else "expression-differs"), facts, 0
     masked = [how for how in hows if "where" in how]
     if masked:
         cause = "mask-missing" if len(masked) == 1 else "mask-inverted" if old.how != new.how else "reduction-axis"
@@ -176,7 +194,7 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
         return "reduction-axis", facts, 0
     if hows <= REDUCTIONS | ENDS and hows & REDUCTIONS:
         return "reduction-other", facts, 0
-    if hows <= ENDS | {"chunk", "every"}:
+    if hows <= ENDS | {"chunk", "every", ""} and hows != {""}:
         return ("chunk-order" if hows <= {"chunk", "every"} else "slice-off"), facts, 0
     if hows <= TURNS:
         return "view-vs-transpose", facts, 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Optional
 
 import numpy as np
 
@@ -64,11 +65,10 @@ class Formula:
         return spelled(self.outer, whole) if self.outer else whole
 
     @property
-    def size(self) -> int:
-        """How much it takes: the fewer, the better a formula is to be believed."""
-        return sum(len(term.factors) + sum(bool(f.function) for f in term.factors) for term in self.terms) + bool(
-            self.outer
-        )
+    def single(self) -> Optional[Factor]:
+        """The one factor of a formula that has no more."""
+        alone = len(self.terms) == 1 and len(self.terms[0].factors) == 1 and not self.outer
+        return self.terms[0].factors[0] if alone else None
 
     def __call__(self, shape: tuple[int, ...]) -> Floats:
         total = self.terms[0]()

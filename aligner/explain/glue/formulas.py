@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Optional
 
 import numpy as np
@@ -11,9 +12,10 @@ from aligner.explain.case import distance
 from aligner.explain.glue.edits import NAMED, Edit, changed, edits
 from aligner.explain.glue.formula import Formula, Term
 from aligner.explain.glue.functions import BACK
+from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.place import Place
-from aligner.explain.glue.pool import Search
-from aligner.explain.patterns.pair import Floats, Pair
+from aligner.explain.glue.pool import POSITIONS, Pool, Search
+from aligner.explain.patterns.pair import Floats, Pair, spots
 from aligner.explain.patterns.scales import name_of
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
@@ -64,6 +66,20 @@ def solved(place: Place, wanted: Floats, whole: Floats) -> Optional[Formula]:
             formula = Formula(terms, outer)
             if place.gives(formula, whole):
                 return formula
+    return None
+
+
+def simplest(hand: Hand, whole: Floats, limit: float) -> Optional[Formula]:
+    """A formula of one or two values in hand that gives a value of any shape."""
+    positions = spots(whole.size, POSITIONS)
+    pool = Pool(hand, whole.shape, positions)
+    wanted = np.asarray(whole[np.unravel_index(positions, whole.shape)], np.float64)
+    scale = float(np.sqrt(np.nanmean(np.square(wanted))))
+    noise = max(2e-5, 2.0 * limit) * (np.abs(wanted) + 0.02 * scale)
+    for terms in islice(Search(pool, wanted, noise).terms(), TRIES):
+        formula = Formula(terms)
+        if distance(formula(whole.shape), whole) <= limit:
+            return formula
     return None
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Optional
 
 import numpy as np
 
-from aligner.explain.glue import views
+from aligner.explain.glue import joined, views
 from aligner.explain.glue.formula import Factor, Formula, Term, plain
 from aligner.explain.glue.functions import FUNCTIONS
 from aligner.explain.glue.hand import Hand
@@ -26,10 +27,10 @@ MAX_MATCHES = 100_000
 class Pool:
     """Rows of numbers: functions of views of the values in hand, at fixed positions of the wanted shape."""
 
-    def __init__(self, hand: Hand, shape: tuple[int, ...], positions: Floats) -> None:
+    def __init__(self, hand: Hand, shape: tuple[int, ...], positions: Floats, more: Sequence[View] = ()) -> None:
         self.shape = shape
         self.at = np.unravel_index(positions, shape)
-        self.views = self._distinct(_views(hand, shape))
+        self.views = self._distinct(chain(more, _views(hand, shape)))
         self.raw = np.array([self.row(view) for view in self.views]).reshape(len(self.views), len(positions))
         self.atoms, self.rows = self._functions()
 
@@ -51,7 +52,7 @@ class Pool:
         number = self._numbers.get(id(view))
         return self.raw[number] if number is not None else self.row(view)
 
-    def _distinct(self, found: Iterator[View]) -> list[View]:
+    def _distinct(self, found: Iterable[View]) -> list[View]:
         seen: set[bytes] = set()
         kept: list[View] = []
         for view in found:
@@ -94,6 +95,7 @@ def _views(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
         p for p in alike if p.array.shape == shape and p.rank != 2 and p.rank < 4 and size <= MAX_NORMED_SIZE
     ][:MAX_NORMED]:
         yield from views.normed(piece, shape)
+    yield from joined.views(hand, shape)
     if any(piece.array.size > size for piece in larger):
         for mask in views.masks(hand):
             for piece in larger[:MAX_NORMED]:
@@ -134,6 +136,7 @@ class Search:
                 yield from self._sums(self.raw, self.pool.atoms[: len(self.raw)], self.wanted - self.raw[number], rest)
                 yield from self._products(self.wanted - self.raw[number], self.noise, rest)
             yield from self._distributed()
+            yield from self._blended()
 
     def _offered(self) -> list[tuple[int, View]]:
         return [(n, view) for n, view in enumerate(self.pool.views) if view.how in ("", "chunk", "every")][:24]
@@ -183,6 +186,19 @@ class Search:
                         first, second = self.pool.atoms[one], self.pool.atoms[other]
                         outer = Factor("", view)
                         yield (Term((outer, first)), Term((outer, second), sign))
+
+    def _blended(self) -> Iterator[tuple[Term, ...]]:
+        """Two values weighted by a gate and by one minus it."""
+        offered = self._offered()
+        for gate, opposite in (("", "1 -"), ("Sigmoid", "1 - sigmoid")):
+            for number, view in offered:
+                open_, closed = FUNCTIONS[gate](self.raw[number]), FUNCTIONS[opposite](self.raw[number])
+                for one, other in _pairs(self.wanted - open_ * self.raw, closed * self.raw, self.noise):
+                    if one != other and number not in (one, other):
+                        yield (
+                            Term((Factor(gate, view), self.pool.atoms[one])),
+                            Term((Factor(opposite, view), self.pool.atoms[other])),
+                        )
 
 
 def _constant(wanted: Floats, rows: Floats, noise: Floats) -> tuple[Floats, Floats]:

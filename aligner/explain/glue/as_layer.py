@@ -1,0 +1,78 @@
+"""A function that stands for a layer (ops.interpolate, a pooling, a norm): the rules for layers asked of the code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from aligner.explain.case import Case, Value
+from aligner.explain.glue.hand import Hand, Piece
+from aligner.explain.patterns import norms, pooling, upsampling
+from aligner.explain.patterns.pair import Pair
+from aligner.explain.patterns.scene import Scene
+from aligner.explain.suspect import Suspect
+from aligner.record import Attribute, LayerSpec
+
+Rule = Callable[[Scene], Iterable[Suspect]]
+
+NEAR = 6
+"""Values in hand that the function may have been given."""
+
+GAINS, SHIFTS = ("weight", "gamma", "gain", "scale"), ("bias", "beta", "shift")
+
+
+def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
+    """The first that fits, of the nearest values."""
+    rank = pair.expected.ndim
+    given = [piece for piece in hand.pieces(lambda shape: len(shape) == rank) if piece.rank in (0, 1)]
+    for piece in sorted(given, key=lambda piece: -piece.rank)[:NEAR]:
+        for spec, rule in _asked(pair, piece):
+            made = replace(
+                case, where="layer", reference=spec, port=spec, inputs=(piece.value,), parameters=_affine(hand, piece)
+            )
+            for suspect in rule(Scene(made, pair)):
+                if suspect.error is not None:
+                    facts = {**suspect.facts, "other": f"[{piece.name}]", "kind": spec.kind, "port_kind": spec.kind}
+                    yield replace(suspect, change={}, facts=facts)
+                    return
+
+
+def _asked(pair: Pair, piece: Piece) -> Iterator[tuple[LayerSpec, Rule]]:
+    shape, wanted = piece.array.shape, pair.expected.shape
+    if shape == wanted and pair.alike:
+        yield LayerSpec("LayerNorm", {"normalized_shape": (shape[-1],), "eps": 1e-5, "affine": True}), norms.suspects
+        yield LayerSpec("RMSNorm", {"normalized_shape": (shape[-1],), "eps": 1e-6, "affine": True}), norms.suspects
+    if len(shape) < 3 or shape[:2] != wanted[:2]:
+        return
+    if shape[2:] != wanted[2:] and pair.alike:
+        yield LayerSpec("Upsample", {}), upsampling.suspects
+    axes = len(shape) - 2
+    for kind in ("MaxPool", "AvgPool"):
+        for settings in _pools(shape[2:], wanted[2:]):
+            yield LayerSpec(f"{kind}{axes}d", settings), pooling.suspects
+
+
+def _pools(sizes: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[Mapping[str, Attribute]]:
+    axes = len(sizes)
+    steps = {size // max(made, 1) for size, made in zip(sizes, wanted)}
+    for step in steps - {0}:
+        for kernel, before in ((step, 0), (3, 1), (3, 0), (5, 2)):
+            if kernel > 1 and kernel >= step:
+                padding = ((before, before),) * axes
+                yield {
+                    "kernel_size": (kernel,) * axes,
+                    "stride": (step,) * axes,
+                    "padding": padding,
+                    "ceil_mode": False,
+                    "count_include_pad": True,
+                }
+
+
+def _affine(hand: Hand, piece: Piece) -> dict[str, Value]:
+    """Parameters of the parent that may be a norm's, by their names."""
+    found: dict[str, Value] = {}
+    for held in hand.pieces(lambda shape: shape == piece.array.shape[-1:]):
+        for role, words in (("weight", GAINS), ("bias", SHIFTS)):
+            if held.rank == 2 and any(word in held.value.slot.lower() for word in words):
+                found.setdefault(role, held.value)
+    return found

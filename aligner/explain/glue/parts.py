@@ -1,0 +1,108 @@
+"""Only a part of the value is wrong, or what lies beneath something that was added: the same questions of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Optional
+
+import numpy as np
+
+from aligner.explain.case import Case, distance
+from aligner.explain.glue import differences, formulas, views
+from aligner.explain.glue.hand import Hand
+from aligner.explain.glue.place import Place
+from aligner.explain.glue.views import View
+from aligner.explain.patterns import composed, rearranged, scales, slices
+from aligner.explain.patterns.pair import Floats, Pair
+from aligner.explain.patterns.places import off
+from aligner.explain.suspect import Suspect
+
+PEELED = 8
+"""Values in hand that are taken off before what is left is looked at."""
+
+
+def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
+    """The mistake in the wrong part alone."""
+    found = cut(pair)
+    if found is None:
+        return
+    axis, part, text = found
+    index = (slice(None),) * axis + (part,)
+    small = Pair(pair.expected[index], pair.actual[index], pair.limit, pair.facts)
+    more = [_cut(view, index, text) for view in _whole(hand, pair.expected.shape)]
+    place = Place.of(case, small, hand, more)
+    for suspect in list(formulas.suspects(place)) or list(differences.suspects(place)):
+        yield _told(suspect, text)
+        return
+    for rule in (scales.suspects, slices.suspects, composed.suspects, rearranged.suspects):
+        for suspect in rule(small):
+            if suspect.error is not None:
+                yield _told(suspect, text)
+                return
+
+
+def cut(pair: Pair) -> Optional[tuple[int, slice, str]]:
+    """The axis along which the fewest slices in a row are wrong, and those."""
+    wrong = off(pair)
+    best: Optional[tuple[float, int, slice]] = None
+    for axis, size in enumerate(wrong.shape):
+        slices_ = np.flatnonzero(wrong.any(axis=tuple(a for a in range(wrong.ndim) if a != axis)))
+        if not slices_.size:
+            return None
+        first, last = int(slices_[0]), int(slices_[-1]) + 1
+        share = (last - first) / size
+        if share < 1.0 and (best is None or share < best[0]):
+            best = share, axis, slice(first, last)
+    if best is None:
+        return None
+    text = f"[{':, ' * best[1]}{best[2].start}:{best[2].stop}]"
+    return best[1], best[2], text
+
+
+def _whole(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
+    for piece in hand.pieces(lambda s: any(True for _ in views.aligned(s, shape))):
+        yield from views.plain(piece, shape)
+
+
+def _cut(view: View, index: tuple[slice, ...], text: str) -> View:
+    axis = len(index) - 1
+    if view.array.shape[axis] == 1:
+        return view
+    return replace(view, array=view.array[index], text=f"{view.text}{text}")
+
+
+def _told(suspect: Suspect, text: str) -> Suspect:
+    facts = dict(suspect.facts)
+    for side in ("reference_code", "port_code"):
+        if side in facts:
+            facts[side] = f"y{text} = {facts[side]}"
+    return replace(suspect, facts={**facts, "part": text})
+
+
+def peeled(pair: Pair, hand: Hand) -> Iterator[Suspect]:
+    """What the two differ in once a value that both have added, or multiplied by, is taken off."""
+    if not (np.isfinite(pair.expected).all() and np.isfinite(pair.actual).all()):
+        return
+    offered = [view for view in _whole(hand, pair.expected.shape) if view.array.dtype.kind == "f"][:PEELED]
+    for view in offered:
+        under = _under(pair, np.asarray(view.array, np.float64))
+        if under is None:
+            continue
+        for rule in (scales.suspects, slices.suspects, rearranged.suspects):
+            for suspect in rule(under):
+                if suspect.error is not None and _back(pair, suspect.error):
+                    yield replace(suspect, facts={**suspect.facts, "beneath": view.text}, weight=suspect.weight - 0.1)
+                    return
+
+
+def _under(pair: Pair, value: Floats) -> Optional[Pair]:
+    one, other = pair.expected - value, pair.actual - value
+    noise = 1e-6 * float(np.sqrt(np.square(value).mean()))
+    if float(np.sqrt(np.square(one).mean())) < 100.0 * noise or distance(one, other) < 1e-4:
+        return None
+    return Pair(one, other, pair.limit, pair.facts)
+
+
+def _back(pair: Pair, left: float) -> bool:
+    return left * 8.0 <= pair.before
