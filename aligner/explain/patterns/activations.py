@@ -44,6 +44,8 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
     if setting is None and cause in ("gelu-approximate-default", "gelu-new-vs-erf"):
         setting, value = "approximate", "tanh" if function == "GELU(tanh)" else "none"
     told = spoken(function, wanted)
+    if cause in ("quick-gelu-vs-gelu", "hardswish-vs-swish"):
+        told.update(kind=wanted, port_kind=function)
     if setting is None:
         yield scene.setting_suspect(cause, left, 0.85, "", function, **told)
     else:

@@ -33,7 +33,7 @@ Affine = tuple[str, Floats, Floats]
 LAWS = ("var", "unbiased", "std", "unbiased std", "sum", "none")
 """How the divisor follows from the variance; the usual one first."""
 
-AFFINE = ("weight and bias", "weight", "nothing", "bias", "1 + weight")
+AFFINE = ("weight, bias", "weight", "-", "bias", "1 + weight")
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def _eps(scene: Scene, found: Form, wanted: Form, left: float) -> Suspect:
         cause, left, 0.85, "eps", figure(found.eps), form=_words(found), wanted=_words(wanted)
     )
     if suspect.facts["reference_value"] == "?":
-        told = {**suspect.facts, "reference_value": figure(wanted.eps)}
+        told = {**suspect.facts, "reference_value": figure(wanted.eps), "written": f"eps={figure(wanted.eps)}"}
         return Suspect(suspect.cause, told, suspect.change, error=left, weight=suspect.weight)
     return suspect
 
@@ -80,14 +80,14 @@ def _over(found: str, wanted: str) -> tuple[str, str, str]:
 
 def _words(form: Form) -> str:
     """The form in a line."""
-    over = {"running": "running statistics"}.get(form.over, form.over if "group" in form.over else f"axes {form.over}")
+    over = form.over if form.over == "running" or "group" in form.over else f"axes ({form.over})"
     root = {
         "var": "sqrt(var + {eps})",
         "unbiased": "sqrt(var n/(n-1) + {eps})",
         "std": "(std + {eps})",
-        "unbiased std": "(std of n-1 + {eps})",
+        "unbiased std": "(std n/(n-1) + {eps})",
         "sum": "sqrt(sum of squares)",
         "none": "1",
     }[form.law].format(eps=figure(form.eps))
     mean = "x - mean" if form.centred else "x"
-    return f"({mean}) / {root} over {over}, {form.affine}"
+    return f"({mean}) / {root}; {over}; {form.affine}"
