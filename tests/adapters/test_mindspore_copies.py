@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -166,6 +168,29 @@ class TestCopies:
         assert recorder.events == []
         net(tensor(2, 4))
         assert seen == ["user"]
+
+    def test_it_goes_when_it_is_no_longer_used(self):
+        """Many trials are made, of layers with many weights: none waits for the garbage collector."""
+        gc.disable()
+        try:
+            for layer, changes in ((nn.Dense(4, 4), {"bias": False}), (mixed(""), {}), (nn.ELU(), {"alpha": 0.5})):
+                for dtype in (None, "float32"):
+                    copy: Any = ADAPTER.respecified(layer, changes, dtype)
+                    gone = weakref.ref(copy)
+                    del copy
+                    assert gone() is None
+        finally:
+            gc.enable()
+
+    def test_a_copy_of_a_copy_is_one_of_its_own(self):
+        layer = nn.LayerNorm((4,)).to_float(mindspore.float16)
+        first: Any = ADAPTER.respecified(layer, {}, "float32")
+        second: Any = ADAPTER.respecified(first, {})
+        x = tensor(3, 4).astype(mindspore.float16)
+        wanted = values(first(x))
+        ADAPTER.load(next(iter(ADAPTER.parameters(first))), np.full(4, 7, np.float32), "float32")
+        del first
+        np.testing.assert_array_equal(values(second(x)), wanted)
 
     def test_primitives_are_copied_as_they_are_now(self):
         layer = Scaled()

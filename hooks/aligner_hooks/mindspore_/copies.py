@@ -8,6 +8,7 @@ state. A cell of the user's own is copied and gets the attribute, if it has it.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
 from types import MethodType
@@ -42,7 +43,8 @@ def respecified(cell: nn.Cell, changes: Mapping[str, Attribute], dtype: Optional
             setattr(made, name, value)
     if dtype is not None:
         precision.cast(made, dtype)
-        _cast_inputs(made, dtype)
+        if not isinstance(vars(made).get("construct"), MethodType):  # somebody's own, which is left alone
+            made.construct = _CastInputs(made, dtype)
     found = spec(made)
     if found != aim:
         odd = [name for name in changes if found.attributes.get(name) != changes[name]]
@@ -120,16 +122,24 @@ def _take_over_state(made: nn.Cell, cell: nn.Cell) -> None:
             made._cells[name] = copy.deepcopy(child, {id(core): inside[name]})
 
 
-def _cast_inputs(made: nn.Cell, dtype: str) -> None:
-    """Have the copy put its inputs into its own type: LayerNorm would round its weights to that of a short input."""
-    own = vars(made).get("construct")
-    inner = own.__func__ if isinstance(own, MethodType) else type(made).construct
+class _CastInputs:
+    """A copy's `construct`, which first puts its inputs into the copy's own type.
 
-    def construct(self: nn.Cell, *args: object, **kwargs: object) -> object:
-        args, kwargs = precision.widened((args, kwargs), dtype)
-        return inner(self, *args, **kwargs)
+    LayerNorm would round its weights to the type of a short input. The copy is not held, so that it goes when it is
+    no longer used; a copy of it gets one of these for itself.
+    """
 
-    made.construct = MethodType(construct, made)
+    def __init__(self, made: nn.Cell, dtype: str) -> None:
+        self._cell = weakref.ref(made)
+        self._dtype = dtype
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _CastInputs:
+        return _CastInputs(memo[id(self._cell())], self._dtype)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        cell: Any = self._cell()
+        args, kwargs = precision.widened((args, kwargs), self._dtype)
+        return type(cell).construct(cell, *args, **kwargs)
 
 
 class _Elu:
