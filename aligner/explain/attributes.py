@@ -186,11 +186,11 @@ def _acts(case: Case) -> bool:
 
 def _missing_roles(difference: Difference, case: Case) -> tuple[str, ...]:
     """Parameters that the copy has only with the change, and whose values are the reference's."""
-    if difference.name not in ("bias", "affine") or not difference.reference or difference.port:
+    name = difference.name
+    if name not in setting_rules.GIVES or difference.reference is not True or difference.port is not False:
         return ()
-    words = ("bias",) if difference.name == "bias" else ("weight", "bias")
-    roles = [role for role in case.parameters if any(word in role for word in words)]
-    return tuple(role for role in roles if role not in case.port_parameters) or words
+    roles = [role for role in case.parameters if setting_rules.gives(name, role)]
+    return tuple(role for role in roles if role not in case.port_parameters) or setting_rules.GIVES[name]
 
 
 def _told_of_missing(case: Case, roles: tuple[str, ...]) -> dict[str, Scalar]:

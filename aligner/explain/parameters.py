@@ -15,7 +15,7 @@ from aligner.explain.attributes import rank
 from aligner.explain.case import Case, Value, distance
 from aligner.explain.layouts import EPS, EXACT, Place, named
 from aligner.explain.patterns.pair import Floats, figure, numbers
-from aligner.explain.setting_rules import CONVOLUTIONS, SIZES, TRANSPOSED
+from aligner.explain.setting_rules import CONVOLUTIONS, GIVES, SIZES, TRANSPOSED, Difference, gives
 from aligner.explain.suspect import Suspect
 from aligner.record import Attribute, Scalar
 
@@ -66,11 +66,19 @@ def _is_wrong(case: Case, role: str) -> bool:
 
 def _absent(case: Case, role: str) -> dict[str, Attribute]:
     """The setting with which the port's layer would have this parameter, where it says that it does not."""
-    for word in ("bias", "affine"):
-        fits = word in role if word == "bias" else role in ("weight", "bias")
-        if fits and case.reference.attributes.get(word) and case.port.attributes.get(word) is False:
+    for word in GIVES:
+        said = [spec.attributes.get(word) for spec in (case.reference, case.port)]
+        if said == [True, False] and gives(word, role):
             return {word: True}
     return {}
+
+
+def _other_size(case: Case, role: str) -> Optional[Difference]:
+    """The number of a PReLU's slopes, where it differs."""
+    counts = [spec.attributes.get("num_parameters") for spec in (case.reference, case.port)]
+    if case.reference.kind != case.port.kind or role != "weight" or counts[0] == counts[1]:
+        return None
+    return Difference("num_parameters", "num_parameters", *counts)
 
 
 def _of_role(case: Case, role: str, expected: Optional[Value], actual: Optional[Value]) -> Iterator[Suspect]:
@@ -84,21 +92,40 @@ def _of_role(case: Case, role: str, expected: Optional[Value], actual: Optional[
 
 def _missing(case: Case, role: str, expected: Value) -> Suspect:
     """The port's layer has no such parameter."""
-    change = _absent(case, role)
+    size, change = _other_size(case, role), _absent(case, role)
+    if size is not None:
+        return _of_size(case, role, size, named(case, role, expected, None))
     kind, cause = case.reference.kind, "parameter-missing"
     if role == "bias" and kind in CONVOLUTIONS:
         cause = "conv2d-has-bias-default"
     elif role == "bias" and kind in TRANSPOSED:
         cause = "convtranspose-bias-default"
-    told = {**named(case, role, expected, None), "written": _written(case, change), **_range(expected)}
+    elif "track_running_stats" in change:
+        cause = "bn-use-batch-statistics"
+    told = {**named(case, role, expected, None), **_range(expected), "written": _written(case, change)}
+    for word in change:
+        told.update(setting=word, reference_value="True", port_value="False")
+    roles = [each for each in case.parameters if each not in case.port_parameters and _absent(case, each) == change]
     # That it is not there is no guess; what is missing from a layer's output, a trial says.
     error = 0.0 if case.where == "parameters" else None
-    return Suspect(cause, told, change=change, parameters=(role,), error=error, weight=CERTAIN)
+    together = tuple(roles) if change and role in roles else (role,)
+    return Suspect(cause, told, change=change, parameters=together, error=error, weight=CERTAIN)
+
+
+def _of_size(case: Case, role: str, size: Difference, told: Mapping[str, Scalar]) -> Suspect:
+    """A parameter of another size than the reference's, which does not fit."""
+    values = {"reference_value": spelling.literal(size.reference), "port_value": spelling.literal(size.port)}
+    told = {**told, **values, "setting": size.name, "written": _written(case, [size.name])}
+    error = 0.0 if case.where == "parameters" else None
+    return Suspect("prelu-channel-default", told, parameters=(role,), error=error, weight=CERTAIN)
 
 
 def _untied(case: Case, role: str, actual: Value) -> Suspect:
     """Only the port has it: of its own where the reference shares another's, or one too many."""
     told = named(case, role, None, actual)
+    size = _other_size(case, role)
+    if size is not None:
+        return _of_size(case, role, size, told)
     shared = [value for value in reversed(case.known) if _could_share(value, actual)]
     if len(actual.shape) > 1 and shared:
         other = f"{shared[0].layer}.{shared[0].slot}"
@@ -120,7 +147,7 @@ def _wrong(place: Place) -> Iterator[Suspect]:
     if wanted is None or found is None or not wanted.size or not found.size:
         yield _differs(place, None)
         return
-    for rule in (_merged, _initial, _laid_out, _of_other_shape):
+    for rule in (_merged, _of_other_size, _initial, _laid_out, _of_other_shape):
         proved = list(rule(place, wanted, found))
         yield from proved
         if proved:
@@ -131,6 +158,12 @@ def _wrong(place: Place) -> Iterator[Suspect]:
 
 def _laid_out(place: Place, _wanted: Floats, _found: Floats) -> Iterator[Suspect]:
     return layouts.suspects(place)
+
+
+def _of_other_size(place: Place, _wanted: Floats, _found: Floats) -> Iterator[Suspect]:
+    size = _other_size(place.case, place.role)
+    if size is not None:
+        yield _of_size(place.case, place.role, size, place.facts)
 
 
 def _of_other_shape(place: Place, wanted: Floats, found: Floats) -> Iterator[Suspect]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from aligner.record import Attribute, LayerSpec
@@ -209,3 +209,15 @@ SIZES = {
     *("bidirectional", "d_model", "dim_feedforward", "embed_dim", "kdim", "vdim", "num_parameters"),
 }
 """Settings that make the shapes of the weights: a copy with the same weights cannot have another."""
+
+GIVES: Mapping[str, tuple[str, ...]] = {
+    "bias": ("bias",),
+    "affine": ("weight", "bias"),
+    "track_running_stats": ("running_mean", "running_var"),
+}
+"""Setting that is on or off -> roles of parameters that are there only with it."""
+
+
+def gives(setting: str, role: str) -> bool:
+    """Whether a parameter of this role comes with the setting; every bias comes with "bias", whatever its full name."""
+    return "bias" in role if setting == "bias" else role in GIVES.get(setting, ())

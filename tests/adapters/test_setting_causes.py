@@ -37,6 +37,13 @@ def tall(layer):
 CARELESS = {
     "layernorm eps": (nn.LayerNorm(8), cells.LayerNorm((8,)), ROWS, 1e-3, "layernorm-eps-default"),
     "batchnorm eps": (tall(nn.BatchNorm2d(4, eps=1e-3)), cells.BatchNorm2d(4), IMAGE, 1, "bn-eps-dropped"),
+    "batch statistics": (
+        tall(nn.BatchNorm2d(4)),
+        cells.BatchNorm2d(4, use_batch_statistics=True),
+        IMAGE,
+        1,
+        "bn-use-batch-statistics",
+    ),
     "group count": (nn.GroupNorm(2, 4), cells.GroupNorm(4, 4), IMAGE, 1, "groupnorm-args-swapped"),
     "conv padding": (
         nn.Conv2d(4, 5, 3),

@@ -156,6 +156,40 @@ def test_a_missing_bias_is_certain_and_can_be_tried(kind, cause):
     assert not any("<" in text for text in sentences(cause, suspect.facts, "en"))
 
 
+def test_all_biases_that_one_setting_leaves_out_come_together():
+    right = {role: drawn(12) for role in ("weight_ih_l0", "bias_ih_l0", "bias_hh_l0")}
+    port = {"weight_ih_l0": right["weight_ih_l0"]}
+    weights = {"parameters": right, "port_parameters": port}
+    (suspect,) = of_role(
+        right["bias_ih_l0"], None, "LSTM", "bias_ih_l0", reference={"bias": True}, port={"bias": False}, **weights
+    )
+    assert suspect.cause == "parameter-missing"
+    assert suspect.parameters == ("bias_ih_l0", "bias_hh_l0")
+
+
+def test_running_statistics_that_the_port_does_not_use_are_a_matter_of_its_settings():
+    right = {"running_mean": VECTOR, "running_var": POSITIVE}
+    ours, theirs = {"track_running_stats": True}, {"track_running_stats": False}
+    (suspect,) = of_role(
+        VECTOR, None, "BatchNorm", "running_mean", reference=ours, port=theirs, parameters=right, port_parameters={}
+    )
+    assert suspect.cause == "bn-use-batch-statistics"
+    assert suspect.change == ours
+    assert suspect.parameters == ("running_mean", "running_var")
+    assert not any("<" in text for text in sentences(suspect.cause, suspect.facts, "en"))
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual"), [(VECTOR, VECTOR[:1]), (VECTOR, None), (None, VECTOR[:1]), (VECTOR, np.zeros(1))]
+)
+def test_one_slope_for_many_is_told_however_it_was_paired(expected, actual):
+    settings = {"reference": {"num_parameters": 16}, "port": {"num_parameters": 1}}
+    first, *_ = of_role(expected, actual, "PReLU", **settings)
+    assert first.cause == "prelu-channel-default"
+    assert first.facts["written"] == "nn.PReLU(channel=16)"
+    assert not any("<" in text for text in sentences(first.cause, first.facts, "en"))
+
+
 def test_a_weight_of_its_own_where_the_reference_shares_is_told():
     (suspect,) = of_role(None, WIDE)
     assert suspect.cause == "parameter-untied"
