@@ -24,6 +24,9 @@ LARGEST = 1 << 24
 GROUPS = 1 << 14
 """Elements of the groups that are looked at."""
 
+WIDE = 1 << 16
+"""A group with more elements is looked at only where the reference's own kind has such groups."""
+
 EPS = (0.0, 1e-12, 1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 """What people write."""
 
@@ -78,8 +81,10 @@ def ways(scene: Scene, x: Floats) -> Iterator[Statistics]:
     rank = x.ndim
     found: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
 
-    def add(axes: Sequence[int]) -> None:
+    def add(axes: Sequence[int], own: bool = False) -> None:
         axes = tuple(axis for axis in axes if axis < rank)
+        if not own and np.prod([x.shape[axis] for axis in axes]) > WIDE:
+            return
         if axes and all(entry[2] != axes or entry[1] != x.shape for entry in found):
             found.append((", ".join(map(str, axes)), x.shape, axes))
 
@@ -87,11 +92,11 @@ def ways(scene: Scene, x: Floats) -> Iterator[Statistics]:
     shape = scene.setting("normalized_shape", ())
     last = len(shape) if isinstance(shape, tuple) else 1
     if scene.kind == "BatchNorm":
-        add(batch)
+        add(batch, own=True)
     if scene.kind == "InstanceNorm":
-        add(range(2, rank))
+        add(range(2, rank), own=True)
     if scene.kind in ("LayerNorm", "RMSNorm") and 0 < last <= rank:
-        add(range(rank - last, rank))
+        add(range(rank - last, rank), own=True)
     channels = x.shape[1] if rank >= 2 else 1
     groups = [n for n in range(1, channels + 1) if channels % n == 0] if rank >= 3 and channels <= 4096 else []
     own = scene.setting("num_groups", 0)

@@ -135,7 +135,7 @@ def test_softmaxes():
     log = proved("Softmax", {"dim": -1}, scores, scores.softmax(-1), scores.log_softmax(-1))
     own = proved("Attend", {}, scores, scores.softmax(-1), scores.softmax(1))
     assert (axis.cause, axis.change) == ("softmax-axis-default", {"dim": -1})
-    assert (scale.cause, scale.facts["scale"]) == ("softmax-scale", "0.125")
+    assert (scale.cause, scale.facts["scale"]) == ("softmax-scale", "0.125 = 1/8")
     assert (log.cause, own.cause) == ("activation-other", "softmax-axis")
 
 
