@@ -9,7 +9,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-WORDS = {"record", "dtypes", "structure", "selection", "errors", "messages", "vocabulary", "callable_package"}
+WORDS = {
+    "record",
+    "findings",
+    "dtypes",
+    "structure",
+    "selection",
+    "errors",
+    "messages",
+    "vocabulary",
+    "callable_package",
+}
 """What every stage may use."""
 
 MAY_IMPORT = {
@@ -18,6 +28,7 @@ MAY_IMPORT = {
     "structure": set(),
     "vocabulary": set(),
     "selection": set(),
+    "findings": set(),
     "callable_package": set(),
     "messages": set(),
     "errors": {"messages"},

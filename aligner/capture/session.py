@@ -20,6 +20,7 @@ from typing import Any, Optional, Protocol, Union
 
 from aligner import registry
 from aligner.adapter import Adapter, Handle
+from aligner.capture.gaps import Gaps
 from aligner.capture.header import describe
 from aligner.capture.progress import Progress
 from aligner.capture.tracebacks import forget_us
@@ -41,6 +42,8 @@ class Options:
     steps: Optional[int] = None
     weights: bool = True
     silence_dropout: bool = False
+    operations: bool = False
+    """Note which operations run between the layers."""
     force: bool = False
     seed: Optional[int] = None
     header: Mapping[str, Any] = field(default_factory=dict)
@@ -110,6 +113,7 @@ class Capture:
         self._began = 0.0
         self._noted: set[tuple[str, str]] = set()
         self._failure: Optional[BaseException] = None
+        self._gaps: Optional[Gaps] = None
         self._sink = sink
         self._writer: Optional[Sink] = None
 
@@ -127,6 +131,9 @@ class Capture:
             if self._options.silence_dropout and self._adapter.training(self._model):
                 self._handles.append(self._adapter.silence_dropout(self._model))
                 self._silenced = True
+            if self._options.operations:
+                self._gaps = Gaps(self._writer.finding)
+                self._handles.append(self._adapter.operations(self._gaps.told))
             for path, layer in selected:
                 self._observe(path, layer)
         except BaseException:
@@ -259,6 +266,8 @@ class Capture:
         found: Tensors = []
         inputs = flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
         self._stack.append(_Open(path, number, self._order, inputs))
+        if self._gaps is not None:
+            self._gaps.enter(path)
         self._record(writer, path, number, found)
 
     def _leave(self, writer: Sink, path: str, args: tuple[object, ...], output: object) -> None:
@@ -267,6 +276,8 @@ class Capture:
             return
         self._unwind(writer, depth + 1)
         call = self._stack.pop()
+        if self._gaps is not None:
+            self._gaps.leave(path, call.number, self.steps)
         found: Tensors = []
         outputs = flatten_result(output, self._adapter.is_tensor, found)
         self._record(writer, path, call.number, found)
@@ -319,6 +330,8 @@ class Capture:
 
     def _unwind(self, writer: Sink, depth: int) -> None:
         """Calls above `depth` never came back: their layer raised."""
+        if self._gaps is not None:
+            self._gaps.unwind(depth)
         while len(self._stack) > depth:
             call = self._stack.pop()
             self._order += 1

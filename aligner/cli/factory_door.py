@@ -43,6 +43,7 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
     seed = 0 if options.seed is None else options.seed
     prepared, replay = _prepare(options, target, seed, voice)
     session = session_options(options, seed=seed, steps=None, silence=not options.keep_dropout)
+    session.operations = True
     prepared.adapter.seed(seed)
     building.seed_everything(seed)
     if options.estimate:

@@ -12,6 +12,7 @@ from aligner.compare.checks import in_float32
 from aligner.compare.net import CallId, Net, Visit, is_input, nest
 from aligner.compare.place import Place
 from aligner.explain.case import Case, Value
+from aligner.findings import OPERATIONS
 from aligner.record import Key, LayerSpec, Phase
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Cases:
             self._ports.setdefault(pair.reference, pair.port)
         self._steps: dict[int, Mapping[CallId, Visit]] = {}
 
-    def case(self, place: Place, operations: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None) -> Case:
+    def case(self, place: Place) -> Case:
         """What is known of this place."""
         reference, port = self._dumps
         other = self._ports.get(place.owner, place.owner)
@@ -58,8 +59,18 @@ class Cases:
             parameters=self._parameters(0, place.owner),
             port_parameters=self._parameters(1, other),
             known=self._known(place.owner, expected) if around and expected is not None else (),
-            operations=operations,
+            operations=self._operations(place) if around else None,
         )
+
+    def _operations(self, place: Place) -> Optional[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """What the parent's code ran between the two layers, on both sides; None where one side does not tell."""
+        if place.between is None:
+            return None
+        before, after = place.between
+        ours = _ran(self._dumps[0], place.owner, before, after)
+        names = [self._ports.get(name, name) if name else "" for name in (before, after)]
+        theirs = _ran(self._dumps[1], self._ports.get(place.owner, place.owner), *names)
+        return (ours, theirs) if ours is not None and theirs is not None else None
 
     def _actual(self, place: Place) -> Optional[Entry]:
         if place.port is None:
@@ -110,6 +121,21 @@ class Cases:
             if call.layer == parent and call.first <= wrong.order and (call.last is None or wrong.order <= call.last):
                 return visit
         return None
+
+
+def _ran(dump: Dump, layer: str, before: str, after: str) -> Optional[tuple[str, ...]]:
+    """Names of the operations that ran in this gap, in the layer's first call; None if none is told of this layer.
+
+    Layers that only one side has may stand in the gap: what ran around them belongs to it.
+    """
+    rows = next((f["rows"] for kind, f in dump.findings if kind == OPERATIONS and f.get("layer") == layer), None)
+    if rows is None:
+        return None
+    starts = [place for place, row in enumerate(rows) if row[0] == before]
+    ends = [place for place, row in enumerate(rows) if row[1] == after]
+    if not starts or not ends or ends[-1] < starts[0]:
+        return () if starts or ends else None
+    return tuple(str(name) for row in rows[starts[0] : ends[-1] + 1] for name in row[2])
 
 
 def _spec(net: Net, layer: str) -> LayerSpec:

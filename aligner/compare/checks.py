@@ -14,9 +14,6 @@ from typing import Any, Optional
 from aligner.compare.deviation import Deviation
 from aligner.record import Key, Phase, Scalar
 
-KIND = "check"
-"""The word these findings have in a dump."""
-
 LIMIT = 7.0
 """What may be off by more than this many times what rounding explains is wrong by itself.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.cases import Cases
 from aligner.compare.caution import cautions
-from aligner.compare.checks import KIND, Check, by_record, from_facts
+from aligner.compare.checks import Check, by_record, from_facts
 from aligner.compare.cover import LEFT_OUT
 from aligner.compare.expected import Expectations
 from aligner.compare.explanation import explained
@@ -23,6 +23,7 @@ from aligner.compare.reading import Reading
 from aligner.compare.tolerance import Tolerance
 from aligner.compare.verdict import Comparison, Origin, Outcome, Side, Verdict
 from aligner.errors import DumpError
+from aligner.findings import CHECK
 from aligner.record import Key, LayerSpec, Phase, Scalar, display
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def found_by_force(reference: Dump, port: Dump, expectations: Expectations) -> M
     if port.header.get("forced") is not True or port.header.get("reference_token") != reference.token:
         return {}
     try:
-        checks = [from_facts(facts) for kind, facts in port.findings if kind == KIND]
+        checks = [from_facts(facts) for kind, facts in port.findings if kind == CHECK]
     except ValueError as error:
         raise DumpError("dump-bad", path=port.path, reason=error) from error
     for place, check in enumerate(checks):

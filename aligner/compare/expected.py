@@ -6,14 +6,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from aligner.dtypes import DTYPES
+from aligner.findings import EXPECTED
 from aligner.record import Key, Phase
 
 if TYPE_CHECKING:
     from aligner.compare.reading import Reading
     from aligner.dump.reader import Dump
-
-EXPECTED = "expected"
-"""The word these findings have in a dump."""
 
 TRUTH = "float64"
 """The type that a run counts as true in."""

@@ -12,13 +12,11 @@ from aligner.compare.verdict import Origin
 from aligner.errors import DumpError
 from aligner.explain.suspect import Cause, Suspect
 from aligner.explain.suspects import suspects
+from aligner.findings import TRIAL
 from aligner.record import display
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
-
-TRIAL = "trial"
-"""The word that results of trials have in a dump."""
 
 MOST = 5
 """Causes of one origin that are told."""

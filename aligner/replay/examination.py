@@ -19,12 +19,13 @@ import numpy as np
 
 from aligner.adapter import Adapter
 from aligner.compare.cases import Cases
-from aligner.compare.checks import KIND, Check, in_float32, to_facts
+from aligner.compare.checks import Check, in_float32, to_facts
 from aligner.compare.layers import Pairing, pair_layers
 from aligner.compare.net import survey
 from aligner.compare.pairing import pair_records
 from aligner.dtypes import DTYPES, decode
 from aligner.dump.reader import Dump, open_dump
+from aligner.findings import CHECK
 from aligner.record import Array, Key, Phase
 from aligner.replay.alone import Alone
 from aligner.replay.forced import ForcedPass, Plan, noise
@@ -90,7 +91,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
             alone = Alone(subject.adapter, subject.model, subject.reference, port, plan)
             checks = _alone(checks, alone, forced)
     for check in checks:
-        sink.finding(KIND, to_facts(check))
+        sink.finding(CHECK, to_facts(check))
     middle = time.monotonic()
     trials = _try(subject, path, pairing, plan, checks, sink)
     ended = time.monotonic()

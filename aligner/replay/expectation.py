@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.adapter import Adapter
-from aligner.compare.expected import EXPECTED, TRUTH
+from aligner.compare.expected import TRUTH
 from aligner.compare.net import CallId
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.dump.reader import Dump, open_dump
+from aligner.findings import EXPECTED
 from aligner.record import Array, Key, Note, Phase
 from aligner.replay.examination import as_it_was
 from aligner.replay.forced import ForcedPass, Plan

@@ -102,6 +102,8 @@ class ForcedPass:
         """Layers are given the reference's values also in place of such of another shape."""
         self._free: set[tuple[str, int]] = set()
         """Calls that raised on the reference's inputs and are left with their own."""
+        self._owned: set[int] = set()
+        """The model's own tensors, which no pass may write to."""
         self._disturb: Optional[Change] = None
         self._watched: Optional[Callable[[Check, Array, str], None]] = None
 
@@ -141,6 +143,7 @@ class ForcedPass:
     def _run(self, step: int, call: Callable[[], object]) -> None:
         self._step, self._stack, self._numbers = step, [], {}
         ports = {call.layer for call in self._plan.calls}
+        self._owned = {id(parameter.tensor) for parameter in self._adapter.parameters(self._model)}
         with ExitStack() as hooks:
             for path, layer in self._adapter.layers(self._model):
                 if path in ports:
@@ -327,8 +330,9 @@ class ForcedPass:
 
     def _mend(self, tensor: object, other: object) -> None:
         """What the code around keeps is made right as well, where it is this very tensor."""
-        with suppress(ValueError):  # it keeps its own; a difference handed on is known again by its values
-            self._adapter.overwrite(tensor, other)
+        if id(tensor) not in self._owned:
+            with suppress(ValueError):  # it keeps its own; a difference handed on is known again by its values
+                self._adapter.overwrite(tensor, other)
 
 
 def _float64(array: Array) -> Numbers:

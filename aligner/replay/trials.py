@@ -12,14 +12,11 @@ from typing import Any, Optional
 from aligner.adapter import Adapter
 from aligner.compare.cases import Cases
 from aligner.compare.checks import LIMIT, Check
-from aligner.compare.explanation import TRIAL
 from aligner.compare.place import Place
 from aligner.explain.suspect import Suspect
 from aligner.explain.suspects import suspects
+from aligner.findings import LAYER, TRIAL
 from aligner.replay.alone import Alone
-
-LAYER = "layer"
-"""The word for a wrong layer in its framework's own terms: what a stand-alone program needs to build it."""
 
 MOST = 12
 """Suspects of one layer that are tried."""

@@ -17,7 +17,8 @@ from torch.nn import functional as F  # noqa: E402 - as above
 
 import aligner  # noqa: E402 - as above
 from aligner.capture.session import Options  # noqa: E402 - as above
-from aligner.compare.checks import KIND, from_facts  # noqa: E402 - as above
+from aligner.compare.checks import from_facts  # noqa: E402 - as above
+from aligner.findings import CHECK  # noqa: E402 - as above
 
 
 class Block(nn.Module):
@@ -70,7 +71,7 @@ def answer(tmp_path, port):
     with torch.no_grad(), replay.capture(tmp_path / "port.h5", Options(force=True)):
         port(*replay.inputs(0))
     with aligner.open(tmp_path / "port.h5") as dump:
-        checks = [from_facts(facts) for kind, facts in dump.findings if kind == KIND]
+        checks = [from_facts(facts) for kind, facts in dump.findings if kind == CHECK]
         assert dump.header["forced"] is True, dump.notes
     return aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5"), checks
 

@@ -1,0 +1,18 @@
+"""The kinds of findings that a dump may hold besides its records: what was found out about the net, as plain facts."""
+
+from __future__ import annotations
+
+OPERATIONS = "operations"
+"""What a layer's own code ran between its children: layer, call, step, rows of (child before, child after, names)."""
+
+EXPECTED = "expected"
+"""What rounding makes of one of the reference's values (`capture --truth`, `--expect`)."""
+
+CHECK = "check"
+"""What the forced pass found at one place (aligner.compare.checks)."""
+
+TRIAL = "trial"
+"""What a suspected cause came to when it was put right in a copy of the layer."""
+
+LAYER = "layer"
+"""A wrong layer in its framework's own terms: the Python that builds it."""
