@@ -27,6 +27,11 @@ EXAMPLES = (
     ("aligner compare ref.h5 port.h5", "the answer in the first line", "第一行即为结论"),
     ("aligner compare ref.h5 port.h5 --tolerance 5e-3 --all", "another tolerance, every row", "更换容差，列出所有行"),
     ("aligner compare ref.h5 port.h5 --json > result.json", "for programs", "供程序读取"),
+    (
+        "aligner compare ref.h5 port.h5 --repro repro",
+        "a program for each wrong layer that needs the port's framework alone",
+        "为每个自身有误的层写出一个只依赖待比对侧框架的独立程序",
+    ),
 )
 RULES = ("scaled", "allclose", "abs", "l2")
 
@@ -63,6 +68,19 @@ def add_arguments(parser: parsing.Parser) -> None:
         help=say("layers that may lack a counterpart (repeatable)", "允许没有对应项的层（可重复）"),
     )
     add("--strict", action="store_true", help=say("warnings count as diverged", "有警告即视为超差"))
+    add(
+        "--repro",
+        metavar="FOLDER",
+        help=say(
+            "write a program and an npz file that run each wrong layer by itself",
+            "为每个有误的层写出可独立运行的程序和 npz 文件",
+        ),
+    )
+    add(
+        "--repro-layer",
+        metavar="LAYER",
+        help=say("write them for this layer instead (the reference's path)", "改为指定的层（标杆中的路径）"),
+    )
     add("--json", action="store_true", help=say("one JSON document on stdout", "在标准输出给出一份 JSON"))
     rows = parser.add_mutually_exclusive_group()
     rows.add_argument(
@@ -93,9 +111,15 @@ def _tolerance(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare, write the report, return the exit code."""
+    """Compare, write programs and the report, return the exit code."""
+    if options.repro_layer is not None and options.repro is None:
+        raise UsageError("repro-folder-missing")
     comparison = _compare(options)
     code = exit_code(comparison, options.strict)
+    if options.repro is not None:
+        from aligner.cli.repro import write_repros
+
+        write_repros(comparison, options)
     if options.json:
         from aligner.report import json_
 

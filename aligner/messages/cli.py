@@ -70,6 +70,45 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "--strict: diverged, because there are warnings ({count}).",
         "--strict：存在警告（{count} 条），因此判为超差。",
     ),
+    "repro-written": (
+        "{script}: {layer} by itself; run it where {framework} is: python {script}",
+        "{script}：单独运行 {layer}；请在装有 {framework} 的环境中执行：python {script}",
+    ),
+    "repro-unfinished": (
+        "{script}: {layer} by itself, but how it is built must be filled in first ({reason})",
+        "{script}：单独运行 {layer}，但需先填写该层的构造方式（{reason}）",
+    ),
+    "repro-none": (
+        "--repro: no layer is wrong by itself; nothing is written.\nName a layer with --repro-layer to have it all the same.",
+        "--repro：没有任何一层自身有误，因此未写出文件。\n如仍需要，请用 --repro-layer 指定层。",
+    ),
+    "repro-folder-missing": (
+        "--repro-layer names a layer, but not where its program goes.\nGive a folder as well: --repro FOLDER.",
+        "--repro-layer 指定了层，但未指定程序的输出位置。\n请同时给出目录：--repro FOLDER。",
+    ),
+    "repro-exists": (
+        "{script} is there already and may have been edited.\nGive another folder, or remove it first.",
+        "{script} 已存在，且可能已被编辑。\n请更换目录，或先删除该文件。",
+    ),
+    "repro-folder": (
+        "{folder} cannot be written to: {reason}.\nGive another folder with --repro.",
+        "无法写入 {folder}：{reason}。\n请用 --repro 指定其他目录。",
+    ),
+    "repro-nothing": (
+        "{layer} has no call with a recorded output on both sides, so it cannot be run by itself.\n"
+        "Capture both nets without --layers, or with a pattern that takes it.",
+        "{layer} 没有两侧都记录了输出的调用，无法单独运行。\n请不加 --layers 重新采集，或使用包含该层的模式。",
+    ),
+    "repro-opaque": (
+        "{layer} cannot be run by itself: an argument of it is in no dump ({kind}).\n"
+        "Choose a layer inside it with --repro-layer.",
+        "{layer} 无法单独运行：其某个参数不在转储中（{kind}）。\n请用 --repro-layer 选择其内部的层。",
+    ),
+    "repro-framework": (
+        "{layer} cannot be run by itself: no program can be written for {framework}.\n"
+        "Look at its values instead: `aligner show`.",
+        "{layer} 无法单独运行：不支持为 {framework} 生成程序。\n请改用 `aligner show` 查看数值。",
+    ),
     "show-layer-unknown": (
         "{dump} has no layer '{layer}' (it has {count}).{hint}\nRun `aligner show {dump}` for the tree of layers.",
         "{dump} 中没有层 '{layer}'（共有 {count} 层）。{hint}\n请运行 `aligner show {dump}` 查看层的树形结构。",

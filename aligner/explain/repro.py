@@ -1,0 +1,261 @@
+"""A wrong layer by itself: a short program and an npz file that need the port's framework and numpy alone.
+
+For the author of the layer, or of the framework: the layer is built, given the reference's inputs, and what it makes is
+set against the reference's output. Dumps are not trusted, so what a program is made of is looked at before: names are
+quoted, and of Python only calls of the framework's layer classes are taken over.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from aligner.dtypes import DTYPES
+from aligner.errors import UsageError
+from aligner.explain.speech import SPEECHES, Speech, is_harmless
+from aligner.record import Array, display
+
+LIMIT = 1e-5
+"""Relative L2 that a layer may be off by in float32; in a shorter type, its spacing at 1."""
+
+LONGEST_NAME = 120
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """Numbers (short floats as float32), and the dtype they stand for."""
+
+    numbers: Array
+    dtype: str
+
+
+@dataclass(frozen=True, eq=False)
+class Repro:
+    """One call of one layer of the port, with all that it takes to make it again. `layer` is the reference's path."""
+
+    layer: str
+    kind: str
+    framework: str
+    version: str
+    python: Optional[str]
+    """What builds the layer; None where it is a class of the user's."""
+    reason: str
+    """Why there is none."""
+    arguments: Any
+    """The structure of the call's arguments, and of what came out (aligner.structure)."""
+    outputs: Any
+    training: bool
+    given: Mapping[str, Tensor]
+    """By slot: the reference's values, in the dtype that the port's layer was given."""
+    expected: Mapping[str, Tensor]
+    """By slot: what the reference made; the dtype is that of what the port made."""
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    """By the framework's own name inside the layer, in the dtype that the port has."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written for a layer."""
+
+    layer: str
+    script: Path
+    complete: bool
+    """Nothing needs to be filled in."""
+    reason: str
+
+
+def write(repro: Repro, folder: Path) -> Written:
+    """Write `<layer>.repro.py` and `<layer>.repro.npz`.
+
+    Raises:
+        UsageError: they are there already, the folder cannot be written, or the call cannot be made again.
+    """
+    text = script(repro)
+    # A name with a dot in it can be no module: a layer called "token" must not be taken for Python's own.
+    path = folder / f"{_file_name(repro.layer)}.repro.py"
+    if path.exists():
+        raise UsageError("repro-exists", script=path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez(path.with_suffix(".npz"), **arrays(repro))
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError("repro-folder", folder=folder, reason=error.strerror or error) from error
+    reason = _cannot_be_built(repro)
+    return Written(repro.layer, path, not reason, reason)
+
+
+def arrays(repro: Repro) -> dict[str, Array]:
+    """What the npz file holds; `dtypes` names the types that numpy lacks."""
+    groups = {"": repro.given, "parameter.": repro.parameters, "expected.": repro.expected}
+    found = {prefix + name: value for prefix, group in groups.items() for name, value in group.items()}
+    words = json.dumps({name: value.dtype for name, value in found.items()})
+    return {"dtypes": np.array(words), **{name: value.numbers for name, value in found.items()}}
+
+
+def script(repro: Repro) -> str:
+    """The program.
+
+    Raises:
+        UsageError: an argument of the call is in no dump, or this framework's words are not known here.
+    """
+    speech = SPEECHES.get(repro.framework)
+    if speech is None:
+        raise UsageError("repro-framework", framework=repro.framework, layer=display(repro.layer))
+    parts = [
+        f'"""{_heading(repro)}\n\nExit code 1: it is off by more than {limit(repro):.0e} (relative L2).\n"""\n',
+        "import sys\nfrom pathlib import Path\n",
+        f"{speech.imports}\nimport numpy as np\n",
+        'data = np.load(Path(__file__).with_suffix(".npz"))  # inputs, parameters, what the reference made\n',
+        *_building(repro, speech),
+        f"result = layer({_arguments(repro, speech)})",
+        f"made = {{{', '.join(_made(repro, speech))}}}\n",
+        _JUDGING.format(limit=f"{limit(repro):.0e}"),
+    ]
+    return "\n".join(parts)
+
+
+_JUDGING = """\
+wrong = False
+for name, found in made.items():
+    wanted = data[f"expected.{{name}}"]
+    wanted = wanted.astype(np.result_type(wanted, np.float64))
+    if found.shape != wanted.shape:
+        print(f"{{name}}: shape {{found.shape}}, the reference has {{wanted.shape}}")
+        wrong = True
+        continue
+    apart = np.abs(found - wanted)
+    relative = np.linalg.norm(apart) / (np.linalg.norm(wanted) or 1.0)
+    at = np.unravel_index(np.argmax(apart), apart.shape)
+    print(f"{{name}}: max abs {{apart.max():.1e}}, relative L2 {{relative:.1e}}")
+    print(f"  worst at {{[int(i) for i in at]}}: reference {{wanted[at]:.9g}}, here {{found[at]:.9g}}")
+    wrong = wrong or not relative <= {limit}
+sys.exit(int(wrong))
+"""
+
+
+def limit(repro: Repro) -> float:
+    """What rounding may do to this layer."""
+    values = (*repro.given.values(), *repro.expected.values(), *repro.parameters.values())
+    return max([LIMIT, *(DTYPES[v.dtype].eps or 0.0 for v in values if v.dtype in DTYPES)])
+
+
+def _heading(repro: Repro) -> str:
+    name, kind = _plain(display(repro.layer)), _plain(repro.kind)
+    port = f"{_plain(repro.framework)} {_plain(repro.version)}".strip()
+    return f"{name} ({kind}) of a port, by itself: how far is {port} off on the reference's inputs?"
+
+
+def _building(repro: Repro, speech: Speech) -> Iterator[str]:
+    """Lines that make `layer` and give it its values and mode."""
+    if _cannot_be_built(repro):
+        yield f"# Fill in how this layer is built: {_plain(repro.reason) or 'the dump does not tell'}."
+        yield "layer = None"
+        yield "if layer is None:"
+        yield '    print("Fill in how `layer` is built: see the comment in this file.")'
+        yield "    sys.exit(2)"
+    else:
+        yield f"layer = {repro.python}"
+    short = {value.dtype for value in repro.parameters.values() if not DTYPES[value.dtype].exact} - {"float32"}
+    if len(short) == 1:
+        yield speech.short.format(dtype=short.pop())
+    if repro.parameters:
+        yield from speech.load
+    yield speech.mode.format(repro.training) + "\n"
+
+
+def _cannot_be_built(repro: Repro) -> str:
+    """Why the program has a gap; empty if it has none."""
+    speech = SPEECHES.get(repro.framework)
+    if repro.python and speech is not None and is_harmless(repro.python, speech.roots):
+        return ""
+    return repro.reason or "-"
+
+
+def _arguments(repro: Repro, speech: Speech) -> str:
+    structure = repro.arguments
+    words = [_value(item, repro, speech) for item in structure["args"]]
+    for name, item in structure.get("kwargs", []):
+        value = _value(item, repro, speech)
+        words.append(f"{name}={value}" if _is_name(name) else f"**{{{name!r}: {value}}}")
+    return ", ".join(words)
+
+
+def _value(structure: Any, repro: Repro, speech: Speech) -> str:
+    """One argument as Python.
+
+    Raises:
+        UsageError: it is an object that no dump can give back.
+    """
+    if "tensor" in structure:
+        return _tensor(structure["tensor"], repro, speech)
+    if "none" in structure:
+        return "None"
+    if "value" in structure:
+        value = structure["value"]
+        return f'float("{value}")' if isinstance(value, float) and not np.isfinite(value) else repr(value)
+    if "list" in structure:
+        return "[" + ", ".join(_value(item, repro, speech) for item in structure["list"]) + "]"
+    if "dict" in structure:
+        return "{" + ", ".join(f"{key!r}: {_value(item, repro, speech)}" for key, item in structure["dict"]) + "}"
+    if "tuple" in structure or "fields" in structure:
+        items = structure.get("tuple") or [item for _, item in structure.get("fields", ())]
+        return "(" + "".join(f"{_value(item, repro, speech)}, " for item in items).rstrip() + ")"
+    raise UsageError("repro-opaque", layer=display(repro.layer), kind=structure.get("opaque", "?"))
+
+
+def _tensor(slot: str, repro: Repro, speech: Speech) -> str:
+    value = repro.given.get(slot)
+    if value is None:
+        raise UsageError("repro-opaque", layer=display(repro.layer), kind=slot)
+    made = speech.tensor.format(f"data[{slot!r}]")
+    return (
+        made if value.numbers.dtype.name == value.dtype else speech.cast.format(made, dtype=_word(value.dtype, speech))
+    )
+
+
+def _word(dtype: str, speech: Speech) -> str:
+    return "bool_" if dtype == "bool" and "ms" in speech.roots else dtype
+
+
+def _made(repro: Repro, speech: Speech) -> Iterator[str]:
+    """`"output.0": result[0].asnumpy()` for each output that the reference has."""
+    for slot, place in _places(repro.outputs, "result"):
+        if slot in repro.expected:
+            if DTYPES[repro.expected[slot].dtype].decode is not None:
+                place = speech.cast.format(place, dtype="float32")
+            yield f"{slot!r}: {speech.numbers.format(place)}"
+
+
+def _places(structure: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Each output's slot, and the Python that reaches it."""
+    if "tensor" in structure:
+        yield structure["tensor"], place
+    for word in ("list", "tuple"):
+        for number, item in enumerate(structure.get(word, ())):
+            yield from _places(item, f"{place}[{number}]")
+    for key, item in structure.get("dict", ()):
+        yield from _places(item, f"{place}[{key!r}]")
+    for name, item in structure.get("fields", ()):
+        if _is_name(name):
+            yield from _places(item, f"{place}.{name}")
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and name.isidentifier()
+
+
+def _plain(text: str) -> str:
+    """Text for a comment: nothing in it ends the line or the string."""
+    return "".join(c if c.isprintable() and c not in '\\"' else "?" for c in text)
+
+
+def _file_name(layer: str) -> str:
+    name = re.sub(r"[^\w.-]", "_", layer).strip(".")[-LONGEST_NAME:]
+    return name or "net"

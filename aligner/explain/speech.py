@@ -1,0 +1,91 @@
+"""How a program for one framework is worded: making tensors and reading them, loading parameters, building layers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Speech:
+    """How one framework says what the program needs; `{}` stands for the value."""
+
+    imports: str
+    roots: frozenset[str]
+    """Names under which its classes and constants are found."""
+    tensor: str
+    cast: str
+    """`{}` is a tensor, `{dtype}` a word of aligner.dtypes."""
+    numbers: str
+    """A tensor as a numpy array."""
+    mode: str
+    load: tuple[str, ...]
+    """Lines that give `layer` the values in `data`."""
+    short: str
+    """A line that puts the layer's parameters into `{dtype}`."""
+
+
+_MINDSPORE_LOAD = (
+    "for name, parameter in layer.parameters_and_names():",
+    '    if f"parameter.{name}" in data:',
+    '        value = data[f"parameter.{name}"].reshape(parameter.shape)',
+    "        parameter.set_data(ms.Tensor(value).astype(parameter.dtype))",
+)
+_TORCH_LOAD = (
+    'values = {name[len("parameter.") :]: data[name] for name in data.files if name.startswith("parameter.")}',
+    "layer.load_state_dict({name: torch.from_numpy(value) for name, value in values.items()}, strict=False)",
+)
+
+SPEECHES: Mapping[str, Speech] = {
+    "mindspore": Speech(
+        "import mindspore as ms\nfrom mindspore import mint, nn, ops",
+        frozenset({"ms", "mindspore", "mint", "nn", "ops"}),
+        "ms.Tensor({})",
+        "{}.astype(ms.{dtype})",
+        "{}.asnumpy()",
+        "layer.set_train({})",
+        _MINDSPORE_LOAD,
+        "for parameter in layer.get_parameters():\n    parameter.set_dtype(ms.{dtype})",
+    ),
+    "torch": Speech(
+        "import torch\nfrom torch import nn",
+        frozenset({"torch", "nn"}),
+        "torch.from_numpy({})",
+        "{}.to(torch.{dtype})",
+        "{}.detach().numpy()",
+        "layer.train({})",
+        _TORCH_LOAD,
+        "layer.to(torch.{dtype})",
+    ),
+}
+"""Framework -> its way of saying it."""
+
+
+def is_harmless(python: str, roots: frozenset[str]) -> bool:
+    """Whether this builds layers and nothing else: calls of classes of these modules, constants, and `to_float`."""
+    try:
+        tree = ast.parse(python, mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    plain = (ast.Expression, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.keyword, ast.UnaryOp, ast.USub, ast.Load)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if not _builds(node.func):
+                return False
+        elif isinstance(node, ast.Name):
+            if node.id not in roots and node.id != "float":
+                return False
+        elif isinstance(node, ast.Attribute):
+            if node.attr.startswith("_"):
+                return False
+        elif not isinstance(node, plain):
+            return False
+    return True
+
+
+def _builds(function: ast.expr) -> bool:
+    """`nn.Conv2d`, `mint.nn.Linear`, `float`, or `.to_float` of what was built."""
+    if isinstance(function, ast.Name):
+        return function.id == "float"
+    return isinstance(function, ast.Attribute) and (function.attr[:1].isupper() or function.attr == "to_float")
