@@ -183,7 +183,7 @@ MOVED: tuple[Entry, ...] = (
         ("use ops.unfold, not nn.Unfold", "使用 ops.unfold，而不是 nn.Unfold"),
     ),
     Entry(
-        "pad-differs",
+        "pad-done-otherwise",
         (
             "the padding is done as {found}; the reference's mode is {wanted}",
             "填充方式为 {found}；标杆的模式为 {wanted}",

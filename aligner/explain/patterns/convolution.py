@@ -52,13 +52,19 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
     own = _own(scene, work)
     if work.left(own, scene.pair.expected, FEW) > scene.pair.limit:
         return
-    for guess in _guesses(own, work):
-        if work.left(guess, scene.pair.actual, FEW) > scene.pair.limit:
-            continue
-        left = work.left(guess, scene.pair.actual, MANY)
-        if left <= scene.pair.limit and left * 8 <= scene.pair.before:
-            yield _told(scene, own, guess, left)
-            return
+    bare = replace(work, bias=np.zeros_like(work.bias))
+    for material in (work, bare) if work.bias.any() else (work,):
+        for guess in _guesses(own, work):
+            if material.left(guess, scene.pair.actual, FEW) > scene.pair.limit:
+                continue
+            left = material.left(guess, scene.pair.actual, MANY)
+            if left <= scene.pair.limit and left * 8 <= scene.pair.before:
+                yield _told(scene, own, guess, left)
+                if material is bare:
+                    yield scene.setting_suspect(
+                        "bias-missing", left, 0.8, "bias", False, axis=1, channels=bare.bias.size
+                    )
+                return
 
 
 @dataclass(frozen=True, eq=False)

@@ -102,9 +102,17 @@ def _weight(scene: Scene, few: Floats, made: Floats, weight: Floats, bias: Any) 
     if left is not None:
         yield pair.suspect("weight-across", left, 0.85, shape=str(weight.shape))
         return
+    for word, made_of in _short(few, weight):
+        for short in (made_of + bias, np.asarray(grid(made_of, word), np.float64) + bias):
+            left = left_of(short)
+            if left is not None:
+                yield pair.suspect("mixed-precision-rounding-signature", left, 0.7, dtype=word)
+                return
+
+
+def _short(few: Floats, weight: Floats) -> Iterator[tuple[str, Floats]]:
+    """The product of what is left of input and weight, of either or of both, in each short float."""
     for word in GRIDS:
-        short = np.asarray(grid(few, word), np.float64) @ np.asarray(grid(weight, word), np.float64).T + bias
-        left = left_of(short)
-        if left is not None:
-            yield pair.suspect("mixed-precision-rounding-signature", left, 0.7, dtype=word)
-            return
+        x, w = np.asarray(grid(few, word), np.float64), np.asarray(grid(weight, word), np.float64)
+        for one, other in ((x, w), (x, weight), (few, w)):
+            yield word, one @ other.T

@@ -97,7 +97,7 @@ def _padded(scene: Scene, x: Floats) -> Iterator[Suspect]:
         for mode in PAD_MODES:
             made = _pad(x, pads, mode, float(scene.setting("value", 0.0) or 0.0))
             told = {"found": f"{mode}, {order}", "wanted": str(scene.setting("mode", "constant"))}
-            found = list(_if_made(scene, made, "pad-differs", **told)) if made is not None else []
+            found = list(_if_made(scene, made, "pad-done-otherwise", **told)) if made is not None else []
             if found:
                 yield from found
                 return

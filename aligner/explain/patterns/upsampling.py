@@ -25,13 +25,15 @@ class Rule:
     """How an output coordinate is turned into an input coordinate, and what is read there.
 
     `grid`: "half" (pixel centres), "corners" (aligned) or "plain" (a product). `scale`: input over output size, or the
-    inverse of the factor that was asked for. `a` is the coefficient of cubic weights.
+    inverse of the factor that was asked for. `a` is the coefficient of cubic weights; those that fall outside count for
+    the nearest element inside, or are left out ("inside").
     """
 
     method: str
     grid: str
     scale: str = "sizes"
     a: float = 0.0
+    edge: str = "clamped"
 
 
 def suspects(scene: Scene) -> Iterator[Suspect]:
@@ -71,6 +73,7 @@ def _rules(by_factor: bool) -> Iterator[Rule]:
         yield Rule("linear", "plain", scale)
         for a, grid in product((-0.75, -0.5), ("half", "corners", "plain")):
             yield Rule("cubic", grid, scale, a)
+            yield Rule("cubic", grid, scale, a, "inside")
         yield Rule("nearest", "half", scale)
         yield Rule("nearest", "corners", scale)
 
@@ -123,8 +126,10 @@ def matrix(size: int, count: int, rule: Rule, inverse: float) -> Floats:
     part = at - low
     taps = ((0, 1.0 - part), (1, part)) if rule.method == "linear" else _cubic(part, rule.a)
     for step, weight in taps:
-        np.add.at(weights, (rows, np.clip(low + step, 0, size - 1)), weight)
-    return weights
+        inside = (low + step >= 0) & (low + step < size)
+        counted = weight * inside if rule.edge == "inside" else weight
+        np.add.at(weights, (rows, np.clip(low + step, 0, size - 1)), counted)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def _cubic(t: Floats, a: float) -> tuple[tuple[int, Floats], ...]:
