@@ -106,7 +106,8 @@ def _lines(dump: Dump, layer: Any, port: Any, options: argparse.Namespace, shape
     if port is None:
         return layer_text.layer_lines(dump, layer, shape, view)
     other, pairs = _counterpart(dump, layer, port, options.against)
-    return layer_text.against_lines(dump.layers[layer], port.layers[other], pairs, shape, view)
+    forced = _forced(pairs, port)
+    return layer_text.against_lines(dump.layers[layer], port.layers[other], pairs, shape, view, forced)
 
 
 def _view(options: argparse.Namespace) -> View:
@@ -126,7 +127,8 @@ def _write_json(dump: Dump, layer: Any, port: Any, options: argparse.Namespace) 
         document = dump_json.layer_document(dump, layer, _view(options))
     else:
         other, pairs = _counterpart(dump, layer, port, options.against)
-        document = dump_json.against_document(dump, layer, port, other, pairs, _view(options))
+        forced = _forced(pairs, port)
+        document = dump_json.against_document(dump, layer, port, other, pairs, _view(options), forced)
     sys.stdout.write(json_.dumps(document) + "\n")
 
 
@@ -161,6 +163,19 @@ def _counterpart(dump: Dump, layer: str, port: Dump, path: str) -> tuple[str, li
     if other is None:
         raise UsageError("show-no-counterpart", layer=display(layer), port=path)
     return other, [p for p in pair_records(dump, port, pairing) if p.reference and p.entry.key.layer == layer]
+
+
+def _forced(pairs: list[Pair], port: Dump) -> list[Pair]:
+    """The reference's records beside what the port made in the forced pass, where that was kept: where it is wrong."""
+    from aligner.compare.pairing import Pair
+    from aligner.record import Phase
+
+    found = []
+    for pair in pairs:
+        made = None if pair.port is None else port.find(pair.port.key._replace(phase=Phase.FORCED))
+        if made is not None and pair.entry.key.phase is Phase.FORWARD:
+            found.append(Pair(pair.reference, made))
+    return found
 
 
 def _recover(options: argparse.Namespace) -> None:

@@ -46,9 +46,19 @@ def layer_document(dump: Dump, path: str, view: View) -> dict[str, Any]:
 
 
 def against_document(
-    dump: Dump, layer: str, port: Dump, other: str, pairs: Sequence[Pair], view: View
+    dump: Dump, layer: str, port: Dump, other: str, pairs: Sequence[Pair], view: View, forced: Sequence[Pair] = ()
 ) -> dict[str, Any]:
-    """One layer on both sides, record by record, with the elements that differ most."""
+    """One layer on both sides, record by record, with the elements that differ most; what it did when forced apart."""
+    return {
+        "schema": SCHEMA,
+        "reference": {"path": str(dump.path), "layer": _layer(dump.layers[layer])},
+        "port": {"path": str(port.path), "layer": _layer(port.layers[other])},
+        "pairs": _rows(pairs, view),
+        "forced": _rows(forced, view),
+    }
+
+
+def _rows(pairs: Sequence[Pair], view: View) -> list[dict[str, Any]]:
     counterparts = {pair.entry.key: pair.port for pair in pairs if pair.reference is not None}
     rows = []
     for entry in chosen([pair.reference for pair in pairs if pair.reference is not None], view.slots):
@@ -61,12 +71,7 @@ def against_document(
                 "worst": _worst(entry, partner, view.worst or 10),
             }
         )
-    return {
-        "schema": SCHEMA,
-        "reference": {"path": str(dump.path), "layer": _layer(dump.layers[layer])},
-        "port": {"path": str(port.path), "layer": _layer(port.layers[other])},
-        "pairs": rows,
-    }
+    return rows
 
 
 def _layer(layer: Layer) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def layer_lines(dump: Dump, path: str, terminal: Terminal, view: View) -> list[s
     """The layer alone."""
     shown = head_lines(dump.layers[path], terminal)
     for title, group in _groups(entries_of(dump, path, view.slots), terminal.language):
-        shown += ["", title]
+        shown += ["", *lines.hang("", title, terminal.width, 0)]
         for entry in group:
             shown += _entry_lines(entry, terminal)
             if view.values is not None:
@@ -86,7 +86,8 @@ def _groups(entries: Iterable[Entry], language: str) -> list[tuple[str, list[Ent
         title = say("parameters", language)
         if key.phase is not Phase.PARAMETER:
             phase = say(f"phase-{key.phase.value}", language)
-            title = say("call-title", language, step=key.step, phase=phase, call=key.call)
+            word = "call-title-forced" if key.phase is Phase.FORCED else "call-title"
+            title = say(word, language, step=key.step, phase=phase, call=key.call)
         found.setdefault(title, []).append(entry)
     return list(found.items())
 
@@ -117,8 +118,13 @@ def _values(entry: Entry, view: View, terminal: Terminal) -> list[str]:
     return ["    " + row for row in text.splitlines()]
 
 
-def against_lines(layer: Layer, other: Layer, pairs: Sequence[Pair], terminal: Terminal, view: View) -> list[str]:
-    """The layer on both sides: settings that differ, each record's figures, and the worst elements."""
+def against_lines(
+    layer: Layer, other: Layer, pairs: Sequence[Pair], terminal: Terminal, view: View, forced: Sequence[Pair] = ()
+) -> list[str]:
+    """The layer on both sides: settings that differ, each record's figures, and the worst elements.
+
+    `forced` are the same records of the reference beside what the port made in the forced pass, where that is wrong.
+    """
     language = terminal.language
     shown = head_lines(layer, terminal)
     if other.path != layer.path:
@@ -136,6 +142,18 @@ def against_lines(layer: Layer, other: Layer, pairs: Sequence[Pair], terminal: T
             far = distances[entry.key]
             count = view.worst if view.worst is not None else 10 if far is most else 0
             shown += _pair_lines(entry, counterparts[entry.key], far, terminal, replace(view, worst=count))
+    return shown + _forced_lines(forced, terminal, view)
+
+
+def _forced_lines(forced: Sequence[Pair], terminal: Terminal, view: View) -> list[str]:
+    """What the layer does wrong by itself; the free run's errors are those of all before it as well."""
+    shown: list[str] = []
+    made = {pair.port.key: pair for pair in forced if pair.port is not None}
+    for title, group in _groups(chosen([p.port for p in forced if p.port is not None], view.slots), terminal.language):
+        shown += ["", *lines.hang("", title, terminal.width, 0)]
+        for entry in group:
+            reference, far = made[entry.key].entry, distance(made[entry.key].entry, entry)
+            shown += _pair_lines(reference, entry, far, terminal, replace(view, worst=view.worst or 10))
     return shown
 
 

@@ -241,6 +241,10 @@ WORDS: dict[str, tuple[str, str]] = {
     "notes": ("not captured, or captured in another way", "未采集或以其他方式采集"),
     "parameters": ("parameters", "参数"),
     "call-title": ("step {step}, {phase}, call {call}", "第 {step} 步，{phase}，第 {call} 次调用"),
+    "call-title-forced": (
+        "step {step}, forced pass on the reference's values, call {call}",
+        "第 {step} 步，以标杆数值强制对齐，第 {call} 次调用",
+    ),
     "not-run": ("never ran in this capture", "本次采集中未运行"),
     "times": ("{count:call}", "{count} 次调用"),
     "inner-hidden": ("{count:layer} inside", "内含 {count} 层"),

@@ -39,12 +39,12 @@ def test_help_imports_nothing_heavy(arguments):
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_help_is_localised_and_ends_with_three_examples(name, language, capsys):
+def test_every_help_is_localised_and_ends_with_examples(name, language, capsys):
     assert cli.main([name, "--help", "--lang", language]) == 0
     shown = capsys.readouterr().out
     assert shown.isascii() == (language == "en")
     examples = shown.rpartition({"en": "examples:", "zh": "示例:"}[language])[2]
-    assert examples.count(f"$ aligner {name}") == 3
+    assert examples.count(f"$ aligner {name}") >= 3
     for word in ("usage:", "positional arguments", "optional arguments", "show this help"):
         assert word not in shown or (language == "en" and word in ("usage:", "show this help"))
 

@@ -18,6 +18,7 @@ def dumps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     small_dumps.write(tmp_path / "ref.h5")
     small_dumps.write(tmp_path / "port.h5", shift=0.01)
+    small_dumps.write(tmp_path / "forced.h5", shift=0.01, forced=True)
     small_dumps.write(tmp_path / "renamed.h5", shift=0.01, rename="stem_")
     return tmp_path
 
@@ -40,6 +41,25 @@ def test_it_fits_sixty_columns(dumps, capsys, arguments):
     code, out, _ = show(capsys, *arguments)
     assert code == 0
     assert max(map(lines.width, out.splitlines())) <= 60
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_what_a_layer_did_wrong_by_itself_is_shown_apart(dumps, capsys, golden, language):
+    code, out, _ = show(capsys, "ref.h5", "norm", "--against", "forced.h5", "--worst", "2", language=language)
+    assert code == 0
+    assert max(map(lines.width, out.splitlines())) <= 60
+    golden(f"show-forced.{language}.txt", out)
+    assert out.count("output.0") == 2
+
+
+def test_what_a_layer_did_wrong_by_itself_for_programs(dumps, capsys):
+    found = json.loads(show(capsys, "ref.h5", "norm", "--against", "forced.h5", "--json")[1])
+    (row,) = found["forced"]
+    assert (row["reference"]["phase"], row["port"]["phase"], row["port"]["slot"]) == ("forward", "forced", "output.0")
+    assert [pair["port"]["phase"] for pair in found["pairs"]] == ["forward", "forward"]
+    alone = show(capsys, "forced.h5", "norm")[1]
+    assert "step 0, forced pass on the reference's values, call 0" in alone
+    assert json.loads(show(capsys, "ref.h5", "norm", "--against", "port.h5", "--json")[1])["forced"] == []
 
 
 def test_depth_counts_what_it_hides(dumps, capsys):

@@ -21,8 +21,8 @@ LAYERS = (
 )
 
 
-def write(path: Path, *, shift: float = 0.0, rename: str = "", **header: Any) -> Path:
-    """Write one dump; `rename` is put before the name of each layer."""
+def write(path: Path, *, shift: float = 0.0, rename: str = "", forced: bool = False, **header: Any) -> Path:
+    """Write one dump; `rename` is put before the name of each layer, `forced` adds what norm made in a forced pass."""
     facts = {
         "aligner": "0.1.0",
         "created": "2026-01-02T03:04:05+00:00",
@@ -51,6 +51,9 @@ def write(path: Path, *, shift: float = 0.0, rename: str = "", **header: Any) ->
         writer.write(Record(Key(0, Phase.PARAMETER, rename + "conv", 0, "weight"), 0, "float32", weight))
         order = _run(writer, values, rename)
         writer.call(_call("", 1, order))
+        if forced:
+            key = Key(0, Phase.FORCED, rename + "norm", 0, "output.0")
+            writer.write(Record(key, order + 1, "float32", (values["norm"] * 1.5).astype(np.float32)))
         writer.note(Note("fc", "other-thread", {}))
         writer.note(Note("fc", "of-a-later-version", {"why": "\x1b[31m"}))
     return path
