@@ -88,9 +88,9 @@ def build():
     """The net with the same weights on every run, and five molecules of different size; bonds have a direction."""
     torch.manual_seed(19)
     net = GraphNet()
-    for norm, scale, shift in (
-        (net.norm, net.norm.gain, net.norm.shift),
-        (net.last_norm, net.last_norm.weight, net.last_norm.bias),
+    for scale, shift in (
+        (net.norm.gain, net.norm.shift),
+        (net.last_norm.weight, net.last_norm.bias),
     ):
         nn.init.uniform_(scale, 0.5, 1.5)
         nn.init.normal_(shift, std=0.2)
