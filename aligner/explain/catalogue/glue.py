@@ -142,6 +142,37 @@ VALUES: tuple[Entry, ...] = (
         ("{instead} is taken, the reference takes {other}", "取了 {instead}，标杆取 {other}"),
     ),
     _entry(
+        "pad-differs",
+        ("the padding is {instead}, the reference has {other}", "填充为 {instead}，标杆为 {other}"),
+    ),
+    Entry(
+        "meshgrid-indexing-default",
+        (
+            "rows and columns of a grid are exchanged: meshgrid with the other indexing",
+            "网格的行列颠倒：meshgrid 的 indexing 不同",
+        ),
+        (
+            "what is added differs by {slope} * (index of axis {one} - index of axis {other_axis}): {left} is left",
+            "所加网格相差 {slope} *（轴 {one} 的下标 - 轴 {other_axis} 的下标）：剩余误差 {left}",
+        ),
+        (
+            "torch.meshgrid is 'ij' by default, ops.meshgrid 'xy': pass indexing='ij'",
+            "torch.meshgrid 默认 'ij'，ops.meshgrid 默认 'xy'：传入 indexing='ij'",
+        ),
+    ),
+    Entry(
+        "channel-shuffle-order",
+        (
+            "the channels are shuffled in another order (axis {axis}): {order}",
+            "通道重排 (channel shuffle) 的次序不同（轴 {axis}）：{order}",
+        ),
+        ("put back in order, {left} is left", "恢复次序后剩余误差 {left}"),
+        (
+            "x.reshape(n, groups, c // groups, h, w).swapaxes(1, 2), with groups before c // groups",
+            "写成 x.reshape(n, groups, c // groups, h, w).swapaxes(1, 2)，groups 在前",
+        ),
+    ),
+    _entry(
         "roll-sign",
         ("the value is rolled the other way", "滚动 (roll) 的方向相反"),
     ),

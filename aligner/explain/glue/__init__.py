@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from aligner.explain.case import Case
-from aligner.explain.glue import as_layer, attention, differences, formulas, masked, operations, parts, shapes
+from aligner.explain.glue import (
+    as_layer,
+    attention,
+    differences,
+    formulas,
+    grids,
+    masked,
+    operations,
+    parts,
+    renamed,
+    shapes,
+)
 from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.place import Place
 from aligner.explain.patterns.pair import Pair
-from aligner.explain.patterns.relations import relations
 from aligner.explain.suspect import Suspect
 
 
@@ -40,12 +50,13 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield attention.suspects(case, pair, hand)
     yield as_layer.suspects(case, pair, hand)
     yield differences.suspects(place)
-    yield relations(pair)
+    yield grids.suspects(pair)
+    yield renamed.suspects(pair, hand)
     yield parts.suspects(case, pair, hand)
-    yield parts.peeled(pair, hand)
+    yield parts.peeled(case, pair, hand)
 
 
 def _other_shape(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield shapes.suspects(pair, hand)
     yield as_layer.suspects(case, pair, hand)
-    yield relations(pair)
+    yield renamed.suspects(pair, hand)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Optional
 
 from aligner.explain.case import Case, Value
 from aligner.explain.glue.hand import Hand, Piece
@@ -27,14 +28,34 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
     given = [piece for piece in hand.pieces(lambda shape: len(shape) == rank) if piece.rank in (0, 1)]
     for piece in sorted(given, key=lambda piece: -piece.rank)[:NEAR]:
         for spec, rule in _asked(pair, piece):
-            made = replace(
-                case, where="layer", reference=spec, port=spec, inputs=(piece.value,), parameters=_affine(hand, piece)
-            )
-            for suspect in rule(Scene(made, pair)):
-                if suspect.error is not None:
-                    facts = {**suspect.facts, "other": f"[{piece.name}]", "kind": spec.kind, "port_kind": spec.kind}
-                    yield replace(suspect, change={}, facts=facts)
-                    return
+            found = _found(case, pair, hand, piece, spec, rule)
+            if found is not None:
+                yield found
+                return
+
+
+def resized(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
+    """The same for maps that were made larger only."""
+    if pair.expected.ndim not in (3, 4, 5):
+        return
+    lead = pair.expected.shape[:2]
+    for piece in list(hand.pieces(lambda shape: len(shape) == pair.expected.ndim and shape[:2] == lead))[:NEAR]:
+        if piece.array.shape[2:] != pair.expected.shape[2:]:
+            found = _found(case, pair, hand, piece, LayerSpec("Upsample", {}), upsampling.suspects)
+            if found is not None:
+                yield found
+                return
+
+
+def _found(case: Case, pair: Pair, hand: Hand, piece: Piece, spec: LayerSpec, rule: Rule) -> Optional[Suspect]:
+    made = replace(
+        case, where="layer", reference=spec, port=spec, inputs=(piece.value,), parameters=_affine(hand, piece)
+    )
+    for suspect in rule(Scene(made, pair)):
+        if suspect.error is not None:
+            facts = {**suspect.facts, "other": f"[{piece.name}]", "kind": spec.kind, "port_kind": spec.kind}
+            return replace(suspect, change={}, facts=facts)
+    return None
 
 
 def _asked(pair: Pair, piece: Piece) -> Iterator[tuple[LayerSpec, Rule]]:
@@ -57,7 +78,7 @@ def _pools(sizes: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[Mapping[
     steps = {size // max(made, 1) for size, made in zip(sizes, wanted)}
     for step in steps - {0}:
         for kernel, before in ((step, 0), (3, 1), (3, 0), (5, 2)):
-            if kernel > 1 and kernel >= step:
+            if kernel > 1 and kernel >= step and (step > 1 or (axes > 1 and 2 * before == kernel - 1)):
                 padding = ((before, before),) * axes
                 yield {
                     "kernel_size": (kernel,) * axes,

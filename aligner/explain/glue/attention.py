@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice, permutations
+from itertools import islice, permutations, product
 from typing import Optional
 
 import numpy as np
@@ -23,8 +23,11 @@ LARGEST = 1 << 23
 SEVERAL = 1 << 19
 """As many items of the batch are computed as have this many scores together."""
 
-SOURCES, PROBES = 64, 2000
-"""How many ways to find query, key and value, and how many plans in all, are tried."""
+SOURCES, PROBES, MORE_PROBES = 64, 1200, 300
+"""How many ways to find query, key and value, and how many plans in all, are tried; plans with the length first."""
+
+USUAL = 16
+"""The first so many of them are tried with rotary embeddings before the others are."""
 
 THETAS = (1e4, 5e5, 1e6)
 
@@ -77,7 +80,8 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
     if not pair.alike or pair.expected.ndim not in (3, 4):
         return
     for scene in _scenes(pair):
-        plan = next((p for p in islice(_plans(scene, hand), PROBES) if scene.gives(p, scene.expected)), None)
+        count = MORE_PROBES if scene.length_first else PROBES
+        plan = next((p for p in islice(_plans(scene, hand), count) if scene.gives(p, scene.expected)), None)
         if plan is None:
             continue
         before = distance(scene.actual[scene.items], scene.expected[scene.items])
@@ -106,13 +110,14 @@ def _plans(scene: Scene, hand: Hand) -> Iterator[Plan]:
     masks = _masks(hand, scene.shape[1 if scene.stage == "mixed" else 2])
     bases = list(islice((base for base in _bases(scene, hand) if _fits(scene, base)), SOURCES))
     yield from (base for base in bases if base.given is not None)
+    bases = [base for base in bases if base.given is None]
     for usual in (True, False):
-        for turn in _turns(usual):
-            for base in bases:
-                if base.given is None:
-                    scene.choose(base.heads * _length(base, 0) * _length(base, -1))
-                    for scale in _scales(base, usual):
-                        yield from _masked(replace(base, rope=turn.rope, theta=turn.theta, scale=scale), masks)
+        turns = list(_turns(usual))
+        near, far = bases[:USUAL], bases[USUAL:]
+        for turn, base in [*product(turns, near), *product(turns, far)]:
+            scene.choose(base.heads * _length(base, 0) * _length(base, -1))
+            for scale in _scales(base, usual):
+                yield from _masked(replace(base, rope=turn.rope, theta=turn.theta, scale=scale), masks)
 
 
 def _fits(scene: Scene, base: Plan) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from aligner.explain.case import distance
 from aligner.explain.glue.edits import addend
 from aligner.explain.glue.formula import Formula, Term
+from aligner.explain.glue.formulas import leaks
 from aligner.explain.glue.functions import BACK, FUNCTIONS
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.pool import Search
@@ -35,7 +36,7 @@ def _plausible(place: Place, outer: str) -> bool:
     low = min(float(np.nanmin(place.wanted)), float(np.nanmin(place.found)))
     if outer == "ReLU":
         return low == 0.0
-    return low < 0.0 if outer.startswith("Leaky") else -0.28 < low < 0.0
+    return leaks(place.wanted) if outer.startswith("Leaky") else -0.28 < low < 0.0
 
 
 def _difference(place: Place, outer: str) -> Optional[Suspect]:

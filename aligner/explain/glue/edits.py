@@ -29,7 +29,7 @@ NAMED = {
 """Activations (of reference and port) whose confusion has a name of its own."""
 
 REDUCTIONS = {"mean", "max", "sum", "min", "norm", "std", "var", "std_n", "var_n"}
-ENDS = {"first", "last", "second", "last but one", "slice", "stride"}
+ENDS = {"first", "last", "second", "last but one", "slice", "stride", "index"}
 TURNS = {"transpose", "reshape", "turned and reshaped"}
 
 
@@ -55,6 +55,7 @@ def edits(formula: Formula, pool: Pool) -> Iterator[Edit]:
             terms = (*formula.terms[:number], edit[0], *formula.terms[number + 1 :])
             yield Edit(Formula(terms, formula.outer), edit[1], edit[2], edit[3])
     yield from _gates(formula)
+    yield from _common(formula)
     offered = [view for view in pool.views if view.how in ("", "chunk", "every", "slice")]
     for view in offered:
         for sign in (1.0, -1.0):
@@ -99,6 +100,17 @@ def _gates(formula: Formula) -> Iterator[Edit]:
     if one.view is other.view and COMPLEMENTS.get(one.function) == other.function:
         terms = (Term((other, first)), Term((one, second)))
         yield Edit(Formula(terms), "gate-inverted", {"other": one.text, "instead": other.text})
+
+
+def _common(formula: Formula) -> Iterator[Edit]:
+    """A factor of all terms left out."""
+    if len(formula.terms) < 2 or any(len(term.factors) < 2 for term in formula.terms):
+        return
+    for factor in formula.terms[0].factors:
+        if all(factor in term.factors for term in formula.terms):
+            terms = tuple(replace(t, factors=tuple(f for f in t.factors if f != factor)) for t in formula.terms)
+            facts: dict[str, Scalar] = {"other": factor.text, "factor": factor.text}
+            yield Edit(Formula(terms, formula.outer), "gate-missing", facts)
 
 
 def _single(formula: Formula) -> set[str]:
@@ -196,6 +208,10 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
         return "reduction-other", facts, 0
     if hows <= ENDS | {"chunk", "every", ""} and hows != {""}:
         return ("chunk-order" if hows <= {"chunk", "every"} else "slice-off"), facts, 0
+    if hows == {"pad"}:
+        return "pad-differs", facts, 0
+    if all(how.startswith("sum by softmax") for how in hows):
+        return "softmax-axis", facts, 0
     if hows <= TURNS:
         return "view-vs-transpose", facts, 0
     return _along(old, new, facts)

@@ -60,9 +60,8 @@ def solved(place: Place, wanted: Floats, whole: Floats) -> Optional[Formula]:
         with np.errstate(all="ignore"):
             inner = BACK[outer](wanted)
         noise = place.noise(inner, 1.0 if outer in ("", "ReLU") else 10.0)
-        for number, terms in enumerate(Search(place.pool, inner, noise).terms()):
-            if number == TRIES:
-                break
+        found = Search(place.pool, inner, noise).terms(deep=outer in ("", "ReLU"))
+        for terms in islice(found, TRIES):
             formula = Formula(terms, outer)
             if place.gives(formula, whole):
                 return formula
@@ -101,8 +100,14 @@ def _outers(wanted: Floats) -> Iterator[str]:
         yield from ("GELU", "SiLU", "GELU(tanh)")
     if -1.0 < low < 0.0:
         yield "ELU"
-    if low < 0.0:
+    if leaks(finite):
         yield from ("LeakyReLU(0.01)", "LeakyReLU(0.1)", "LeakyReLU(0.2)")
+
+
+def leaks(values: Floats) -> bool:
+    """Whether what is below zero is much smaller than what is above, as behind a leaky ReLU."""
+    below, above = values[values < 0], values[values > 0]
+    return bool(below.size and above.size and np.median(-below) < 0.5 * np.median(above))
 
 
 def mistake(place: Place, formula: Formula, port: bool) -> Optional[Edit]:
@@ -122,27 +127,32 @@ def mistake(place: Place, formula: Formula, port: bool) -> Optional[Edit]:
 
 
 def _rescaled(place: Place, formula: Formula, wanted: Floats, whole: Floats, port: bool) -> Optional[Edit]:
-    """One term times another number."""
-    for number, term in enumerate(formula.terms):
-        rest = formula.terms[:number] + formula.terms[number + 1 :]
-        others = place.pool.values(Formula(rest)) if rest else np.zeros(len(wanted))
-        own = place.pool.values(Formula((Term(term.factors),)))
-        asked = BACK[formula.outer](wanted) - others
+    """One term, or all of them, times another number."""
+    groups: list[tuple[int, ...]] = [(number,) for number in range(len(formula.terms))]
+    if len(formula.terms) > 1:
+        groups.append(tuple(range(len(formula.terms))))
+    for numbers in groups:
+        chosen = tuple(formula.terms[n] for n in numbers)
+        rest = tuple(term for n, term in enumerate(formula.terms) if n not in numbers)
+        own = place.pool.values(Formula(chosen))
+        asked = BACK[formula.outer](wanted) - (place.pool.values(Formula(rest)) if rest else 0.0)
         good = np.isfinite(asked) & np.isfinite(own)
         weight = float(np.square(own[good]).sum())
-        if not weight:
-            continue
-        factor = float((own[good] * asked[good]).sum() / weight)
-        edited = Formula((*rest, Term(term.factors, factor)), formula.outer)
+        factor = float((own[good] * asked[good]).sum() / weight) if weight else 0.0
+        scaled = tuple(Term(term.factors, factor * term.coefficient) for term in chosen)
+        edited = Formula((*rest, *scaled), formula.outer)
         if abs(factor) > 1e-6 and place.gives(edited, whole):
-            ratio = term.coefficient / factor if port else factor / term.coefficient
-            named = name_of(ratio, _sizes(place))
-            told = f"{ratio:.6g}" + (f" = {named}" if named else "")
-            inverse = name_of(1.0 / ratio, _sizes(place))
-            missing = f"{1.0 / ratio:.6g}" + (f" = {inverse}" if inverse else "")
-            facts: dict[str, Scalar] = {"other": Term(term.factors).text, "ratio": told, "factor": missing}
+            ratio = 1.0 / factor if port else factor
+            text = Formula(tuple(Term(t.factors, np.sign(t.coefficient)) for t in chosen)).text
+            facts: dict[str, Scalar] = {"other": text, "ratio": _named(place, ratio)}
+            facts["factor"] = _named(place, 1.0 / ratio)
             return Edit(edited, "addend-scaled" if rest else "scale-missing", facts)
     return None
+
+
+def _named(place: Place, ratio: float) -> str:
+    known = name_of(ratio, _sizes(place))
+    return f"{ratio:.6g}" + (f" = {known}" if known else "")
 
 
 def _sizes(place: Place) -> tuple[int, ...]:
@@ -180,6 +190,8 @@ _SIDES = (("other", "instead"), ("reference_function", "port_function"))
 def turned_round(edit: Edit) -> tuple[str, dict[str, Scalar]]:
     """The cause where the edit leads from the port's formula to the reference's."""
     facts = dict(edit.facts)
+    if "ratio" in facts:
+        return edit.cause, facts
     for one, other in _SIDES:
         if one in facts and other in facts:
             facts[one], facts[other] = facts[other], facts[one]

@@ -30,7 +30,7 @@ def views(hand: Hand, wanted: Shape) -> Iterator[View]:
             if one is not other:
                 yield from _mapped(one, other, wanted)
                 yield from _spread(other, one, wanted)
-    for one, other in permutations(made, 2):
+    for one, other in permutations(made, 2) if len(wanted) <= 3 else ():
         yield from _batched(one, other, wanted)
     for one, other in combinations(made, 2):
         if one.array.shape == other.array.shape:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Optional
 
 import numpy as np
 
 from aligner.explain.case import Case, distance
-from aligner.explain.glue import differences, formulas, views
+from aligner.explain.glue import as_layer, differences, formulas, views
 from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.views import View
@@ -23,23 +24,53 @@ PEELED = 8
 
 
 def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
-    """The mistake in the wrong part alone."""
+    """The mistake in the wrong part alone, or in each of a few equal parts."""
     found = cut(pair)
-    if found is None:
+    if found is not None:
+        yield from islice(_alone(case, pair, hand, *found), 1)
         return
-    axis, part, text = found
+    rank = pair.expected.ndim
+    for axis in range(rank - 1, 0, -1):
+        known = {value.shape[axis - rank] for value in case.known if len(value.shape) >= rank - axis}
+        for count in (2, 3, 4):
+            size, rest = divmod(pair.expected.shape[axis], count)
+            if rest or size < 2 or size not in known:
+                continue
+            found_here = _each(case, pair, hand, axis, size)
+            if found_here is not None:
+                yield found_here
+                return
+
+
+def _each(case: Case, pair: Pair, hand: Hand, axis: int, size: int) -> Optional[Suspect]:
+    """The first mistake, where each part is right or has one that is proved."""
+    first: Optional[Suspect] = None
+    for start in range(0, pair.expected.shape[axis], size):
+        part = slice(start, start + size)
+        index = (slice(None),) * axis + (part,)
+        if distance(pair.actual[index], pair.expected[index]) <= pair.limit:
+            continue
+        found = next(_alone(case, pair, hand, axis, part, _text(axis, part)), None)
+        if found is None:
+            return None
+        first = first or found
+    return first
+
+
+def _text(axis: int, part: slice) -> str:
+    return f"[{':, ' * axis}{part.start}:{part.stop}]"
+
+
+def _alone(case: Case, pair: Pair, hand: Hand, axis: int, part: slice, text: str) -> Iterator[Suspect]:
     index = (slice(None),) * axis + (part,)
     small = Pair(pair.expected[index], pair.actual[index], pair.limit, pair.facts)
     more = [_cut(view, index, text) for view in _whole(hand, pair.expected.shape)]
     place = Place.of(case, small, hand, more)
-    for suspect in list(formulas.suspects(place)) or list(differences.suspects(place)):
-        yield _told(suspect, text)
-        return
+    yield from (_told(suspect, text) for suspect in formulas.suspects(place))
+    yield from (_told(suspect, text) for suspect in as_layer.suspects(case, small, hand))
+    yield from (_told(suspect, text) for suspect in differences.suspects(place))
     for rule in (scales.suspects, slices.suspects, composed.suspects, rearranged.suspects):
-        for suspect in rule(small):
-            if suspect.error is not None:
-                yield _told(suspect, text)
-                return
+        yield from (_told(suspect, text) for suspect in rule(small) if suspect.error is not None)
 
 
 def cut(pair: Pair) -> Optional[tuple[int, slice, str]]:
@@ -56,8 +87,7 @@ def cut(pair: Pair) -> Optional[tuple[int, slice, str]]:
             best = share, axis, slice(first, last)
     if best is None:
         return None
-    text = f"[{':, ' * best[1]}{best[2].start}:{best[2].stop}]"
-    return best[1], best[2], text
+    return best[1], best[2], _text(best[1], best[2])
 
 
 def _whole(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
@@ -80,7 +110,7 @@ def _told(suspect: Suspect, text: str) -> Suspect:
     return replace(suspect, facts={**facts, "part": text})
 
 
-def peeled(pair: Pair, hand: Hand) -> Iterator[Suspect]:
+def peeled(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
     """What the two differ in once a value that both have added, or multiplied by, is taken off."""
     if not (np.isfinite(pair.expected).all() and np.isfinite(pair.actual).all()):
         return
@@ -89,11 +119,18 @@ def peeled(pair: Pair, hand: Hand) -> Iterator[Suspect]:
         under = _under(pair, np.asarray(view.array, np.float64))
         if under is None:
             continue
-        for rule in (scales.suspects, slices.suspects, rearranged.suspects):
-            for suspect in rule(under):
+        for found in _beneath(case, under, hand):
+            for suspect in found:
                 if suspect.error is not None and _back(pair, suspect.error):
                     yield replace(suspect, facts={**suspect.facts, "beneath": view.text}, weight=suspect.weight - 0.1)
                     return
+
+
+def _beneath(case: Case, under: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
+    yield scales.suspects(under)
+    yield slices.suspects(under)
+    yield rearranged.suspects(under)
+    yield as_layer.resized(case, under, hand)
 
 
 def _under(pair: Pair, value: Floats) -> Optional[Pair]:

@@ -8,10 +8,10 @@ from typing import Optional
 
 import numpy as np
 
-from aligner.explain.glue import joined, views
+from aligner.explain.glue import joined, steered, views
 from aligner.explain.glue.formula import Factor, Formula, Term, plain
 from aligner.explain.glue.functions import FUNCTIONS
-from aligner.explain.glue.hand import Hand
+from aligner.explain.glue.hand import Hand, Piece
 from aligner.explain.glue.views import View
 from aligner.explain.patterns.pair import Floats
 
@@ -85,8 +85,9 @@ def _views(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
     for piece in alike:
         yield from views.plain(piece, shape)
     larger = [p for p in hand.pieces(lambda s: int(np.prod(s)) >= size) if p.rank != 2]
-    for piece in larger:
+    for piece in hand.pieces(lambda s: views.divisible(s, shape)):
         yield from views.parts(piece, shape)
+    for piece in larger:
         yield from views.turned(piece, shape)
     for piece in larger:
         if piece.array.size > size:
@@ -96,11 +97,25 @@ def _views(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
     ][:MAX_NORMED]:
         yield from views.normed(piece, shape)
     yield from joined.views(hand, shape)
-    if any(piece.array.size > size for piece in larger):
-        for mask in views.masks(hand):
-            for piece in larger[:MAX_NORMED]:
-                if piece.array.size > size:
-                    yield from views.weighted(piece, mask, shape)
+    for piece in hand.pieces(lambda s: len(s) == len(shape) and 0 < int(np.prod(s)) < size):
+        if piece.rank != 2:
+            yield from steered.padded(piece, shape)
+    if longer := [piece for piece in larger if piece.array.size > size][:MAX_NORMED]:
+        yield from _steered(hand, longer, shape)
+
+
+def _steered(hand: Hand, longer: list[Piece], shape: tuple[int, ...]) -> Iterator[View]:
+    for piece in longer:
+        yield from steered.indexed(piece, shape)
+    masks = steered.masks(hand)
+    for piece in longer:
+        for mask in masks:
+            yield from steered.weighted(piece, mask, shape)
+    scores = [p for p in hand.pieces(lambda s: 1 < len(s) <= 4) if p.rank in (1, 3) and p.array.dtype.kind == "f"]
+    for piece in longer:
+        for score in scores[:6]:
+            if score is not piece and score.array.size < piece.array.size:
+                yield from steered.pooled(piece, score, shape)
 
 
 class Search:
@@ -119,8 +134,8 @@ class Search:
         target = self.wanted if wanted is None else wanted
         return np.asarray((np.abs(found - target) <= self.noise + 1e-9 * np.abs(target)).all(axis=-1))
 
-    def terms(self) -> Iterator[tuple[Term, ...]]:
-        """Sums of products that give the wanted numbers, the simplest first."""
+    def terms(self, deep: bool = True) -> Iterator[tuple[Term, ...]]:
+        """Sums of products that give the wanted numbers, the simplest first; `deep`: of more than two factors too."""
         if self.hopeless or not len(self.raw):
             return
         with np.errstate(all="ignore"):
@@ -130,6 +145,8 @@ class Search:
             yield from self._sums(self.raw, self.pool.atoms[: len(self.raw)], self.wanted, ())
             yield from self._products(self.wanted, self.noise, ())
             yield from self._sums(self.rows, self.pool.atoms, self.wanted, ())
+            if not deep:
+                return
             yield from self._mixed()
             for number, view in self._offered():
                 rest = (plain(view),)
@@ -174,18 +191,19 @@ class Search:
                 yield (*rest, Term((atoms[usable[one]], atoms[usable[other]])))
 
     def _distributed(self) -> Iterator[tuple[Term, ...]]:
-        """One value times the sum or difference of two."""
+        """One value, or one divided by it, times the sum or difference of two."""
         for number, view in self._offered():
-            by = self.raw[number]
-            if (np.abs(by) < 1e-12).any():
-                continue
-            wanted, noise = self.wanted / by, self.noise / np.abs(by)
-            for sign in (1.0, -1.0):
-                for one, other in _pairs(wanted - self.raw, sign * self.raw, noise):
-                    if one != other:
-                        first, second = self.pool.atoms[one], self.pool.atoms[other]
-                        outer = Factor("", view)
-                        yield (Term((outer, first)), Term((outer, second), sign))
+            for function in ("", "1 /"):
+                by = FUNCTIONS[function](self.raw[number])
+                if not np.isfinite(by).all() or (np.abs(by) < 1e-12).any():
+                    continue
+                wanted, noise = self.wanted / by, self.noise / np.abs(by)
+                outer = Factor(function, view)
+                for sign in (1.0, -1.0):
+                    for one, other in _pairs(wanted - self.raw, sign * self.raw, noise):
+                        if one != other:
+                            first, second = self.pool.atoms[one], self.pool.atoms[other]
+                            yield (Term((outer, first)), Term((outer, second), sign))
 
     def _blended(self) -> Iterator[tuple[Term, ...]]:
         """Two values weighted by a gate and by one minus it."""

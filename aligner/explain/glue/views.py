@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from aligner.explain.glue.hand import Hand, Piece
+from aligner.explain.glue.hand import Piece
 from aligner.explain.patterns.pair import Floats
 
 Shape = tuple[int, ...]
@@ -60,16 +60,26 @@ def plain(piece: Piece, wanted: Shape) -> Iterator[View]:
         yield View(piece, "", detail, text, piece.array.reshape(shape))
 
 
+def divisible(shape: Shape, wanted: Shape) -> bool:
+    """Whether a part of a value may be, or be spread over, the wanted shape."""
+    if len(shape) > len(wanted):
+        return False
+    ends = wanted[len(wanted) - len(shape) :]
+    longer = [n > m for n, m in zip(shape, ends) if n not in (1, m) and m != 1]
+    return bool(longer) and all(longer)
+
+
 def parts(piece: Piece, wanted: Shape) -> Iterator[View]:
     """Pieces of it along one axis: chunks, every n-th, the first or last ones, the middle."""
     array, text = piece.array, f"[{piece.name}]"
-    if array.ndim != len(wanted):
+    if array.ndim > len(wanted):
         return
-    off = [axis for axis in range(array.ndim) if array.shape[axis] != wanted[axis] and wanted[axis] != 1]
+    array = array.reshape((1,) * (len(wanted) - array.ndim) + array.shape)
+    off = [axis for axis in range(array.ndim) if array.shape[axis] not in (1, wanted[axis]) and wanted[axis] != 1]
     if not off or any(array.shape[axis] < wanted[axis] for axis in off):
         return
     if len(off) == 1:
-        yield from _chunks(piece, off[0], wanted[off[0]])
+        yield from _chunks(piece, array, off[0], wanted[off[0]])
     for how, starts in _starts(array.shape, wanted, off):
         index = tuple(
             slice(starts[axis], starts[axis] + wanted[axis]) if axis in off else slice(None)
@@ -83,8 +93,8 @@ def parts(piece: Piece, wanted: Shape) -> Iterator[View]:
                 yield View(piece, "stride", str(first), f"{text}[{_spelled(index)}]", array[index])
 
 
-def _chunks(piece: Piece, axis: int, size: int) -> Iterator[View]:
-    array, text = piece.array, f"[{piece.name}]"
+def _chunks(piece: Piece, array: Floats, axis: int, size: int) -> Iterator[View]:
+    text = f"[{piece.name}]"
     count, left = divmod(array.shape[axis], size)
     if left or count > 8:
         return
@@ -157,12 +167,12 @@ def reduced(piece: Piece, wanted: Shape) -> Iterator[View]:
             kept = tuple(1 if axis in axes else size for axis, size in enumerate(array.shape))
             if all(array.shape[axis] == 1 for axis in axes):
                 continue
-            shape = _fit(kept, rest, wanted)
+            shape = fit(kept, rest, wanted)
             if shape is not None:
                 yield from _over(piece, axes, shape)
 
 
-def _fit(kept: Shape, rest: Shape, wanted: Shape) -> Optional[Shape]:
+def fit(kept: Shape, rest: Shape, wanted: Shape) -> Optional[Shape]:
     """The shape in which a reduced value stands for the whole of the wanted one."""
     if np.prod(rest) != np.prod(wanted):
         return None
@@ -235,35 +245,3 @@ def _along(array: Floats, axis: int) -> dict[str, Floats]:
             "roll(1)": np.roll(array, 1, axis),
             "roll(-1)": np.roll(array, -1, axis),
         }
-
-
-def weighted(piece: Piece, weight: Piece, wanted: Shape) -> Iterator[View]:
-    """Means of a value over one axis that count only what a mask leaves in."""
-    array, held = piece.array, weight.array.astype(np.float64)
-    for axis in range(array.ndim):
-        kept = tuple(1 if i == axis else n for i, n in enumerate(array.shape))
-        shape = _fit(kept, tuple(n for i, n in enumerate(array.shape) if i != axis), wanted)
-        if shape is None or array.shape[axis] == 1:
-            continue
-        for way in aligned(held.shape, array.shape):
-            if way[axis] == 1:
-                continue
-            for how, counted in (("mean where", held != 0), ("mean where not", held == 0)):
-                w = counted.reshape(way).astype(np.float64)
-                total = np.maximum((array * w).sum(axis=axis) * 0 + w.sum(axis=axis), 1e-9)
-                text = f"{how}([{piece.name}], [{weight.name}], axis={axis})"
-                summed = (array * w).sum(axis=axis)
-                yield View(piece, how, f"axis {axis}", text, (summed / total).reshape(shape))
-                yield View(piece, "sum" + how[4:], f"axis {axis}", "sum" + text[4:], summed.reshape(shape))
-
-
-def masks(hand: Hand) -> list[Piece]:
-    """Values in hand that take two values only, or are boolean."""
-    found = []
-    for piece in hand.pieces(lambda shape: 1 <= len(shape) <= 4 and int(np.prod(shape)) <= 1 << 20):
-        flat = piece.array.reshape(-1)
-        if piece.array.dtype.kind == "b" or (flat.size > 2 and np.unique(flat[:4096]).size == 2):
-            found.append(piece)
-        if len(found) == 4:
-            break
-    return found

@@ -1,0 +1,71 @@
+"""Relations of the two values said in the words of code: a ratio is a scale, a move of a value in hand has its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Optional
+
+from aligner.explain.glue.hand import Hand, Piece
+from aligner.explain.patterns import slices
+from aligner.explain.patterns.pair import Pair, numbers
+from aligner.explain.patterns.relations import relations
+from aligner.explain.suspect import Suspect
+from aligner.record import Scalar
+
+NEAR = 4
+"""Values in hand that may have been moved."""
+
+SHUFFLES = {"axis-interleaved", "axis-order"}
+
+
+def suspects(pair: Pair, hand: Hand) -> Iterator[Suspect]:
+    """The relations, renamed where what was in hand tells more."""
+    for suspect in relations(pair):
+        if suspect.error is None:
+            yield suspect
+        elif suspect.cause == "constant-ratio":
+            factor = suspect.facts["inverse"]
+            yield replace(suspect, cause="scale-missing", facts={**suspect.facts, "factor": factor, **_codes(factor)})
+        elif suspect.cause in SHUFFLES | {"axis-rolled", "concat-order"}:
+            yield _of_moves(pair, hand, suspect)
+        else:
+            yield suspect
+
+
+def _codes(factor: Scalar) -> dict[str, Scalar]:
+    return {"reference_code": f"... * {factor}", "port_code": "..."}
+
+
+def _of_moves(pair: Pair, hand: Hand, suspect: Suspect) -> Suspect:
+    """Both sides as moves of one value in hand."""
+    for piece in _near(pair, hand):
+        ours, theirs = _moves(pair, piece, True), _moves(pair, piece, False)
+        if ours is None or (theirs is None and not SHUFFLES & {ours.cause}):
+            continue
+        if theirs is not None and ours.cause == theirs.cause == "axis-rolled":
+            codes = {
+                "reference_code": f"roll([{piece.name}], {ours.facts['order']})",
+                "port_code": f"roll([{piece.name}], {theirs.facts['order']})",
+            }
+            return replace(suspect, cause="roll-sign", facts={**suspect.facts, **codes, "other": f"[{piece.name}]"})
+        if ours.cause == "axis-interleaved":
+            return replace(suspect, cause="channel-shuffle-order", facts={**suspect.facts, "other": f"[{piece.name}]"})
+    return suspect
+
+
+def _near(pair: Pair, hand: Hand) -> list[Piece]:
+    shape = pair.expected.shape
+    return [piece for piece in hand.pieces(lambda s: s == shape) if piece.rank < 2][:NEAR]
+
+
+def _moves(pair: Pair, piece: Piece, reference: bool) -> Optional[Suspect]:
+    held = numbers(piece.value)
+    if held is None:
+        return None
+    made = Pair(held, pair.expected if reference else pair.actual, pair.limit, pair.facts)
+    for rule in (slices.suspects, slices.shifted):
+        for suspect in rule(made):
+            if suspect.error is not None:
+                return suspect
+    return None

@@ -1,0 +1,110 @@
+"""What code makes of a value in hand that changes its length: padding, and means that a mask or weights steer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+
+from aligner.explain.glue.hand import Hand, Piece
+from aligner.explain.glue.views import Shape, View, aligned, fit
+from aligner.explain.patterns.functions import sigmoid, softmax
+from aligner.explain.patterns.pair import Floats
+
+MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
+"""Ways to pad, as numpy calls them."""
+
+WIDEST = 64
+
+
+def padded(piece: Piece, wanted: Shape) -> Iterator[View]:
+    """The value with something around it along one or more axes."""
+    array = piece.array
+    if array.ndim != len(wanted) or array.dtype.kind != "f":
+        return
+    spare = [n - m for n, m in zip(wanted, array.shape)]
+    if min(spare) < 0 or not 0 < max(spare) <= WIDEST:
+        return
+    ways = [
+        ((0, 0),) if not n else tuple(dict.fromkeys([(n, 0), (0, n), (n // 2, n - n // 2), (n - n // 2, n // 2)]))
+        for n in spare
+    ]
+    for widths in list(product(*ways))[:16]:
+        for mode in MODES:
+            try:
+                made = np.pad(array, widths, mode=mode)  # type: ignore[call-overload]  # the mode is one of numpy's words
+            except ValueError:
+                continue
+            text = f"pad([{piece.name}], {widths}, {mode})"
+            yield View(piece, "pad", f"{widths} {mode}", text, made)
+
+
+def indexed(piece: Piece, wanted: Shape) -> Iterator[View]:
+    """One of the few slices along an axis."""
+    array = piece.array
+    for axis, size in enumerate(array.shape):
+        rest = tuple(n for other, n in enumerate(array.shape) if other != axis)
+        if not 2 <= size <= 8 or rest != wanted:
+            continue
+        for index in range(size):
+            text = f"[{piece.name}][{':, ' * axis}{index}]"
+            yield View(piece, "index", f"{index} of axis {axis}", text, array.take(index, axis=axis))
+
+
+def weighted(piece: Piece, weight: Piece, wanted: Shape) -> Iterator[View]:
+    """Means of a value over one axis that count only what a mask leaves in."""
+    array, held = piece.array, weight.array.astype(np.float64)
+    for axis in range(array.ndim):
+        kept = tuple(1 if i == axis else n for i, n in enumerate(array.shape))
+        shape = fit(kept, tuple(n for i, n in enumerate(array.shape) if i != axis), wanted)
+        if shape is None or array.shape[axis] == 1:
+            continue
+        for way in aligned(held.shape, array.shape):
+            if way[axis] == 1:
+                continue
+            for how, counted in (("mean where", held != 0), ("mean where not", held == 0)):
+                w = counted.reshape(way).astype(np.float64)
+                total = np.maximum((array * w).sum(axis=axis) * 0 + w.sum(axis=axis), 1e-9)
+                text = f"{how}([{piece.name}], [{weight.name}], axis={axis})"
+                summed = (array * w).sum(axis=axis)
+                yield View(piece, how, f"axis {axis}", text, (summed / total).reshape(shape))
+                yield View(piece, "sum" + how[4:], f"axis {axis}", "sum" + text[4:], summed.reshape(shape))
+
+
+def pooled(piece: Piece, score: Piece, wanted: Shape) -> Iterator[View]:
+    """Sums over one axis with weights from scores: softmax along that or another axis, sigmoid, or as they are."""
+    array = piece.array
+    for axis in range(array.ndim):
+        kept = tuple(1 if i == axis else n for i, n in enumerate(array.shape))
+        shape = fit(kept, tuple(n for i, n in enumerate(array.shape) if i != axis), wanted)
+        if shape is None or array.shape[axis] == 1:
+            continue
+        for way in aligned(score.array.shape, array.shape):
+            if way[axis] == 1:
+                continue
+            for how, weights in _weights(score.array.astype(np.float64).reshape(way)).items():
+                text = f"sum({how}([{score.name}]) * [{piece.name}], axis={axis})"
+                yield View(
+                    piece, f"sum by {how}", f"axis {axis}", text, (array * weights).sum(axis=axis).reshape(shape)
+                )
+
+
+def _weights(scores: Floats) -> dict[str, Floats]:
+    found = {"weights": scores, "sigmoid": sigmoid(scores)}
+    for axis, size in enumerate(scores.shape):
+        if size > 1:
+            found[f"softmax over axis {axis} of"] = softmax(scores, axis)
+    return found
+
+
+def masks(hand: Hand) -> list[Piece]:
+    """Values in hand that take two values only, or are boolean."""
+    found = []
+    for piece in hand.pieces(lambda shape: 1 <= len(shape) <= 4 and int(np.prod(shape)) <= 1 << 20):
+        flat = piece.array.reshape(-1)
+        if piece.array.dtype.kind == "b" or (flat.size > 2 and np.unique(flat[:4096]).size == 2):
+            found.append(piece)
+        if len(found) == 4:
+            break
+    return found
