@@ -78,6 +78,21 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     Entry(
+        "channel-ratio-and-shift",
+        (
+            "each slice of axis {axis} has a scale ({lowest} to {highest}) and a shift ({least} to {most}) of its own",
+            "第 {axis} 轴的每一片各自缩放（{lowest} 到 {highest}）并平移（{least} 到 {most}）",
+        ),
+        (
+            "{off} of {slices} slices are off ({which}); undone, {left} is left",
+            "{slices} 片中 {off} 片有偏差（{which}）；还原后误差为 {left}",
+        ),
+        (
+            "look for a mean and a scale per slice that are not the reference's: their values, their order (RGB, BGR)",
+            "检查逐片的均值与缩放是否与标杆一致：数值以及次序（RGB、BGR）",
+        ),
+    ),
+    Entry(
         "channel-shift",
         (
             "each slice of axis {axis} is shifted by its own number, {lowest} to {highest}",
@@ -283,7 +298,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         "bf16-output-rounding",
-        ("the port's values are the reference's rounded to {dtype}", "待比对值是标杆值舍入到 {dtype} 的结果"),
+        ("the port's values are the reference's rounded to bfloat16", "待比对值是标杆值舍入到 bfloat16 的结果"),
         ("rounded too, {left} is left", "同样舍入后误差为 {left}"),
         (
             "keep this layer in float32: a cast to {dtype} is too much here",
@@ -292,7 +307,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         "rounding-grid",
-        ("the port computed in {dtype}", "待比对以 {dtype} 计算"),
+        ("the port's values were rounded to {dtype}", "待比对的数值被舍入到 {dtype}"),
         (
             "every element of the port can be written in {dtype}, those of the reference cannot",
             "待比对的每个元素都可用 {dtype} 表示，标杆的则不能",

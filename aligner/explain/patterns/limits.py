@@ -153,7 +153,9 @@ def _rounded(pair: Pair) -> Optional[Suspect]:
             continue
         left = pair.proved(grid(pair.expected, word), pair.actual)
         if left is not None:
-            return pair.suspect("bf16-output-rounding", left, 0.7, dtype=word)
+            return pair.suspect(
+                "bf16-output-rounding" if word == "bfloat16" else "rounding-grid", left, 0.7, dtype=word
+            )
         if pair.before < {"bfloat16": 3e-2, "float16": 4e-3, "tf32": 4e-3}[word]:
             return pair.suspect("rounding-grid", None, 0.5, dtype=word)
     return None

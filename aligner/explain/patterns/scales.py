@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Optional
 
 import numpy as np
@@ -157,7 +158,7 @@ def _fit(pair: Pair, keep: tuple[int, ...], others: tuple[int, ...], small: tupl
         left = pair.proved(ratios * pair.expected, pair.actual)
         if left is not None and not np.isin(np.round(ratios, 4), (0.0, 1.0)).all():
             return _told(pair, "channel-ratio", left, ratios, 1.0, keep)
-    return None
+    return _affine(pair, keep, others, small) if len(keep) == 1 and each >= 4 * FEW else None
 
 
 def _shifts(wanted: Floats, found: Floats, others: tuple[int, ...]) -> Floats:
@@ -168,6 +169,28 @@ def _ratios(wanted: Floats, found: Floats, others: tuple[int, ...]) -> Floats:
     square = np.square(wanted, dtype=np.float64).sum(axis=others, keepdims=True)
     both = np.multiply(wanted, found, dtype=np.float64).sum(axis=others, keepdims=True)
     return np.asarray(np.divide(both, square, out=np.ones_like(both), where=square > 0))
+
+
+def _affine(pair: Pair, keep: tuple[int, ...], others: tuple[int, ...], small: tuple[Floats, ...]) -> Optional[Suspect]:
+    """A ratio and a shift for each slice of one axis."""
+    few = _lines(np.asarray(pair.expected[small], np.float64), np.asarray(pair.actual[small], np.float64), others)
+    if not pair.near(few[0] * pair.expected[small] + few[1], np.asarray(pair.actual[small], np.float64)):
+        return None
+    ratios, shifts = _lines(pair.expected, pair.actual, others)
+    left = pair.proved(ratios * pair.expected + shifts, pair.actual)
+    if left is None or (np.abs(ratios) < 1e-6).any():
+        return None
+    found = _told(pair, "channel-ratio-and-shift", left, ratios, 1.0, keep)
+    bounds = {"least": figure(float(shifts.min())), "most": figure(float(shifts.max()))}
+    return replace(found, facts={**found.facts, **bounds})
+
+
+def _lines(wanted: Floats, found: Floats, others: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """The line through each slice's elements."""
+    middle = wanted.mean(axis=others, keepdims=True, dtype=np.float64)
+    height = found.mean(axis=others, keepdims=True, dtype=np.float64)
+    ratios = _ratios(wanted - middle, found - height, others)
+    return ratios, height - ratios * middle
 
 
 def _told(pair: Pair, cause: str, left: float, each: Floats, idle: float, keep: tuple[int, ...]) -> Suspect:

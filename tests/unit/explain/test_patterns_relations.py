@@ -44,6 +44,7 @@ PROVED = {
     "std-ddof": (R, R * np.sqrt(4 / 5)),
     "channel-shift": (R, R + draw(1, 8, 1, 1, seed=1)),
     "channel-ratio": (R, R * draw(1, 8, 1, 1, seed=1)),
+    "channel-ratio-and-shift": (R, R * draw(1, 8, 1, 1, seed=1) + draw(1, 8, 1, 1, seed=2)),
     "axis-flipped": (R, R[..., ::-1]),
     "axis-rolled": (R, np.roll(R, (-3, -3), (2, 3))),
     "picture-shifted": (R, np.concatenate([R[:, :, 1:], draw(2, 8, 1, 20, seed=2)], 2)),
@@ -128,7 +129,8 @@ def test_any_other_permutation_is_evidence_without_proof():
 def test_a_rounded_output_tells_its_dtype(word):
     values = R * np.float32(1e-6 if word == "tf32" else 1)
     suspect = first(values, grid(values, word), noise=0)
-    assert (suspect.cause, suspect.facts["dtype"], suspect.error) == ("bf16-output-rounding", word, 0.0)
+    cause = "bf16-output-rounding" if word == "bfloat16" else "rounding-grid"
+    assert (suspect.cause, suspect.facts["dtype"], suspect.error) == (cause, word, 0.0)
 
 
 def test_a_computation_in_a_short_float_is_evidence():
