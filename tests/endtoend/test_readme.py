@@ -27,6 +27,11 @@ def commands(text):
             yield first, wanted
 
 
+def scrubbed(text):
+    """Without the figures of round-off, which another processor has otherwise."""
+    return re.sub(r"\b\d\.\de-(0[6-9]|1\d)\b", "round-off", text)
+
+
 @pytest.mark.parametrize("name", READMES)
 def test_its_commands_print_what_it_shows(tmp_path, name):
     pytest.importorskip("torch", reason="the README's reference is a torch net")
@@ -49,7 +54,7 @@ def test_its_commands_print_what_it_shows(tmp_path, name):
         )
         assert done.returncode in (0, 1), done.stderr
         for line in wanted:
-            assert line in done.stdout, done.stdout + done.stderr
+            assert scrubbed(line) in scrubbed(done.stdout), done.stdout + done.stderr
 
 
 def test_both_languages_have_the_same_blocks():
