@@ -75,10 +75,12 @@ def _dropped(pair: Pair) -> Optional[Suspect]:
     if scaled:
         rate = 1.0 - 1.0 / ratio
         told.update(rate=f"{rate:.3f}", scaled=figure(ratio))
-    if whole and not scaled:
-        return pair.suspect("slices-zero", left, 0.6, **told, which=whole)
-    return pair.suspect(
-        "dropout-functional-train-flag" if scaled else "values-zero", left, 0.8 if scaled else 0.5, **told
+        return pair.suspect("dropout-functional-train-flag", left, 0.8, **told)
+    # Any pattern of zeros fits itself: without the scale of a dropout it is evidence and no proof.
+    return (
+        pair.suspect("slices-zero", None, 0.6, **told, which=whole)
+        if whole
+        else pair.suspect("values-zero", None, 0.5, **told)
     )
 
 
