@@ -19,7 +19,7 @@ from aligner.explain.setting_rules import CONVOLUTIONS, GIVES, SIZES, TRANSPOSED
 from aligner.explain.suspect import Suspect
 from aligner.record import Attribute, Scalar
 
-CERTAIN, LIKELY, POSSIBLE = 0.95, 0.7, 0.5
+CERTAIN, LIKELY, POSSIBLE, DOUBTFUL = 0.95, 0.7, 0.5, 0.2
 
 UNRELATED = 0.1
 """Two tensors whose cosine is below this have nothing to do with each other, given enough values."""
@@ -109,7 +109,9 @@ def _missing(case: Case, role: str, expected: Value) -> Suspect:
     # That it is not there is no guess; what is missing from a layer's output, a trial says.
     error = 0.0 if case.where == "parameters" else None
     together = tuple(roles) if change and role in roles else (role,)
-    return Suspect(cause, told, change=change, parameters=together, error=error, weight=CERTAIN)
+    # A layer whose own weights are all there may well make a table of constants where it needs it.
+    weight = CERTAIN if change or case.where == "parameters" else DOUBTFUL
+    return Suspect(cause, told, change=change, parameters=together, error=error, weight=weight)
 
 
 def _of_size(case: Case, role: str, size: Difference, told: Mapping[str, Scalar]) -> Suspect:

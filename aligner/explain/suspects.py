@@ -23,7 +23,7 @@ def suspects(case: Case) -> list[Suspect]:
         rule = cast(Rule, import_module(f"aligner.explain.{family}").suspects)
         for suspect in rule(case):
             found[suspect.name] = _joined(found.get(suspect.name), suspect)
-    return sorted(found.values(), key=lambda s: (_unproved(s, case), -s.weight))
+    return sorted(_kind_proved([*found.values()]), key=lambda s: (_unproved(s, case), -s.weight))
 
 
 def _joined(first: Optional[Suspect], other: Suspect) -> Suspect:
@@ -32,6 +32,21 @@ def _joined(first: Optional[Suspect], other: Suspect) -> Suspect:
         return other
     error = other.error if first.error is None else first.error
     return replace(first, facts={**other.facts, **first.facts}, error=error, weight=max(first.weight, other.weight))
+
+
+OTHER_FUNCTION = {
+    *("activation-other", "activation-missing", "pool-mean-or-max"),
+    *("norm-mean-kept", "rmsnorm-written-as-layernorm"),
+}
+"""Causes with which numbers show that the port computes another function than the reference."""
+
+
+def _kind_proved(found: list[Suspect]) -> list[Suspect]:
+    """Another class of layer cannot be tried; but where it computes another function, that is the proof."""
+    errors = [each.error for each in found if each.cause in OTHER_FUNCTION and each.error is not None]
+    if not errors:
+        return found
+    return [replace(each, error=min(errors)) if each.cause == "kind-differs" else each for each in found]
 
 
 def _unproved(suspect: Suspect, case: Case) -> bool:

@@ -156,6 +156,12 @@ def test_a_missing_bias_is_certain_and_can_be_tried(kind, cause):
     assert not any("<" in text for text in sentences(cause, suspect.facts, "en"))
 
 
+def test_a_table_that_a_layer_makes_itself_is_hardly_a_cause():
+    (suspect,) = suspects(case("Rotary", parameters={"inv_freq": VECTOR}, port_parameters={}))
+    assert suspect.cause == "parameter-missing"
+    assert suspect.weight < 0.3
+
+
 def test_all_biases_that_one_setting_leaves_out_come_together():
     right = {role: drawn(12) for role in ("weight_ih_l0", "bias_ih_l0", "bias_hh_l0")}
     port = {"weight_ih_l0": right["weight_ih_l0"]}
