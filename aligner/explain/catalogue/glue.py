@@ -200,6 +200,11 @@ REDUCTIONS: tuple[Entry, ...] = (
         ("{instead} goes over another axis: the reference has {other}", "{instead} 的轴不同：标杆为 {other}"),
     ),
     _entry("softmax-missing", ("{other} is not taken", "缺少 {other}")),
+    _entry("softmax-extra", ("{instead} is taken, the reference takes none", "多做了 {instead}，标杆没有")),
+    _entry(
+        "normalize-extra",
+        ("{instead} is taken: the reference's value is not normalised", "多做了 {instead}：标杆没有归一化"),
+    ),
     _entry("normalize-missing", ("{other} is not taken: the value is not normalised", "缺少 {other}：没有归一化")),
     _entry(
         "normalize-axis",

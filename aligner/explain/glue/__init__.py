@@ -21,11 +21,15 @@ from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.place import Place
 from aligner.explain.patterns.pair import Pair
 from aligner.explain.suspect import Suspect
+from aligner.vocabulary import KINDS
 
 
 def suspects(case: Case) -> Iterator[Suspect]:
-    """The mistakes that numbers prove, else what they hint at; nothing for layers and parameters."""
-    if case.where != "glue":
+    """The mistakes that numbers prove, else what they hint at.
+
+    For the code between layers, and for a layer of a class of the user's own, which is nothing but code.
+    """
+    if case.where != "glue" and not _of_own(case):
         return
     pair = Pair.of(case)
     if pair is None:
@@ -33,13 +37,17 @@ def suspects(case: Case) -> Iterator[Suspect]:
         return
     if pair.alike and pair.before <= pair.limit / 20.0:
         return
-    hand = Hand(case)
+    hand = Hand.of(case)
     for rule in _alike(case, pair, hand) if pair.alike else _other_shape(case, pair, hand):
         found = list(rule)
         yield from found
         if any(suspect.error is not None for suspect in found):
             return
     yield from operations.suspects(case)
+
+
+def _of_own(case: Case) -> bool:
+    return case.where == "layer" and case.reference.kind not in KINDS and case.port.kind not in KINDS
 
 
 def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:

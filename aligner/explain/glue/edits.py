@@ -219,10 +219,13 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
 
 def _along(old: View, new: View, facts: dict[str, Scalar]) -> tuple[str, Mapping[str, Scalar], int]:
     if hows := {old.how, new.how} & {"softmax", "log_softmax"}:
-        same = old.how == new.how
-        return ("softmax-axis" if same else "softmax-missing" if old.how in hows else "expression-differs"), facts, 1
+        if {old.how, new.how} <= hows:
+            told = {**facts, "reference_function": old.text, "port_function": new.text}
+            return "softmax-axis" if old.how == new.how else "activation-other", told, 1
+        return "softmax-missing" if old.how in hows else "softmax-extra", facts, 1
     if "l2_normalize" in (old.how, new.how):
-        return ("normalize-axis" if old.how == new.how else "normalize-missing"), facts, 1
+        same = "normalize-axis" if old.how == new.how else "normalize-missing" if old.how == "l2_normalize" else ""
+        return same or "normalize-extra", facts, 1
     if old.how in ("roll(1)", "roll(-1)") and new.how in ("roll(1)", "roll(-1)"):
         return ("roll-sign" if old.detail == new.detail else "expression-differs"), facts, 1
     if {old.how, new.how} <= TURNS | {""}:

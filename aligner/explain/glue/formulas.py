@@ -178,8 +178,10 @@ _OPPOSITE = {
     "activation-extra": "activation-missing",
     "activation-twice": "activation-missing",
     "activation-before-sum": "expression-differs",
-    "softmax-missing": "expression-differs",
-    "normalize-missing": "expression-differs",
+    "softmax-missing": "softmax-extra",
+    "softmax-extra": "softmax-missing",
+    "normalize-missing": "normalize-extra",
+    "normalize-extra": "normalize-missing",
     "mask-missing": "expression-differs",
 }
 

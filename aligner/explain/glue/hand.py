@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Optional
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Optional
 
 import numpy as np
 
@@ -40,14 +40,18 @@ def name(value: Value) -> str:
 
 
 class Hand:
-    """The values of a case's `known`, read when first asked for; the same numbers twice count once."""
+    """Values with their ranks, read when first asked for; the same numbers twice count once."""
 
-    def __init__(self, case: Case) -> None:
-        self._ranked = _ranked(case)
+    def __init__(self, ranked: Sequence[tuple[int, Value]]) -> None:
+        self._ranked = ranked
         self._read: dict[int, Optional[Piece]] = {}
         self._seen: set[tuple[object, ...]] = set()
         self._bytes = 0
-        self._views: dict[object, object] = {}
+
+    @staticmethod
+    def of(case: Case) -> Hand:
+        """What a case's `known` holds; of a layer with code of its own, its inputs and parameters."""
+        return Hand(_ranked(case))
 
     def pieces(self, fits: Callable[[tuple[int, ...]], bool]) -> Iterator[Piece]:
         """Those whose shape fits, the likeliest first."""
@@ -64,6 +68,11 @@ class Hand:
                 given += 1
                 yield piece
 
+    def cut(self, axis: int, part: slice, size: int) -> Hand:
+        """The same values, and of those that have this axis (counted from the end) in this size that part besides."""
+        more = [(rank, _cut(value, axis, part)) for rank, value in self._ranked if _has(value, axis, size)]
+        return Hand(sorted([*more, *self._ranked], key=lambda item: item[0]))
+
     def _load(self, rank: int, value: Value) -> Optional[Piece]:
         size = 8 * int(np.prod(value.shape))
         if size > MAX_BYTES // 4 or self._bytes + size > MAX_BYTES:
@@ -79,10 +88,23 @@ class Hand:
         return Piece(value, array, rank)
 
 
+def _has(value: Value, axis: int, size: int) -> bool:
+    return len(value.shape) >= -axis and value.shape[axis] == size
+
+
+def _cut(value: Value, axis: int, part: slice) -> Value:
+    index: Any = (..., part, *((slice(None),) * (-axis - 1)))
+    shape = list(value.shape)
+    shape[axis] = part.stop - part.start
+    text = f"[..., {part.start}:{part.stop}{', :' * (-axis - 1)}]"
+    return replace(value, slot=value.slot + text, shape=tuple(shape), load=lambda: np.asarray(value.load()[index]))
+
+
 def _ranked(case: Case) -> list[tuple[int, Value]]:
     place = case.expected or case.actual
     here = (place.layer, place.slot, place.call) if place else None
-    values = [v for v in reversed(case.known) if (v.layer, v.slot, v.call) != here]
+    held = case.known if case.where == "glue" else (*case.parameters.values(), *reversed(case.inputs))
+    values = [v for v in reversed(held) if (v.layer, v.slot, v.call) != here]
     ranked = [(_rank(case, value), value) for value in values]
     return sorted(ranked, key=lambda item: item[0])
 

@@ -64,10 +64,10 @@ def _text(axis: int, part: slice) -> str:
 def _alone(case: Case, pair: Pair, hand: Hand, axis: int, part: slice, text: str) -> Iterator[Suspect]:
     index = (slice(None),) * axis + (part,)
     small = Pair(pair.expected[index], pair.actual[index], pair.limit, pair.facts)
-    more = [_cut(view, index, text) for view in _whole(hand, pair.expected.shape)]
-    place = Place.of(case, small, hand, more)
+    held = hand.cut(axis - pair.expected.ndim, part, pair.expected.shape[axis])
+    place = Place.of(case, small, held)
     yield from (_told(suspect, text) for suspect in formulas.suspects(place))
-    yield from (_told(suspect, text) for suspect in as_layer.suspects(case, small, hand))
+    yield from (_told(suspect, text) for suspect in as_layer.suspects(case, small, held))
     yield from (_told(suspect, text) for suspect in differences.suspects(place))
     for rule in (scales.suspects, slices.suspects, composed.suspects, rearranged.suspects):
         yield from (_told(suspect, text) for suspect in rule(small) if suspect.error is not None)
@@ -93,13 +93,6 @@ def cut(pair: Pair) -> Optional[tuple[int, slice, str]]:
 def _whole(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
     for piece in hand.pieces(lambda s: any(True for _ in views.aligned(s, shape))):
         yield from views.plain(piece, shape)
-
-
-def _cut(view: View, index: tuple[slice, ...], text: str) -> View:
-    axis = len(index) - 1
-    if view.array.shape[axis] == 1:
-        return view
-    return replace(view, array=view.array[index], text=f"{view.text}{text}")
 
 
 def _told(suspect: Suspect, text: str) -> Suspect:

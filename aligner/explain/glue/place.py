@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,6 @@ from aligner.explain.case import Case, distance
 from aligner.explain.glue.formula import Formula
 from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.pool import POSITIONS, Pool
-from aligner.explain.glue.views import View
 from aligner.explain.patterns.pair import DROP, Floats, Pair, spots
 
 
@@ -26,10 +24,10 @@ class Place:
     found: Floats
 
     @staticmethod
-    def of(case: Case, pair: Pair, hand: Hand, more: Sequence[View] = ()) -> Place:
-        """The place of a case whose two values have one shape; `more` is in hand besides."""
+    def of(case: Case, pair: Pair, hand: Hand) -> Place:
+        """The place of a case whose two values have one shape."""
         positions = _positions(pair.expected, pair.actual)
-        pool = Pool(hand, pair.expected.shape, positions, more)
+        pool = Pool(hand, pair.expected.shape, positions)
         wanted, found = (
             np.asarray(side[np.unravel_index(positions, side.shape)], np.float64)
             for side in (pair.expected, pair.actual)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from typing import Optional
 
 import numpy as np
@@ -27,10 +26,10 @@ MAX_MATCHES = 100_000
 class Pool:
     """Rows of numbers: functions of views of the values in hand, at fixed positions of the wanted shape."""
 
-    def __init__(self, hand: Hand, shape: tuple[int, ...], positions: Floats, more: Sequence[View] = ()) -> None:
+    def __init__(self, hand: Hand, shape: tuple[int, ...], positions: Floats) -> None:
         self.shape = shape
         self.at = np.unravel_index(positions, shape)
-        self.views = self._distinct(chain(more, _views(hand, shape)))
+        self.views = self._distinct(_views(hand, shape))
         self.raw = np.array([self.row(view) for view in self.views]).reshape(len(self.views), len(positions))
         self.atoms, self.rows = self._functions()
 
@@ -128,6 +127,9 @@ class Search:
         self.hopeless = len(chosen) < min(6, len(wanted))
         self.wanted, self.noise = wanted[chosen], noise[chosen]
         self.raw, self.rows = pool.raw[:, chosen], pool.rows[:, chosen]
+        padded = [number for number, view in enumerate(pool.views) if view.how == "pad"]
+        self.added, self.summed = self.raw.copy(), self.rows.copy()
+        self.added[padded], self.summed[padded] = np.nan, np.nan  # two padded values make a concatenation
 
     def close(self, found: Floats, wanted: Optional[Floats] = None) -> Floats:
         """Which rows are the wanted numbers."""
@@ -142,15 +144,17 @@ class Search:
             for number in np.flatnonzero(self.close(self.rows)):
                 yield (Term((self.pool.atoms[number],)),)
             yield from self._scaled()
-            yield from self._sums(self.raw, self.pool.atoms[: len(self.raw)], self.wanted, ())
+            yield from self._sums(self.added, self.pool.atoms[: len(self.raw)], self.wanted, ())
             yield from self._products(self.wanted, self.noise, ())
-            yield from self._sums(self.rows, self.pool.atoms, self.wanted, ())
+            yield from self._sums(self.summed, self.pool.atoms, self.wanted, ())
             if not deep:
                 return
             yield from self._mixed()
             for number, view in self._offered():
                 rest = (plain(view),)
-                yield from self._sums(self.raw, self.pool.atoms[: len(self.raw)], self.wanted - self.raw[number], rest)
+                yield from self._sums(
+                    self.added, self.pool.atoms[: len(self.raw)], self.wanted - self.raw[number], rest
+                )
                 yield from self._products(self.wanted - self.raw[number], self.noise, rest)
             yield from self._distributed()
             yield from self._blended()
