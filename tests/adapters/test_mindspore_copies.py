@@ -113,9 +113,12 @@ class TestMixedPrecision:
     def test_a_second_net_cast_by_o1_has_layers_of_mindspores_too(self):
         """MindSpore makes its classes anew for it, under another module."""
         for _ in range(2):
-            layer = mixed("O1").conv
-            assert ADAPTER.spec(layer) == ADAPTER.spec(mixed("").conv)
-            assert ADAPTER.type_name(layer) == "mindspore.nn.Conv2d"
+            net = mixed("O1")
+            assert ADAPTER.spec(net.conv) == ADAPTER.spec(mixed("").conv)
+            assert ADAPTER.type_name(net.conv) == "mindspore.nn.Conv2d"
+            assert ADAPTER.type_name(net) == f"{__name__}.Mixed"
+            line = mindspore.amp.auto_mixed_precision(nn.SequentialCell(nn.Conv1d(2, 3, 3)), "O1")
+            assert [p.shape for p in ADAPTER.parameters(line)] == [(3, 2, 3)]
 
     def test_wrappers_inside_a_layer_are_put_around_the_copys_parts(self):
         net = nn.SequentialCell(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True))

@@ -13,6 +13,7 @@ from mindspore import nn, ops
 
 from aligner_hooks.mindspore_.layers import parts, places
 from aligner_hooks.mindspore_.patches import Handle
+from aligner_hooks.mindspore_.spec import is_a
 
 CELLS = tuple(
     getattr(nn, name)
@@ -46,10 +47,10 @@ def silence(model: nn.Cell) -> Handle:
 
 
 def _silence_cell(handle: Handle, cell: nn.Cell) -> None:
-    if isinstance(cell, CELLS):
+    if is_a(cell, CELLS):
         _hold(handle, cell, "training", False)
         return
-    if isinstance(cell, nn.MultiheadAttention):
+    if is_a(cell, nn.MultiheadAttention):
         _hold(handle, cell, "dropout", 0.0)
     for primitive in vars(cell).values():
         if isinstance(primitive, PRIMITIVES):

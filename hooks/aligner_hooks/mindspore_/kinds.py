@@ -148,14 +148,16 @@ def _recurrent(cell: Any) -> Attributes:
         "dropout": float(cell.dropout),
         "bidirectional": cell.bidirectional,
     }
-    if isinstance(cell, nn.RNN):
-        found["nonlinearity"] = "relu" if "Relu" in type(cell.rnn).__name__ else "tanh"
+    inside = type(cell.rnn).__name__.lower()
+    for word in ("relu", "tanh"):
+        if word in inside:  # of nn.RNN
+            found["nonlinearity"] = word
     return found
 
 
 def _recurrent_cell(cell: Any) -> Attributes:
     found: Attributes = {"input_size": cell.input_size, "hidden_size": cell.hidden_size, "bias": cell.has_bias}
-    if isinstance(cell, nn.RNNCell):
+    if hasattr(cell, "nonlinearity"):  # nn.RNNCell
         found["nonlinearity"] = cell.nonlinearity
     return found
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mindspore import nn
 
 from aligner.record import Note, Scalar, display
-from aligner_hooks.mindspore_.spec import unread
+from aligner_hooks.mindspore_.spec import is_a, unread
 
 # Loss and AMP wrappers hold the cell they are around under this name.
 WRAPPED = "_backbone"
@@ -64,7 +64,7 @@ def places(model: nn.Cell) -> Iterator[Place]:
 
 def parts(cell: nn.Cell) -> list[tuple[str, nn.Cell]]:
     """The cells that this one is made of and that are no layers of their own."""
-    names = {name for kind, names in PARTS if isinstance(cell, kind) for name in names} | {RECOMPUTED}
+    names = {name for kind, names in PARTS if is_a(cell, kind) for name in names} | {RECOMPUTED}
     return [(name, child) for name, child in registered(cell).items() if name in names]
 
 

@@ -15,6 +15,7 @@ from aligner.record import Array
 from aligner_hooks.mindspore_ import tensors
 from aligner_hooks.mindspore_.layers import parts, places
 from aligner_hooks.mindspore_.norms import stands_in_for_no_affine
+from aligner_hooks.mindspore_.spec import is_a
 
 
 def _kinds(*names: str) -> tuple[type, ...]:
@@ -67,7 +68,7 @@ def parameters(model: nn.Cell) -> Iterator[Parameter]:
 def role(cell: nn.Cell, own: str) -> str:
     """The canonical name of a cell's own parameter."""
     for kinds, names in ROLES:
-        if isinstance(cell, kinds):
+        if is_a(cell, kinds):
             return names.get(own, own)
     return own
 
@@ -91,7 +92,7 @@ def _groups(cell: nn.Cell) -> dict[int, str]:
 
     The recurrent layers' own tuples hold parameters that are named as torch names them.
     """
-    if isinstance(cell, RECURRENT):
+    if is_a(cell, RECURRENT):
         return {}
     return {
         id(item): f"{name}.{index}"
@@ -115,12 +116,12 @@ def _without_effect(cell: nn.Cell, own: str) -> bool:
     if own in _AFFINE:
         return stands_in_for_no_affine(cell)
     if own in _STATISTICS:
-        return isinstance(cell, INSTANCE_NORMS) or getattr(cell, "use_batch_statistics", None) is True
+        return is_a(cell, INSTANCE_NORMS) or getattr(cell, "use_batch_statistics", None) is True
     return False
 
 
 def _canonical_shape(cell: nn.Cell, own: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if own == "weight" and isinstance(cell, FLAT_KERNELS):
+    if own == "weight" and is_a(cell, FLAT_KERNELS):
         return shape[:FLAT_AXIS] + shape[FLAT_AXIS + 1 :]
     return shape
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import sys
 from functools import cache
-from inspect import unwrap
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from mindspore import nn
 
@@ -58,7 +57,7 @@ def library_class(cell: nn.Cell) -> Optional[type]:
 
     A subclass is what its base is as long as it runs the same `construct`.
     """
-    for base in map(_original, written(type(cell)).__mro__):
+    for base in written(type(cell)).__mro__:
         if base in table():
             # A Dense with an activation in it is no Linear.
             is_more = table()[base][0] == "Linear" and getattr(cell, "activation", None) is not None
@@ -70,7 +69,7 @@ def library_class(cell: nn.Cell) -> Optional[type]:
 
 def type_name(cell: object) -> str:
     """The class as users write it: "mindspore.nn.Conv2d" for the library's, with its module for others."""
-    kind = _original(written(type(cell)))
+    kind = written(type(cell))
     for module, short in (("mindspore.mint.", "mindspore.mint.nn"), ("mindspore.nn.", "mindspore.nn")):
         if kind.__module__.startswith(module):
             return f"{short}.{kind.__qualname__}"
@@ -78,26 +77,30 @@ def type_name(cell: object) -> str:
 
 
 def written(kind: type) -> type:
-    """The class the user wrote, where AMP level O1 has put a rewritten one in its place."""
-    return kind.__mro__[1] if REWRITTEN.search(kind.__module__) and "Opt" in kind.__name__ else kind
+    """The class the user wrote, where AMP level O1 has put a rewritten one in its place.
 
-
-def _original(kind: type) -> type:
-    """MindSpore's class, of which O1 makes a second one (from the same file) when it is asked to cast a second net."""
-    if "." in kind.__module__ or kind in table():
+    For each net after the first, O1 imports the files of its classes once more, as modules without their package.
+    """
+    if not (REWRITTEN.search(kind.__module__) and "Opt" in kind.__name__):
         return kind
-    return _sources().get(_source(kind), kind)
+    base = kind.__mro__[1]
+    found: Any = sys.modules.get(_whole_name(base.__module__))
+    for name in base.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found if isinstance(found, type) else base
+
+
+def is_a(cell: nn.Cell, kinds: Union[type, tuple[type, ...]]) -> bool:
+    """Whether the user wrote a cell of one of these classes, which a rewritten one need not be for Python."""
+    return isinstance(cell, kinds) or issubclass(written(type(cell)), kinds)
 
 
 @cache
-def _sources() -> Mapping[tuple[str, str], type]:
-    return {_source(kind): kind for kind in table()}
-
-
-def _source(kind: type) -> tuple[str, str]:
-    """The file and name of a class, told by what it has of its own: the module of a second one is not to be found."""
-    codes = (getattr(unwrap(value), "__code__", None) for value in vars(kind).values() if callable(value))
-    return next((code.co_filename for code in codes if code is not None), ""), kind.__qualname__
+def _whole_name(module: str) -> str:
+    """The name under which this file was imported first, with its package."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    names = [name for name, other in list(sys.modules.items()) if getattr(other, "__file__", None) == file]
+    return next((name for name in names if file and name.endswith(f".{module}")), module)
 
 
 @cache
