@@ -3,8 +3,8 @@
 layers: which cells there are · hooks: what is called when they run · roots: which nets run · tensors: values ·
 parameters: weights in canonical words · spec (kinds, norms, windows): settings in canonical words · dropout: silenced
 in train mode · runtime: seeds, devices, modes · patches: functions replaced for a while · copies: layers with other
-settings · construction (arguments, norm_arguments, window_arguments): how a layer is made and spelled · precision: casts
-taken back and nets put into another type · operations: what ran.
+settings · construction (arguments, norm_arguments, window_arguments): how a layer is made and spelled · precision:
+casts taken back and nets put into another type · operations: what ran.
 `adapter` puts them behind one class. This package is the only importer of mindspore.
 """
 

@@ -11,6 +11,7 @@ import copy
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import cache
 from types import MethodType
 from typing import Any, Optional
 
@@ -60,9 +61,9 @@ def duplicate(cell: nn.Cell) -> nn.Cell:
     memo: dict[int, Any] = {}
     for each in precision.everything(cell):
         for name, value in vars(each).items():
-            if "hook" in name and isinstance(value, dict):
+            if name in _hook_attributes() and isinstance(value, dict):
                 memo[id(value)] = OrderedDict()
-            elif "hook" in name and value is not None and not isinstance(value, bool):
+            elif name in _hook_attributes() and callable(value):
                 memo[id(value)] = None
             elif name == precision.STRATEGY or isinstance(value, ops.Primitive):
                 memo[id(value)] = value
@@ -75,6 +76,12 @@ def duplicate(cell: nn.Cell) -> nn.Cell:
         if each.mixed_precision_type is not None:  # a copy keeps the attribute and forgets the flag behind it
             each.set_mixed_precision_type(each.mixed_precision_type)
     return made
+
+
+@cache
+def _hook_attributes() -> frozenset[str]:
+    """Where every cell keeps hooks."""
+    return frozenset(name for name in vars(nn.Cell()) if "hook" in name)
 
 
 def _made_anew(cell: nn.Cell, aim: LayerSpec) -> nn.Cell:
