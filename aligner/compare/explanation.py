@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
@@ -10,6 +11,7 @@ from aligner.compare.cases import Cases
 from aligner.compare.checks import LIMIT
 from aligner.compare.verdict import Origin
 from aligner.errors import DumpError
+from aligner.explain.case import HUGE, Case, distance
 from aligner.explain.suspect import Cause, Suspect
 from aligner.explain.suspects import suspects
 from aligner.findings import TRIAL
@@ -60,19 +62,30 @@ def _causes(
     found: list[tuple[bool, bool, int, Cause]] = []
     for suspect in suspects(case, thorough):
         trial = trials.get((origin.layer, suspect.name), {})
-        cause = _cause(suspect, trial, origin, LIMIT * case.rounding)
+        cause = _cause(suspect, trial, origin, case)
         found.append((not cause.confirmed, cause.refuted, len(found), cause))
     return tuple(cause for *_, cause in sorted(found, key=lambda item: item[:3])[:MOST])
 
 
-def _cause(suspect: Suspect, trial: Mapping[str, Any], origin: Origin, limit: float) -> Cause:
+def _cause(suspect: Suspect, trial: Mapping[str, Any], origin: Origin, case: Case) -> Cause:
     """With the smaller of the two errors that were left: by a trial, or in numbers."""
     before = _number(trial.get("before"))
-    if before is None and origin.deviation is not None:
-        before = origin.deviation.rel_l2
+    if before is None:
+        before = _before(origin, case)
+    limit = LIMIT * case.rounding
     left = [error for error in (_number(trial.get("after")), suspect.error) if error is not None]
     proved = trial.get("proved") is True or (suspect.error is not None and suspect.error <= limit)
     return Cause(suspect.cause, proved, suspect.facts, before, min(left, default=None), suspect.change)
+
+
+def _before(origin: Origin, case: Case) -> Optional[float]:
+    """Relative L2 of what is wrong, as suspects measure what they leave: the huge values of a mask hide nothing."""
+    if origin.deviation is None:
+        return None
+    if origin.deviation.rms < HUGE or case.expected is None or case.actual is None:
+        return origin.deviation.rel_l2
+    apart = distance(case.actual.load(), case.expected.load())
+    return apart if math.isfinite(apart) else origin.deviation.rel_l2
 
 
 def _number(value: Any) -> Optional[float]:

@@ -19,6 +19,7 @@ from typing import Any, Optional
 import pytest
 
 import aligner
+from aligner.compare.verdict import Origin
 from aligner.errors import ReplayError
 from aligner.report.terminal import Terminal
 from aligner.report.text import report_lines
@@ -102,6 +103,7 @@ def test_aligned(sample: str, port: str, references: Files, tmp_path: Path) -> N
         return
     assert worst == pytest.approx(wanted["error"], rel=0.5)
     assert result.suspects[0].layer == wanted["origin"]
+    check_proofs(result.suspects)
     assert {found.layer for found in result.suspects} <= {wanted["origin"], *wanted["also"]}
 
 
@@ -113,6 +115,7 @@ def test_planted_mistake_is_found(sample: str, port: str, references: Files, tmp
     assert result.origins
     origin = result.origins[0]
     assert (origin.layer, origin.where) == (wanted["origin"], wanted["where"])
+    check_proofs(result.origins)
     if origin.where == "glue":
         assert list(origin.between or ()) == wanted["between"]
     assert {found.layer for found in result.origins} <= {wanted["origin"], *wanted.get("also", ())}
@@ -120,6 +123,17 @@ def test_planted_mistake_is_found(sample: str, port: str, references: Files, tmp
     assert result.first.key.layer == wanted["first"]
     if wanted["error"] is not None and origin.where != "parameters":
         assert result.first.error == pytest.approx(wanted["error"], rel=0.1)
+
+
+def check_proofs(origins: tuple[Origin, ...]) -> None:
+    """What is confirmed took the error away, and stands before what is not."""
+    for origin in origins:
+        confirmed = [cause.confirmed for cause in origin.causes]
+        assert confirmed == sorted(confirmed, reverse=True)
+        for cause in origin.causes[: sum(confirmed)]:
+            assert cause.error_after is not None
+            assert cause.error_after < 1e-5
+            assert cause.error_before is None or cause.error_after < 0.1 * cause.error_before
 
 
 def excerpt(result: aligner.Comparison) -> str:
@@ -130,8 +144,9 @@ def excerpt(result: aligner.Comparison) -> str:
 
 
 def scrubbed(text: str) -> str:
-    """Without the figures of round-off, which another processor has otherwise."""
-    return re.sub(r"\((\d(\.\d)?e-0[5-9]|0)\)", "(round-off)", text)
+    """Without the figures of round-off and the line breaks behind them, which another processor has otherwise."""
+    words = " ".join(text.split())
+    return re.sub(r"(?<=\()0(?=\))|(?<=to )0(?=:)|\b0\.0e\+00\b|\b\d(\.\d)?e-(0[6-9]|1\d)\b", "round-off", words)
 
 
 @pytest.mark.parametrize("sample", sorted(EXPECTED))
