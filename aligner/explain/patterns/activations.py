@@ -79,7 +79,7 @@ def _wanted(scene: Scene, x: Floats) -> str:
         spelled = SPELLED.get((kind, str(scene.setting("approximate", "none"))))
         for word in ("negative_slope", "alpha"):
             if spelled is None and word in scene.case.reference.attributes:
-                spelled = f"{kind}({figure(float(scene.setting(word)))})"
+                spelled = f"{kind}({figure(scene.number(word, 1.0))})"
         return spelled or kind
     named = fitting(scene.pair, x, scene.pair.expected)
     return named[0] if named is not None else ""

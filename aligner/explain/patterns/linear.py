@@ -79,7 +79,7 @@ def _rows(scene: Scene) -> Optional[tuple[Floats, Floats, Floats, Any]]:
     made = np.asarray(pair.actual.reshape(-1, shape[-1])[chosen], np.float64)
     wanted = np.asarray(pair.expected.reshape(-1, shape[-1])[chosen], np.float64)
     found = scene.parameter("bias")
-    bias = 0.0 if found is None else found
+    bias = 0.0 if found is None or found.shape != weight.shape[:1] else found
     if distance(few @ weight.T + bias, wanted) > pair.limit:
         return None
     return few, made, weight, bias

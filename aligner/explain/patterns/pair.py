@@ -125,8 +125,8 @@ class Pair:
 
 
 def numbers(value: Value) -> Optional[Floats]:
-    """The tensor as real numbers; None for complex ones and words."""
-    array = value.load()
+    """The tensor as real numbers, a single one as an axis of one; None for complex ones and words."""
+    array = np.atleast_1d(value.load())
     if array.dtype.kind == "f":
         return array
     return array.astype(np.float64) if array.dtype.kind in "bui" else None

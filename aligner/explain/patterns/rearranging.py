@@ -12,6 +12,7 @@ from aligner.explain.patterns.activations import spoken
 from aligner.explain.patterns.functions import applied, sigmoid
 from aligner.explain.patterns.pair import Floats
 from aligner.explain.patterns.scene import Scene
+from aligner.explain.patterns.windows import pairs
 from aligner.explain.suspect import Suspect
 
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "symmetric": "symmetric"}
@@ -34,7 +35,7 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
 
 
 def _shuffled(scene: Scene, x: Floats) -> Iterator[Suspect]:
-    r = int(scene.setting("upscale_factor", 1))
+    r = scene.whole("upscale_factor")
     if x.ndim != 4 or x.shape[1] % (r * r):
         return
     n, c, h, w = x.shape
@@ -43,7 +44,7 @@ def _shuffled(scene: Scene, x: Floats) -> Iterator[Suspect]:
 
 
 def _unshuffled(scene: Scene, x: Floats) -> Iterator[Suspect]:
-    r = int(scene.setting("downscale_factor", 1))
+    r = scene.whole("downscale_factor")
     if x.ndim != 4 or x.shape[2] % r or x.shape[3] % r:
         return
     n, c, h, w = x.shape
@@ -81,7 +82,7 @@ def _unfolded(scene: Scene, x: Floats) -> Iterator[Suspect]:
 
 def _padded(scene: Scene, x: Floats) -> Iterator[Suspect]:
     given: Any = scene.setting("padding", ())
-    amounts = [tuple(int(v) for v in p) for p in given if isinstance(p, (tuple, list)) and len(p) == 2]
+    amounts = list(pairs(given, len(given))) if isinstance(given, (tuple, list)) else []
     if not amounts or len(amounts) > x.ndim or any(v < 0 for p in amounts for v in p):
         return
     rest = [(0, 0)] * (x.ndim - len(amounts))
@@ -95,7 +96,7 @@ def _padded(scene: Scene, x: Floats) -> Iterator[Suspect]:
         if shape != scene.pair.actual.shape:
             continue
         for mode in PAD_MODES:
-            made = _pad(x, pads, mode, float(scene.setting("value", 0.0) or 0.0))
+            made = _pad(x, pads, mode, scene.number("value", 0.0))
             told = {"found": f"{mode}, {order}", "wanted": str(scene.setting("mode", "constant"))}
             found = list(_if_made(scene, made, "pad-done-otherwise", **told)) if made is not None else []
             if found:
@@ -113,8 +114,8 @@ def _pad(x: Floats, pads: list[Any], mode: str, value: float) -> Any:
 
 
 def _gated(scene: Scene, x: Floats) -> Iterator[Suspect]:
-    axis = int(scene.setting("dim", -1))
-    if x.shape[axis] % 2:
+    axis = scene.axis("dim", x.ndim)
+    if axis is None or x.shape[axis] % 2:
         return
     first, second = np.split(np.asarray(x, np.float64), 2, axis)
     told = {"instead": "x[first half]", "reference_code": "x[first] * sigmoid(x[second])"}

@@ -151,10 +151,16 @@ def _net(scene: Scene) -> Optional[Net]:
         return None
     layers = sum(role.startswith("weight_ih_l") and not role.endswith("_reverse") for role in kept)
     directions = 2 if "weight_ih_l0_reverse" in kept else 1
-    square = all(
-        kept[f"weight_hh_l{i}"].shape[1] * len(GATES[scene.kind]) == len(kept[f"weight_hh_l{i}"]) for i in range(layers)
-    )
-    return Net(scene.kind, kept, layers, directions) if square else None
+    size, gates = kept["weight_hh_l0"].shape[-1], len(GATES[scene.kind])
+    width = scene.x.shape[-1] if scene.x is not None else 0
+    for layer in range(layers):
+        for tail in (f"l{layer}", f"l{layer}_reverse")[:directions]:
+            forms: dict[str, tuple[int, ...]] = {"weight_ih": (gates * size, width), "weight_hh": (gates * size, size)}
+            forms.update({word: (gates * size,) for word in ("bias_ih", "bias_hh") if f"{word}_{tail}" in kept})
+            if any(f"{w}_{tail}" not in kept or kept[f"{w}_{tail}"].shape != form for w, form in forms.items()):
+                return None
+        width = size * directions
+    return Net(scene.kind, kept, layers, directions)
 
 
 def _ready(scene: Scene) -> Optional[tuple[Net, Guess, Floats, list[Floats], Floats, Floats]]:
@@ -163,7 +169,11 @@ def _ready(scene: Scene) -> Optional[tuple[Net, Guess, Floats, list[Floats], Flo
     if net is None or x is None or x.ndim != 3 or scene.pair.expected.ndim != 3:
         return None
     first = bool(scene.setting("batch_first", False))
-    states = [np.asarray(s, np.float64) for s in scene.inputs[1:3] if s.ndim == 3]
+    batch = x.shape[0 if first else 1]
+    form = (net.layers * net.directions, batch, net.weights["weight_hh_l0"].shape[1])
+    states = [np.asarray(s, np.float64) for s in scene.inputs[1:3] if s.shape == form]
+    if scene.pair.expected.shape[:2] != x.shape[:2]:
+        return None
     turned = [
         np.asarray(v, np.float64) if first else np.asarray(v, np.float64).swapaxes(0, 1)
         for v in (x, scene.pair.expected, scene.pair.actual)

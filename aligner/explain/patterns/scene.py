@@ -55,6 +55,20 @@ class Scene:
         found = self.case.reference.attributes.get(name)
         return default if found is None else found
 
+    def number(self, name: str, default: float) -> float:
+        """A setting that is one number."""
+        found = self.setting(name, default)
+        return float(found) if isinstance(found, (int, float)) else default
+
+    def whole(self, name: str) -> int:
+        """A setting that counts something, at least 1."""
+        return max(int(self.number(name, 1)), 1)
+
+    def axis(self, name: str, rank: int) -> Optional[int]:
+        """A setting that is an axis of `rank`, the last where it is not given; None where it is none."""
+        found = self.setting(name, -1)
+        return int(found) if isinstance(found, int) and -rank <= found < rank else None
+
     def change(self, name: str) -> dict[str, Attribute]:
         """What a copy of the port's layer is given, where it has this setting with another value."""
         theirs, ours = self.case.port.attributes, self.case.reference.attributes

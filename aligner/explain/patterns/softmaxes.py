@@ -68,7 +68,8 @@ def _other_axis(scene: Scene, x: Floats) -> Optional[Suspect]:
 
 def _temperature(scene: Scene, x: Floats) -> Optional[Suspect]:
     """Softmax of k * x: within a row, logarithms of the port's values rise with x by the slope k."""
-    axis = int(scene.setting("dim", -1)) if scene.kind in KINDS else _axis(scene.pair.actual, x, scene.pair.limit)
+    known = scene.kind in KINDS
+    axis = scene.axis("dim", x.ndim) if known else _axis(scene.pair.actual, x, scene.pair.limit)
     if axis is None or x.shape[axis] < 2:
         return None
     made = np.asarray(scene.pair.actual, np.float64)

@@ -62,7 +62,9 @@ def _factors(scene: Scene, x: Floats) -> Optional[tuple[float, ...]]:
     if factor is None:
         return None
     axes = x.ndim - 2
-    return tuple(float(f) for f in factor) if isinstance(factor, tuple) else (float(factor),) * axes
+    listed = factor if isinstance(factor, tuple) else (factor,) * axes
+    good = len(listed) == axes and all(isinstance(f, (int, float)) and f > 0 for f in listed)
+    return tuple(float(f) for f in listed) if good else None
 
 
 def _rules(by_factor: bool) -> Iterator[Rule]:

@@ -13,17 +13,19 @@ MODES = ("zeros", "reflect", "replicate", "circular", "symmetric")
 
 
 def pairs(padding: Any, axes: int) -> tuple[tuple[int, int], ...]:
-    """(before, after) for each axis; zeros for a word such as "same"."""
-    if isinstance(padding, (tuple, list)) and len(padding) == axes:
-        return tuple((int(p[0]), int(p[1])) if isinstance(p, (tuple, list)) else (int(p), int(p)) for p in padding)
-    return ((0, 0),) * axes
+    """(before, after) for each axis; zeros for a word such as "same" and for what is no padding."""
+    if not isinstance(padding, (tuple, list)) or len(padding) != axes:
+        return ((0, 0),) * axes
+    both = [tuple(p) if isinstance(p, (tuple, list)) else (p, p) for p in padding]
+    if not all(len(p) == 2 and all(isinstance(n, int) for n in p) for p in both):
+        return ((0, 0),) * axes
+    return tuple((int(p[0]), int(p[1])) for p in both)
 
 
-def per_axis(value: Any, axes: int, default: int = 1) -> tuple[int, ...]:
-    """One number for each axis."""
-    if isinstance(value, (tuple, list)) and len(value) == axes:
-        return tuple(int(v) for v in value)
-    return (int(value) if isinstance(value, (int, float)) else default,) * axes
+def per_axis(value: Any, axes: int) -> tuple[int, ...]:
+    """One number for each axis, at least 1; 1 for what is no number."""
+    listed = value if isinstance(value, (tuple, list)) and len(value) == axes else (value,) * axes
+    return tuple(max(int(v), 1) if isinstance(v, (int, float)) else 1 for v in listed)
 
 
 def same(size: int, kernel: int, stride: int, dilation: int) -> int:
