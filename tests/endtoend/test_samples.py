@@ -200,6 +200,26 @@ def test_by_commands(sample: str, port: str, tmp_path: Path) -> None:
     assert told["first_divergence"]["layer"] == wanted["first"]
 
 
+def test_a_mistake_below_the_tolerance_is_a_warning_that_counts_when_strict(tmp_path: Path) -> None:
+    files = ROOT / "samples" / "transformer"
+    for arguments in (
+        ("reference.py:build", "-o", "ref.h5"),
+        ("port_gelu_tanh.py:build", "--from", "ref.h5", "-o", "port.h5"),
+    ):
+        done = run(tmp_path, "capture", f"{files}/{arguments[0]}", *arguments[1:])
+        assert done.returncode == 0, done.stderr
+    answer = run(tmp_path, "--lang", "en", "compare", "ref.h5", "port.h5")
+    assert answer.returncode == 0
+    words = " ".join(answer.stdout.split())
+    assert words.startswith("ALIGNED")
+    assert "blocks.0.gelu (GELU), below the tolerance; wrong by itself" in words
+    assert "tanh approximation" in words
+    assert re.search(
+        r"the error falls from 2\.\de-04 to \d\.\de-0[78]: confirmed same in 1 more, .* blocks\.1\.gelu", words
+    )
+    assert run(tmp_path, "compare", "ref.h5", "port.h5", "--strict").returncode == 1
+
+
 @pytest.mark.parametrize("sample", sorted(EXPECTED))
 def test_reference_is_the_same_on_every_run(sample: str) -> None:
     (first, first_inputs), (second, second_inputs) = build(sample, "reference.py"), build(sample, "reference.py")
