@@ -58,7 +58,7 @@ class Cases:
             outputs=tuple(map(_value, outputs)),
             parameters=self._parameters(0, place.owner),
             port_parameters=self._parameters(1, other),
-            known=self._known(place.owner, expected) if around and expected is not None else (),
+            known=self._known(place.owner, expected) if around and expected is not None else self._alike(place),
             operations=self._operations(place) if around else None,
         )
 
@@ -90,6 +90,19 @@ class Cases:
 
     def _parameters(self, side: int, layer: str) -> Mapping[str, Value]:
         return {role: _value(entry) for role, entry in self._nets[side].parameters.get(layer, {}).items()}
+
+    def _alike(self, place: Place) -> tuple[Value, ...]:
+        """For a parameter: the reference's other parameters of this shape, one of which it may have been."""
+        key = place.key or place.port
+        own = self._dumps[0 if place.key is not None else 1].find(key) if key is not None else None
+        if place.where != "parameters" or own is None:
+            return ()
+        return tuple(
+            _value(entry)
+            for layer, roles in self._nets[0].parameters.items()
+            for entry in roles.values()
+            if entry.shape == own.shape and layer != place.owner
+        )
 
     def _known(self, parent: str, wrong: Entry) -> tuple[Value, ...]:
         """What the parent had in hand before it made this value, the nearest last; then others' values."""

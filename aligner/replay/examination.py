@@ -111,7 +111,8 @@ def _plan(reference: Dump, port: Dump, pairing: Pairing) -> Plan:
     layers: dict[str, str] = {}
     for found in pairing.layers:
         layers.setdefault(found.port, found.reference)
-    return Plan(entries, {other: one for one, other in pairing.calls.items()}, layers, usual(pairs))
+    short = usual(pairs, port.header.get("amp"))
+    return Plan(entries, {other: one for one, other in pairing.calls.items()}, layers, short)
 
 
 @contextmanager

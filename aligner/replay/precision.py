@@ -36,8 +36,17 @@ def grid(array: Array) -> Optional[str]:
     return None
 
 
-def usual(pairs: Sequence[Pair]) -> Optional[str]:
-    """The short type that most of the port's weighted layers make where the reference makes a longer one."""
+CASTS = (None, "", "to_float")
+"""Words for AMP in a header that say nothing of the net as a whole: none, and casts set layer by layer."""
+
+
+def usual(pairs: Sequence[Pair], amp: object) -> Optional[str]:
+    """The short type that a port computes in as a rule: the one most of its weighted layers make where the reference
+    makes a longer one; else, where AMP was put on the whole net (`amp` of its header), AMP's."""
+    return _made(pairs) or (None if amp in CASTS else "float16")
+
+
+def _made(pairs: Sequence[Pair]) -> Optional[str]:
     weighted = {p.key.layer for p in pairs if p.key.phase is Phase.PARAMETER and p.key.slot == "weight"}
     chosen = [
         pair
