@@ -112,7 +112,8 @@ def script(repro: Repro) -> str:
         f'"""{_heading(repro)}\n\nExit code 1: it is off by more than {limit(repro):.0e} (relative L2).\n"""\n',
         "import sys\nfrom pathlib import Path\n",
         f"{speech.imports}\nimport numpy as np\n",
-        'data = np.load(Path(__file__).with_suffix(".npz"))  # inputs, parameters, what the reference made\n',
+        'with np.load(Path(__file__).with_suffix(".npz")) as file:  # inputs, parameters, what the reference made',
+        "    data = dict(file)\n",
         *_building(repro, speech),
         f"result = layer({_arguments(repro, speech)})",
         f"made = {{{', '.join(_made(repro, speech))}}}\n",
@@ -165,8 +166,7 @@ def _building(repro: Repro, speech: Speech) -> Iterator[str]:
     short = {value.dtype for value in repro.parameters.values() if not DTYPES[value.dtype].exact} - {"float32"}
     if len(short) == 1:
         yield speech.short.format(dtype=short.pop())
-    if repro.parameters:
-        yield from speech.load
+    yield from speech.load
     yield speech.mode.format(repro.training) + "\n"
 
 

@@ -31,10 +31,14 @@ _MINDSPORE_LOAD = (
     '    if f"parameter.{name}" in data:',
     '        value = data[f"parameter.{name}"].reshape(parameter.shape)',
     "        parameter.set_data(ms.Tensor(value).astype(parameter.dtype))",
+    "    else:",
+    '        print(f"{name} is shared with another layer: its values are missing here")',
 )
 _TORCH_LOAD = (
-    'values = {name[len("parameter.") :]: data[name] for name in data.files if name.startswith("parameter.")}',
-    "layer.load_state_dict({name: torch.from_numpy(value) for name, value in values.items()}, strict=False)",
+    'values = {name[len("parameter.") :]: data[name] for name in data if name.startswith("parameter.")}',
+    "values = {name: torch.from_numpy(value) for name, value in values.items()}",
+    "for name in layer.load_state_dict(values, strict=False).missing_keys:",
+    '    print(f"{name} is shared with another layer: its values are missing here")',
 )
 
 SPEECHES: Mapping[str, Speech] = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
+import runpy
 from dataclasses import replace
 
 import numpy as np
@@ -47,11 +46,6 @@ def called(repro):
     """The line that runs the layer."""
     (line,) = [row for row in script(repro).splitlines() if row.startswith("result = ")]
     return line
-
-
-def run(folder, repro):
-    written = write(repro, folder)
-    return subprocess.run([sys.executable, written.script], capture_output=True, text=True, timeout=100, check=False)
 
 
 @pytest.mark.parametrize("framework", sorted(SPEECHES))
@@ -211,25 +205,33 @@ def test_names_from_a_dump_are_quoted():
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "os"]
 
 
-def test_it_runs_and_shows_the_difference(tmp_path):
+def test_it_runs_and_shows_the_difference(tmp_path, capsys):
     pytest.importorskip("torch", reason="the program is one for torch")
     random = np.random.default_rng(0)
     weight, bias = random.standard_normal((2, 4), np.float32), random.standard_normal(2, np.float32)
     right = X @ weight.T + bias
-    parameters = {"weight": Tensor(weight, "float32"), "bias": Tensor(bias, "float32")}
-    good = made(parameters=parameters, expected={"output.0": Tensor(right, "float32")})
-    done = run(tmp_path / "good", good)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("output.0: max abs ")
     bad = right.copy()
     bad[1, 0] += 0.5
-    done = run(tmp_path / "bad", replace(good, expected={"output.0": Tensor(bad, "float32")}))
-    assert done.returncode == 1
-    assert "output.0: max abs 5.0e-01" in done.stdout
-    assert "worst at [1, 0]" in done.stdout
-    done = run(tmp_path / "shape", replace(good, expected={"output.0": Tensor(bad[:2], "float32")}))
-    assert done.returncode == 1
-    assert "shape (3, 2), the reference has (2, 2)" in done.stdout
-    done = run(tmp_path / "gap", replace(good, python=None))
-    assert done.returncode == 2
-    assert "Fill in" in done.stdout
+    good = made(parameters={"weight": Tensor(weight, "float32"), "bias": Tensor(bias, "float32")})
+
+    def run(name, **changes):
+        path = write(replace(good, layer=name, **changes), tmp_path).script
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(path), run_name="__main__")
+        return ended.value.code, capsys.readouterr().out
+
+    def wanted(array):
+        return {"output.0": Tensor(array, "float32")}
+
+    code, told = run("good", expected=wanted(right))
+    assert (code, told[:18]) == (0, "output.0: max abs ")
+    code, told = run("bad", expected=wanted(bad))
+    assert code == 1
+    assert "output.0: max abs 5.0e-01" in told
+    assert "worst at [1, 0]" in told
+    code, told = run("shape", expected=wanted(bad[:2]))
+    assert code == 1
+    assert "shape (3, 2), the reference has (2, 2)" in told
+    code, told = run("gap", python=None)
+    assert code == 2
+    assert "Fill in" in told
