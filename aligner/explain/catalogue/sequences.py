@@ -35,7 +35,7 @@ TABLES: tuple[Entry, ...] = (
 
 RECURRENT: tuple[Entry, ...] = (
     Entry(
-        "recurrent-gate-order",
+        "gate-order",
         ("the gates are taken in the order {order}", "门的次序为 {order}"),
         _LEFT,
         (
@@ -71,7 +71,7 @@ RECURRENT: tuple[Entry, ...] = (
         ("compute n = tanh(W x + b + r * (U h + c))", "按 n = tanh(W x + b + r * (U h + c)) 计算"),
     ),
     Entry(
-        "recurrent-update-inverted",
+        "gru-update-inverted",
         ("the GRU's update gate is inverted", "GRU 的更新门取反了"),
         _LEFT,
         ("compute h = (1 - z) * n + z * h", "按 h = (1 - z) * n + z * h 计算"),

@@ -87,7 +87,7 @@ class Work:
                 return None
         bias = scene.parameter("bias")
         groups = x.shape[1] // weight.shape[1]
-        if weight.shape[0] % groups:
+        if weight.shape[0] % groups or (bias is not None and bias.shape != weight.shape[:1]):
             return None
         return Work(x, weight, np.zeros(weight.shape[0]) if bias is None else bias, groups)
 

@@ -9,7 +9,11 @@ from aligner.explain.patterns.pair import figure
 from aligner.explain.patterns.scene import Scene
 from aligner.explain.suspect import Suspect
 
-EPS_CAUSES = {"BatchNorm": "bn-eps-dropped", "RMSNorm": "rmsnorm-eps-default"}
+EPS_CAUSES = {
+    "BatchNorm": "bn-eps-dropped",
+    "LayerNorm": "layernorm-eps-default",
+    "RMSNorm": "rmsnorm-eps-default",
+}
 
 
 def suspects(scene: Scene) -> Iterator[Suspect]:
@@ -45,8 +49,6 @@ def _plain(found: Form, wanted: Form) -> bool:
 def _eps(scene: Scene, found: Form, wanted: Form, left: float) -> Suspect:
     kind = "RMSNorm" if not wanted.centred else scene.kind
     cause = EPS_CAUSES.get(kind, "norm-eps")
-    if kind == "LayerNorm" and abs(found.eps - 1e-7) < 3e-8:
-        cause = "layernorm-eps-default"
     suspect = scene.setting_suspect(
         cause, left, 0.85, "eps", figure(found.eps), form=_words(found), wanted=_words(wanted)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -25,12 +25,12 @@ STEPS = 1 << 11
 
 
 CAUSES = {
-    "bias": {"": "recurrent-bias"},
+    "bias": {"": "recurrent-bias", "merged": "gru-merged-bias"},
     "backward": {"": "recurrent-backward-as-forward", "not turned back": "recurrent-backward-not-turned"},
-    "reset": {"": "recurrent-reset-before", "update inverted": "recurrent-update-inverted"},
+    "reset": {"": "recurrent-reset-before", "update inverted": "gru-update-inverted"},
     "activation": {"": "recurrent-activation"},
     "state": {"": "recurrent-state"},
-    "order": {"": "recurrent-gate-order"},
+    "order": {"": "gate-order"},
 }
 """What is changed in a guess -> how -> the cause."""
 
@@ -77,6 +77,8 @@ class Net:
         zero = np.zeros(len(inner))
         first = self.weights.get(f"bias_ih_{tail}", zero) if guess.bias in ("both", "bias_ih") else zero
         second = self.weights.get(f"bias_hh_{tail}", zero) if guess.bias in ("both", "bias_hh") else zero
+        if guess.bias == "merged":
+            first = self.weights.get(f"bias_ih_{tail}", zero) + self.weights.get(f"bias_hh_{tail}", zero)
         size = outer.shape[1]
         hidden = start[0] if start else np.zeros((len(x), size))
         cell = start[1] if len(start) > 1 else np.zeros((len(x), size))
@@ -113,7 +115,7 @@ class Net:
 
 def suspects(scene: Scene) -> Iterator[Suspect]:
     """At most one, for the sequence that a recurrent layer gives."""
-    if scene.kind not in GATES or scene.case.slot not in ("output.0", "output") or not scene.pair.alike:
+    if _base(scene) not in GATES or scene.case.slot not in ("output.0", "output") or not scene.pair.alike:
         return
     lengths = _lengths(scene)
     if lengths is not None:
@@ -125,12 +127,17 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
     net, own, x, states, wanted, made = ready
     if distance(net.run(x, states, own), wanted) > max(scene.pair.limit, 1e-5):
         return
-    for guess in _guesses(net, own, bool(states)):
+    for guess in _guesses(net, own, bool(states), scene.kind.endswith("Cell")):
         turned = guess.time != own.time
         left = _other_time(scene, net, guess) if turned else distance(net.run(x, states, guess), made)
         if left is not None and left <= max(scene.pair.limit, 3e-5) and left * 8 <= scene.pair.before:
             yield _told(scene, net, own, guess, left)
             return
+
+
+def _base(scene: Scene) -> str:
+    """LSTM for an LSTMCell too, which is one step of it."""
+    return scene.kind[: -len("Cell")] if scene.kind.endswith("Cell") else scene.kind
 
 
 def _lengths(scene: Scene) -> Optional[Suspect]:
@@ -146,12 +153,13 @@ def _lengths(scene: Scene) -> Optional[Suspect]:
 
 def _net(scene: Scene) -> Optional[Net]:
     weights = {role: scene.parameter(role) for role in scene.case.parameters}
-    kept = {role: value for role, value in weights.items() if value is not None}
+    tail = "_l0" if scene.kind.endswith("Cell") else ""
+    kept = {role + tail: value for role, value in weights.items() if value is not None}
     if "weight_ih_l0" not in kept or "weight_hh_l0" not in kept:
         return None
     layers = sum(role.startswith("weight_ih_l") and not role.endswith("_reverse") for role in kept)
     directions = 2 if "weight_ih_l0_reverse" in kept else 1
-    size, gates = kept["weight_hh_l0"].shape[-1], len(GATES[scene.kind])
+    size, gates = kept["weight_hh_l0"].shape[-1], len(GATES[_base(scene)])
     width = scene.x.shape[-1] if scene.x is not None else 0
     for layer in range(layers):
         for tail in (f"l{layer}", f"l{layer}_reverse")[:directions]:
@@ -160,24 +168,23 @@ def _net(scene: Scene) -> Optional[Net]:
             if any(f"{w}_{tail}" not in kept or kept[f"{w}_{tail}"].shape != form for w, form in forms.items()):
                 return None
         width = size * directions
-    return Net(scene.kind, kept, layers, directions)
+    return Net(_base(scene), kept, layers, directions)
 
 
 def _ready(scene: Scene) -> Optional[tuple[Net, Guess, Floats, list[Floats], Floats, Floats]]:
     """The net, its usual way to run, and a few samples as (batch, time, features)."""
     net, x = _net(scene), scene.x
-    if net is None or x is None or x.ndim != 3 or scene.pair.expected.ndim != 3:
+    if net is None or x is None:
         return None
-    first = bool(scene.setting("batch_first", False))
-    batch = x.shape[0 if first else 1]
-    form = (net.layers * net.directions, batch, net.weights["weight_hh_l0"].shape[1])
-    states = [np.asarray(s, np.float64) for s in scene.inputs[1:3] if s.shape == form]
-    if scene.pair.expected.shape[:2] != x.shape[:2]:
+    values = [np.asarray(v, np.float64) for v in (x, scene.pair.expected, scene.pair.actual)]
+    given = [np.asarray(s, np.float64) for s in scene.inputs[1:3]]
+    if scene.kind.endswith("Cell"):
+        values, given = [v[None] for v in values], [s[None] for s in given]
+    if any(v.ndim != 3 for v in values) or values[0].shape[:2] != values[1].shape[:2]:
         return None
-    turned = [
-        np.asarray(v, np.float64) if first else np.asarray(v, np.float64).swapaxes(0, 1)
-        for v in (x, scene.pair.expected, scene.pair.actual)
-    ]
+    turned = values if scene.setting("batch_first") is True else [v.swapaxes(0, 1) for v in values]
+    form = (net.layers * net.directions, len(turned[0]), net.weights["weight_hh_l0"].shape[1])
+    states = [s for s in given if s.shape == form]
     steps = turned[0].shape[1] * net.layers * net.directions
     each = steps * sum(w.size for w in net.weights.values()) // max(net.layers * net.directions, 1)
     if steps > STEPS or each > WORK:
@@ -187,8 +194,9 @@ def _ready(scene: Scene) -> Optional[tuple[Net, Guess, Floats, list[Floats], Flo
     return net, own, turned[0][few], [s[:, few] for s in states], turned[1][few], turned[2][few]
 
 
-def _guesses(net: Net, own: Guess, states: bool) -> Iterator[Guess]:
-    yield from (replace(own, bias=word) for word in ("bias_ih", "bias_hh", "none"))
+def _guesses(net: Net, own: Guess, states: bool, cell: bool) -> Iterator[Guess]:
+    words = ("bias_ih", "bias_hh", "none", "merged") if net.kind == "GRU" else ("bias_ih", "bias_hh", "none")
+    yield from (replace(own, bias=word) for word in words)
     if net.directions == 2:
         yield from (replace(own, backward=word) for word in ("not turned back", "as forward"))
     if net.kind == "GRU":
@@ -197,7 +205,8 @@ def _guesses(net: Net, own: Guess, states: bool) -> Iterator[Guess]:
         yield replace(own, activation="relu" if own.activation == "tanh" else "tanh")
     if states:
         yield replace(own, state=False)
-    yield replace(own, time="the batch's axis")
+    if not cell:
+        yield replace(own, time="the batch's axis")
     yield from (replace(own, order=order) for order in permutations(own.order) if order != own.order)
 
 
@@ -220,4 +229,10 @@ def _told(scene: Scene, net: Net, own: Guess, guess: Guess, left: float) -> Susp
     name = next(name for name in CAUSES if getattr(guess, name) != getattr(own, name))
     cause = CAUSES[name].get(getattr(guess, name)) or CAUSES[name][""]
     order = ", ".join(names[guess.order.index(i)] for i in range(len(names)))
-    return scene.pair.suspect(cause, left, 0.9, order=order, bias=guess.bias, activation=guess.activation)
+    told: dict[str, Any] = {
+        "order": order,
+        "bias": guess.bias,
+        "activation": guess.activation,
+        "port_parameter": "bias_ih + bias_hh",
+    }
+    return scene.pair.suspect(cause, left, 0.9, role="bias_ih", **told)
