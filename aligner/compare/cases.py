@@ -59,6 +59,7 @@ class Cases:
             parameters=self._parameters(0, place.owner),
             port_parameters=self._parameters(1, other),
             known=self._known(place.owner, expected) if around and expected is not None else self._alike(place),
+            later=self._later(place.owner, expected) if around and expected is not None else (),
             operations=self._operations(place) if around else None,
         )
 
@@ -120,6 +121,19 @@ class Cases:
         far.sort(key=lambda entry: -entry.order)
         own = [_value(e) for e in self._nets[0].parameters.get(parent, {}).values()]
         return (*own, *_once(near), *_once(far[: 2 * OTHERS], near)[:OTHERS])
+
+    def _later(self, parent: str, wrong: Entry) -> tuple[Value, ...]:
+        """What the parent's children got and made after it, in the same call, and that is another value."""
+        visits = self._visits(wrong.key.step)
+        around = self._around(visits, parent, wrong)
+        found: list[Entry] = []
+        for visit in visits.values():
+            if around is not None and visit.parent is around:
+                inputs, outputs = self._call(
+                    Key(wrong.key.step, Phase.FORWARD, visit.call.layer, visit.call.number, "")
+                )
+                found.extend(e for e in (*outputs, *inputs) if e.order > wrong.order and e.shape == wrong.shape)
+        return tuple(_once(found, [wrong]))
 
     def _visits(self, step: int) -> Mapping[CallId, Visit]:
         if step not in self._steps:

@@ -61,6 +61,8 @@ class Case:
     """Glue: what the parent had in hand until then, in the reference: its inputs, its parameters, its children's inputs
     and outputs; the nearest last. Then what others had made before, for a value that came from further away.
     Parameters: the reference's parameters of other layers that have this shape."""
+    later: tuple[Value, ...] = ()
+    """Glue: what the reference's parent had in hand only afterwards; a port may do things in another order."""
     operations: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
     """Glue: operations that ran between the two layers, of reference and port, where known."""
 

@@ -159,14 +159,6 @@ HEADS: tuple[Entry, ...] = (
             "torch 的 repeat_interleave 对应 ops.repeat_interleave，不是 tile",
         ),
     ),
-    _entry(
-        "qkv-order",
-        (
-            "query, key and value are taken in another order: {port_value}, in the reference {reference_value}",
-            "query、key、value 的次序不同：待比对为 {port_value}，标杆为 {reference_value}",
-        ),
-        ("take them in the order {reference_value}", "按 {reference_value} 的次序取"),
-    ),
 )
 
 ROTARY: tuple[Entry, ...] = (
@@ -195,7 +187,7 @@ ROTARY: tuple[Entry, ...] = (
             "{setting} turns {port_value}, the reference's {reference_value}",
             "{setting} 的方向为 {port_value}，标杆为 {reference_value}",
         ),
-        ("check the sign of sin, and of rotate_half", "检查 sin 与 rotate_half 的符号"),
+        ("check the sign of sin and whether sin and cos are exchanged", "检查 sin 的符号，以及 sin 与 cos 是否写反"),
     ),
     _entry(
         "rope-theta",

@@ -125,6 +125,13 @@ VALUES: tuple[Entry, ...] = (
         ),
         ("apply {reference_function}", "改用 {reference_function}"),
     ),
+    _entry(
+        "operation-other",
+        (
+            "the port has {port_operation} where the reference has {reference_operation}",
+            "待比对用了 {port_operation}，标杆用 {reference_operation}",
+        ),
+    ),
     _entry("expression-differs", ("the code computes something else", "此处代码的计算式不同")),
     _entry(
         "view-vs-transpose",

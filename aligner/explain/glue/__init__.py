@@ -13,6 +13,7 @@ from aligner.explain.glue import (
     grids,
     masked,
     operations,
+    order,
     parts,
     renamed,
     shapes,
@@ -54,6 +55,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     """The rules for values of one shape, the surest first; each is asked when those before it proved nothing."""
     place = Place.of(case, pair, hand)
     yield formulas.suspects(place)
+    yield order.suspects(place)
     yield masked.suspects(pair)
     yield attention.suspects(case, pair, hand)
     yield as_layer.suspects(case, pair, hand)

@@ -9,7 +9,7 @@ from itertools import permutations
 
 import numpy as np
 
-from aligner.explain.glue.attention_plan import Plan
+from aligner.explain.glue.attention_plan import ROTATIONS, Plan
 from aligner.record import Scalar
 
 
@@ -31,7 +31,8 @@ def edits(plan: Plan) -> Iterator[Edit]:
     if plan.given is None:
         yield from _sources(plan)
         yield from _ropes(plan)
-        yield _edit(plan, "softmax-axis", "axis of the softmax", plan.axis, -2, axis=-2)
+        for axis in (-2, -3):
+            yield _edit(plan, "softmax-axis", "axis of the softmax", plan.axis, axis, axis=axis)
         yield _edit(plan, "softmax-missing", "softmax", "taken", "not taken", weighted=False)
 
 
@@ -71,8 +72,9 @@ def _masks(plan: Plan) -> Iterator[Edit]:
 
 def _masked(plan: Plan) -> Iterator[Edit]:
     if plan.causal:
-        other = "causal, not itself" if plan.causal == "causal" else "causal"
-        yield _edit(plan, "causal-mask-diagonal", "mask", plan.causal, other, causal=other)
+        for other in ("causal", "causal, not itself", "causal, one ahead"):
+            if other != plan.causal:
+                yield _edit(plan, "causal-mask-diagonal", "mask", plan.causal, other, causal=other)
         yield _edit(plan, "causal-mask-missing", "mask", "causal", "none", causal="")
         yield _edit(plan, "mha-mask-inverted", "mask", "causal", "causal, inverted", causal="causal, inverted")
     else:
@@ -126,7 +128,9 @@ def _sources(plan: Plan) -> Iterator[Edit]:
     for order in orders:
         if order != plan.order:
             old, new = (", ".join(whose[o.index(i)] for i in range(3)) for o in (plan.order, order))
-            yield _edit(plan, "qkv-order", "order", old, new, order=order)
+            cause = "wrong-tensor" if len(plan.sources) == 3 else "chunk-order"
+            edit = _edit(plan, cause, "order", old, new, order=order)
+            yield replace(edit, facts={**edit.facts, "other": old, "instead": new})
     if len(plan.sources) == 3:
         for instead in ((0, 0, 2), (0, 1, 1), (1, 1, 2), (0, 1, 0), (0, 2, 2)):
             order = tuple(plan.order[i] for i in instead)
@@ -138,19 +142,13 @@ def _sources(plan: Plan) -> Iterator[Edit]:
 def _ropes(plan: Plan) -> Iterator[Edit]:
     if not plan.rope:
         return
-    other = "interleaved" if plan.rope == "half" else "half"
-    yield _edit(plan, "rope-interleaved-vs-half", "rotary embedding", plan.rope, other, rope=other)
-    for rope in ("", f"query {plan.rope}", f"key {plan.rope}"):
-        yield _edit(
-            plan,
-            "rope-missing",
-            "rotary embedding",
-            "of query and key",
-            f"of {rope.split()[0]}" if rope else "none",
-            rope=rope,
-        )
-    yield _edit(plan, "rope-sign", "rotary embedding", "forwards", "backwards", rope=f"-{plan.rope}")
-    yield _edit(plan, "rope-sign", "rotary embedding of the query", "forwards", "not", rope=f"key {plan.rope}")
+    for other in ROTATIONS:
+        if other != plan.rope:
+            yield _edit(plan, "rope-interleaved-vs-half", "rotary embedding", plan.rope, other, rope=other)
+    yield _edit(plan, "rope-missing", "rotary embedding", "query and key", "nothing", rope="")
+    for only in ("query", "key"):
+        yield _edit(plan, "rope-missing", "rotary embedding", "query and key", f"the {only}", rope_of=only)
+    yield _edit(plan, "rope-sign", "rotary embedding", "forwards", "backwards", rope_sign=-1.0)
     for theta in (1e4, 1e3, 1e5, 5e5, 1e6):
         if theta != plan.theta:
             yield _edit(
@@ -187,7 +185,8 @@ def spelled(plan: Plan) -> str:
     else:
         words.append(f"weights=[{plan.given.name}]")
     if plan.rope:
-        words.append(f"rotary={plan.rope}")
+        only = f" of {plan.rope_of} only" if plan.rope_of else ""
+        words.append(f"rotary={plan.rope}{only}{', backwards' if plan.rope_sign < 0 else ''}")
     masks = [plan.causal] if plan.causal else []
     if plan.mask is not None:
         masks.append(f"{plan.sense} [{plan.mask.name}]")

@@ -31,13 +31,16 @@ class Plan:
     """How channels become heads: "transposed" as it should be, "viewed" by a reshape alone, "channel first"."""
     repeat: str = "repeat"
     rope: str = ""
-    """"half", "interleaved", or none; "query " or "key " in front: of that one only; "-": turned the other way."""
+    """A name of ROTATIONS, or none."""
+    rope_of: str = ""
+    """"query" or "key" where only that is rotated."""
+    rope_sign: float = 1.0
     theta: float = 1e4
     mask: Optional[Piece] = None
     sense: str = ""
     """What a value of the mask other than zero does: "keep", "drop", or it is to "add"."""
     causal: str = ""
-    """"causal": no query sees a later key; "causal, not itself"; "causal, inverted"."""
+    """"causal": no query sees a later key; "causal, not itself"; "causal, one ahead"; "causal, inverted"."""
     fill: float = -np.inf
     late: bool = False
     """Masked after the softmax."""
@@ -55,6 +58,16 @@ class Plan:
         """Whether a row of the result needs other rows of the query."""
         return self.split == "viewed" or self.layout == "viewed" or self.merge != "transposed" or self.axis != -1
 
+
+ROTATIONS = {
+    "half": ("half", "half"),
+    "interleaved": ("interleaved", "interleaved"),
+    "interleaved, with the angles of half": ("half", "interleaved"),
+    "half, with the angles of interleaved": ("interleaved", "half"),
+    "half, without the minus": ("half", "plus"),
+    "half, halves not exchanged": ("half", "kept"),
+}
+"""Rotary embeddings: how the angles are laid out over the channels, and which channels are paired how."""
 
 Heads = tuple[Floats, Floats, Floats]
 Kept = dict[object, tuple[Floats, Floats]]
@@ -98,8 +111,9 @@ def _mixed_by(plan: Plan, items: Floats) -> Optional[Floats]:
 def _scores(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats]) -> tuple[Floats, Floats]:
     some = items.tobytes(), None if rows is None else rows.tobytes()
     ids = tuple(id(piece) for piece in plan.sources)
-    mark = (ids, plan.order, plan.layout, plan.heads, plan.groups, plan.split, plan.repeat, plan.rope, plan.theta)
-    if (mark, some, plan.length_first) not in kept:
+    mark = (ids, plan.order, plan.layout, plan.heads, plan.groups, plan.split, plan.repeat)
+    turn = (plan.rope, plan.rope_of, plan.rope_sign, plan.theta)
+    if (mark, turn, some, plan.length_first) not in kept:
         query, key, value = _heads(plan, items)
         query, key = _turned(plan, query, key)
         if plan.groups != plan.heads:
@@ -108,8 +122,8 @@ def _scores(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats]) -> tu
             query = query[:, :, rows]
         if key.shape[3] != query.shape[3] or key.shape[1] != query.shape[1] or value.shape[:3] != key.shape[:3]:
             raise ValueError("heads do not fit")
-        kept[mark, some, plan.length_first] = np.asarray(query @ key.transpose(0, 1, 3, 2)), value
-    return kept[mark, some, plan.length_first]
+        kept[mark, turn, some, plan.length_first] = np.asarray(query @ key.transpose(0, 1, 3, 2)), value
+    return kept[mark, turn, some, plan.length_first]
 
 
 def _heads(plan: Plan, items: Floats) -> Heads:
@@ -161,15 +175,10 @@ def _parts(plan: Plan, x: Floats, counts: tuple[int, ...]) -> list[Floats]:
 
 
 def _turned(plan: Plan, query: Floats, key: Floats) -> tuple[Floats, Floats]:
-    words = plan.rope.split()
-    if not words:
-        return query, key
-    kind, sign = words[-1].lstrip("-"), -1.0 if words[-1].startswith("-") else 1.0
-    only = words[0] if len(words) > 1 else ""
-    if only != "key":
-        query = rotated(query, kind, plan.theta, sign)
-    if only != "query":
-        key = rotated(key, kind, plan.theta, sign)
+    if plan.rope and plan.rope_of != "key":
+        query = rotated(query, plan.rope, plan.theta, plan.rope_sign)
+    if plan.rope and plan.rope_of != "query":
+        key = rotated(key, plan.rope, plan.theta, plan.rope_sign)
     return query, key
 
 
@@ -178,14 +187,18 @@ def rotated(x: Floats, kind: str, theta: float, sign: float = 1.0) -> Floats:
     length, size = x.shape[2], x.shape[3]
     if size % 2:
         return x
-    rate = theta ** (-np.arange(0, size, 2) / size)
-    angle = sign * np.arange(length)[:, None] * rate[None]
-    cos, sin = np.cos(angle), np.sin(angle)
-    one, other = (x[..., : size // 2], x[..., size // 2 :]) if kind == "half" else (x[..., ::2], x[..., 1::2])
-    both = (one * cos - other * sin, other * cos + one * sin)
-    if kind == "half":
-        return np.asarray(np.concatenate(both, axis=-1))
-    return np.asarray(np.stack(both, axis=-1)).reshape(x.shape)
+    layout, pairing = ROTATIONS[kind]
+    angle = sign * np.arange(length)[:, None] * theta ** (-np.arange(0, size, 2) / size)[None]
+    angle = np.concatenate([angle, angle], axis=-1) if layout == "half" else np.repeat(angle, 2, axis=-1)
+    return np.asarray(x * np.cos(angle) + _paired(x, pairing) * np.sin(angle))
+
+
+def _paired(x: Floats, pairing: str) -> Floats:
+    if pairing == "interleaved":
+        return np.asarray(np.stack([-x[..., 1::2], x[..., ::2]], axis=-1)).reshape(x.shape)
+    one, other = np.split(x, 2, axis=-1)
+    parts = {"half": [-other, one], "plus": [other, one], "kept": [-one, other]}
+    return np.concatenate(parts[pairing], axis=-1)
 
 
 def _repeated(plan: Plan, x: Floats) -> Floats:
@@ -202,7 +215,8 @@ def _covered(
     hidden, added = np.zeros((), bool), np.zeros(())
     if plan.causal:
         at = np.arange(length) if rows is None else rows
-        hidden = np.arange(keys)[None] > at[:, None] + (keys - length) - (plan.causal == "causal, not itself")
+        ahead = {"causal, not itself": -1, "causal, one ahead": 1}.get(plan.causal, 0)
+        hidden = np.arange(keys)[None] > at[:, None] + (keys - length) + ahead
         hidden = ~hidden if plan.causal == "causal, inverted" else hidden
     if plan.mask is None:
         return hidden, added

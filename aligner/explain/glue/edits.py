@@ -56,6 +56,7 @@ def edits(formula: Formula, pool: Pool) -> Iterator[Edit]:
             yield Edit(Formula(terms, formula.outer), edit[1], edit[2], edit[3])
     yield from _gates(formula)
     yield from _common(formula)
+    yield from _added(formula)
     offered = [view for view in pool.views if view.how in ("", "chunk", "every", "slice")]
     for view in offered:
         for sign in (1.0, -1.0):
@@ -100,6 +101,18 @@ def _gates(formula: Formula) -> Iterator[Edit]:
     if one.view is other.view and COMPLEMENTS.get(one.function) == other.function:
         terms = (Term((other, first)), Term((one, second)))
         yield Edit(Formula(terms), "gate-inverted", {"other": one.text, "instead": other.text})
+
+
+def _added(formula: Formula) -> Iterator[Edit]:
+    """Factors added instead of multiplied, and the other way round."""
+    if len(formula.terms) == 1 and len(formula.terms[0].factors) == 2:
+        one, other = formula.terms[0].factors
+        facts: dict[str, Scalar] = {"reference_operation": "*", "port_operation": "+"}
+        yield Edit(Formula((Term((one,)), Term((other,))), formula.outer), "operation-other", facts)
+    if len(formula.terms) == 2 and all(len(term.factors) == 1 for term in formula.terms):
+        first, second = (term.factors[0] for term in formula.terms)
+        facts = {"reference_operation": "+", "port_operation": "*"}
+        yield Edit(Formula((Term((first, second)),), formula.outer), "operation-other", facts)
 
 
 def _common(formula: Formula) -> Iterator[Edit]:

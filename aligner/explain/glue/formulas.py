@@ -186,7 +186,11 @@ _OPPOSITE = {
 }
 
 
-_SIDES = (("other", "instead"), ("reference_function", "port_function"))
+_SIDES = (
+    ("other", "instead"),
+    ("reference_function", "port_function"),
+    ("reference_operation", "port_operation"),
+)
 
 
 def turned_round(edit: Edit) -> tuple[str, dict[str, Scalar]]:

@@ -18,6 +18,10 @@ MAX_BYTES = 256 << 20
 """Of all values together; a value of more than a quarter of it is left out."""
 
 
+OTHERS = 4
+"""The rank from which on values are others', given with the nearest first."""
+
+
 @dataclass(frozen=True, eq=False)
 class Piece:
     """A value that was in hand, with its numbers."""
@@ -104,9 +108,9 @@ def _ranked(case: Case) -> list[tuple[int, Value]]:
     place = case.expected or case.actual
     here = (place.layer, place.slot, place.call) if place else None
     held = case.known if case.where == "glue" else (*case.parameters.values(), *reversed(case.inputs))
-    values = [v for v in reversed(held) if (v.layer, v.slot, v.call) != here]
-    ranked = [(_rank(case, value), value) for value in values]
-    return sorted(ranked, key=lambda item: item[0])
+    ranked = [(_rank(case, value), value) for value in held if (value.layer, value.slot, value.call) != here]
+    own = [item for item in reversed(ranked) if item[0] < OTHERS]
+    return [*sorted(own, key=lambda item: item[0]), *(item for item in ranked if item[0] >= OTHERS)]
 
 
 def _rank(case: Case, value: Value) -> int:

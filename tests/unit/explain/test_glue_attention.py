@@ -54,6 +54,9 @@ def turned(x, kind):
         both = np.concatenate([angle, angle], -1)
         half = np.concatenate([-x[..., SIZE // 2 :], x[..., : SIZE // 2]], -1)
         return x * np.cos(both) + half * np.sin(both)
+    if kind == "mixture":
+        both = np.concatenate([angle, angle], -1)
+        return x * np.cos(both) + np.stack([-x[..., 1::2], x[..., ::2]], -1).reshape(x.shape) * np.sin(both)
     out = np.empty_like(x)
     out[..., ::2] = x[..., ::2] * np.cos(angle) - x[..., 1::2] * np.sin(angle)
     out[..., 1::2] = x[..., 1::2] * np.cos(angle) + x[..., ::2] * np.sin(angle)
@@ -86,6 +89,8 @@ first, second = split(KEY_VALUE[..., :WIDTH]), split(KEY_VALUE[..., WIDTH:])
 right = attended(q, k, v)
 half = attended(turned(q, "half"), turned(k, "half"), v, mask=CAUSAL)
 woven = attended(turned(q, "woven"), turned(k, "woven"), v, mask=CAUSAL)
+
+mixture = attended(turned(q, "mixture"), turned(k, "mixture"), v, mask=CAUSAL)
 
 MISTAKES = {
     "no scale": (merged(right), merged(attended(q, k, v, 1.0)), APART, "attention-scale-missing"),
@@ -136,13 +141,21 @@ MISTAKES = {
         APART,
         "head-count",
     ),
-    "query and key exchanged": (merged(right), merged(attended(k, q, v)), APART, "qkv-order"),
+    "query and key exchanged": (merged(right), merged(attended(k, q, v)), APART, "wrong-tensor"),
     "the key for the value": (merged(right), merged(attended(q, k, k)), APART, "wrong-tensor"),
     "another layout": (merged(attended(*parts)), merged(attended(*by_head)), ONE, "qkv-interleaved-layout"),
-    "key before query": (merged(attended(*parts)), merged(attended(parts[1], parts[0], parts[2])), ONE, "qkv-order"),
-    "value before key": (merged(attended(q, first, second)), merged(attended(q, second, first)), TWO, "qkv-order"),
+    "key before query": (merged(attended(*parts)), merged(attended(parts[1], parts[0], parts[2])), ONE, "chunk-order"),
+    "value before key": (merged(attended(q, first, second)), merged(attended(q, second, first)), TWO, "chunk-order"),
     "tiled heads": (merged(attended(q, *spread)), merged(attended(q, *tiled)), SHARED, "gqa-repeat-vs-tile"),
     "another pairing": (merged(half), merged(woven), APART, "rope-interleaved-vs-half"),
+    "angles of one, pairs of the other": (merged(half), merged(mixture), APART, "rope-interleaved-vs-half"),
+    "softmax over heads": (merged(right), merged(attended(q, k, v, axis=1)), APART, "softmax-axis"),
+    "a key too many": (
+        merged(attended(q, k, v, mask=CAUSAL)),
+        merged(attended(q, k, v, mask=np.tril(np.ones((LENGTH, LENGTH), bool), 1))),
+        APART,
+        "causal-mask-diagonal",
+    ),
     "scores unscaled": (scored(q, k), scored(q, k, 1.0), APART, "attention-scale-missing"),
     "scores unmasked": (scored(q, k, mask=CAUSAL), scored(q, k), APART, "causal-mask-missing"),
     "weights unscaled": (weights, softmax(scored(q, k, 1.0), -1), APART, "attention-scale-missing"),

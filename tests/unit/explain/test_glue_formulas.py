@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -174,3 +176,11 @@ def test_layers_are_left_to_others():
     made = place(X + A, A)
     layer = case(expected=made.expected, actual=made.actual, known=SEQUENCE)
     assert not list(glue.suspects(layer))
+
+
+def test_a_value_that_is_made_only_later_is_named():
+    later = value(drawn(BATCH, LENGTH, WIDTH), "output.0", "blk.act")
+    made = replace(place(X + A, later.load()), later=(later,))
+    first = next(iter(glue.suspects(made)))
+    assert first.cause == "wrong-tensor"
+    assert first.facts["instead"] == "[blk.act output.0]"
