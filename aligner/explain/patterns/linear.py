@@ -60,8 +60,12 @@ def _scaled(scene: Scene, bias: Floats) -> Optional[Suspect]:
     if not pair.near(terms @ np.array([product, added]), found):
         return None
     left = pair.proved((pair.expected - bias) * product + added * bias, pair.actual)
-    if left is None:
+    if left is None or not product:
         return None
+    if abs(added - 1.0) < 1e-4:
+        factor = figure(round(1.0 / product, 6))
+        code: dict[str, Any] = {"reference_code": f"x * {factor} @ W + b", "port_code": "x @ W + b"}
+        return pair.suspect("scale-missing", left, 0.8, factor=factor, **code)
     return pair.suspect("weight-scaled", left, 0.8, product=figure(round(product, 6)), added=figure(round(added, 6)))
 
 

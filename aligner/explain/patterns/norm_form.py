@@ -104,8 +104,9 @@ def ways(scene: Scene, x: Floats) -> Iterator[Statistics]:
         found.append((f"groups {n}", (x.shape[0], n, x.size // (x.shape[0] * n)), (2,)))
     for count in range(1, rank + 1):
         add(range(rank - count, rank))
+    for axis in range(rank):
+        add((axis,))
     if rank >= 2:
-        add((1,))
         add(batch)
         add(range(rank - 1))
         add(range(1, rank))

@@ -39,6 +39,9 @@ def _suspect(scene: Scene, found: Form, wanted: Form, left: float, differing: li
     if differing == ["eps"] or (found.eps != wanted.eps and differing == ["law", "eps"] and _plain(found, wanted)):
         return _eps(scene, found, wanted, left)
     cause, setting, value = _cause(found, wanted, differing)
+    if cause == "reduction-other":
+        both = {"instead": told["form"], "other": told["wanted"]}
+        told.update(both, port_code=told["form"], reference_code=told["wanted"])
     return scene.setting_suspect(cause, left, 0.85, setting, value, **told)
 
 
@@ -66,7 +69,8 @@ def _cause(found: Form, wanted: Form, differing: list[str]) -> tuple[str, str, s
         return ("rmsnorm-written-as-layernorm" if found.centred else "norm-mean-kept"), "", ""
     if "affine" in differing:
         return "norm-affine-differs", "affine", found.affine
-    return "norm-divisor", "", ""
+    summed = "sum" in (found.law, wanted.law)
+    return ("reduction-other" if summed else "norm-divisor"), "", ""
 
 
 def _over(found: str, wanted: str) -> tuple[str, str, str]:

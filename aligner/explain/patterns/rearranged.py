@@ -85,6 +85,8 @@ def _splits(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
     base = tuple(n for n in shape if n > 1)
     if len(base) <= AXES:
         yield base
+    if len(base) <= 4:  # read off in the order of other axes
+        yield from sorted(set(permutations(base)) - {base})
     for axis, size in enumerate(base):
         for part in _divisors(size)[:24]:
             if len(base) < AXES:

@@ -201,6 +201,16 @@ def test_rms_norms():
     assert (gemma.cause, gemma.facts["port_value"]) == ("norm-affine-differs", "1 + weight")
 
 
+def test_a_norm_by_the_sum_and_over_another_axis():
+    """Pixel norms of people's own: no parameters, no settings."""
+    right = IMAGE / (IMAGE.pow(2).mean(1, keepdim=True) + 1e-8).sqrt()
+    summed = IMAGE / (IMAGE.pow(2).sum(1, keepdim=True) + 1e-8).sqrt()
+    other = IMAGE / (IMAGE.pow(2).mean(2, keepdim=True) + 1e-8).sqrt()
+    assert proved("PixelNorm", {}, IMAGE, right, summed).cause == "reduction-other"
+    found = proved("PixelNorm", {}, IMAGE, right, other)
+    assert (found.cause, found.facts["port_value"]) == ("layernorm-channels-first", "2")
+
+
 def test_batch_norms():
     layer = ready(nn.BatchNorm2d(8))
     settings = {"num_features": 8, "eps": 1e-5, "momentum": 0.1, "affine": True, "track_running_stats": True}
@@ -230,7 +240,8 @@ def test_linear_layers():
         "bias-missing": right - b,
         "bias-twice": right + b,
         "dense-weight-transposed-square": F.linear(X, w.T, b),
-        "weight-scaled": F.linear(X, w / 2, b),
+        "scale-missing": F.linear(X, w / 2, b),
+        "weight-scaled": F.linear(X, w / 2, 3 * b),
         "mixed-precision-rounding-signature": short,
     }
     for cause, made in causes.items():

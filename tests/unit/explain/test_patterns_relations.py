@@ -106,6 +106,15 @@ def test_windows_in_another_order_are_followed_back():
     assert (suspect.cause, suspect.facts["factors"]) == ("reshape-order", "(2, 8, 4, 5, 4, 5)")
 
 
+@pytest.mark.parametrize("channels", [3, 8, 32])
+def test_a_vector_seen_as_a_picture_in_another_order(channels):
+    vector = draw(2, channels * 16)
+    ours = vector.reshape(2, channels, 4, 4)
+    theirs = vector.reshape(2, 4, 4, channels).transpose(0, 3, 1, 2)
+    suspect = first(ours, theirs)
+    assert (suspect.cause, suspect.facts["factors"]) == ("reshape-order", f"(2, 4, 4, {channels})")
+
+
 def test_pixel_shuffle_in_the_other_order():
     x = draw(2, 12, 5, 7)
     ours = x.reshape(2, 3, 2, 2, 5, 7).transpose(0, 1, 4, 2, 5, 3).reshape(2, 3, 10, 14)
