@@ -39,7 +39,7 @@ def _suspect(scene: Scene, found: Form, wanted: Form, left: float, differing: li
     if differing == ["eps"] or (found.eps != wanted.eps and differing == ["law", "eps"] and _plain(found, wanted)):
         return _eps(scene, found, wanted, left)
     cause, setting, value = _cause(found, wanted, differing)
-    if cause == "reduction-other":
+    if cause in ("reduction-other", "reduction-axis"):
         both = {"instead": told["form"], "other": told["wanted"]}
         told.update(both, port_code=told["form"], reference_code=told["wanted"])
     return scene.setting_suspect(cause, left, 0.85, setting, value, **told)
@@ -64,7 +64,10 @@ def _eps(scene: Scene, found: Form, wanted: Form, left: float) -> Suspect:
 def _cause(found: Form, wanted: Form, differing: list[str]) -> tuple[str, str, str]:
     """The id, and the setting that stands for it, if one does."""
     if "over" in differing:
-        return _over(found.over, wanted.over)
+        cause, setting, value = _over(found.over, wanted.over)
+        # A layer norm is written for the last axis; any other norm over one axis was merely told another one.
+        other = cause == "layernorm-channels-first" and not wanted.centred
+        return ("reduction-axis" if other else cause), setting, value
     if "centred" in differing:
         return ("rmsnorm-written-as-layernorm" if found.centred else "norm-mean-kept"), "", ""
     if "affine" in differing:
