@@ -19,7 +19,7 @@ def _entry(cause: str, title: Text, fix: Text) -> Entry:
 
 SCORES: tuple[Entry, ...] = (
     _entry(
-        "attention-scale-other",
+        "scale-other",
         (
             "the attention scores are multiplied by {port_value}, the reference has {reference_value}",
             "注意力分数乘了 {port_value}，标杆为 {reference_value}",

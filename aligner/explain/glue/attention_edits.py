@@ -54,7 +54,7 @@ def _scales(plan: Plan) -> Iterator[Edit]:
         plan.scale / math.sqrt(size),
     ):
         if not math.isclose(scale, plan.scale):
-            cause = "attention-scale-missing" if scale == 1.0 else "attention-scale-other"
+            cause = "attention-scale-missing" if scale == 1.0 else "scale-other"
             yield _edit(plan, cause, "scale", number(plan.scale, plan), number(scale, plan), scale=scale)
 
 

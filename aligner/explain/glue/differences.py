@@ -86,7 +86,7 @@ def _told(place: Place, terms: tuple[Term, ...], left: float, outer: str) -> Sus
         return place.pair.suspect("addend-off-by-part", left, 0.75, None, **facts)
     if gained:
         facts.update(other=Formula(tuple(gained)).text)
-        return place.pair.suspect(addend(gained[0], "missing"), left, 0.9, None, **facts)
+        return place.pair.suspect(addend(gained[0], "missing", place.pair.expected.shape), left, 0.9, None, **facts)
     facts.update(other=Formula(tuple(lost)).text, reference_code="...", port_code=f"... + {Formula(tuple(lost)).text}")
     return place.pair.suspect("addend-extra", left, 0.85, None, **facts)
 
@@ -110,8 +110,10 @@ def _ratio(place: Place) -> Optional[Suspect]:
 
 def _scaled(place: Place, terms: tuple[Term, ...], cause: str) -> Optional[Suspect]:
     formula = Formula(terms)
-    factor = formula(place.pair.expected.shape)
     pair = place.pair
+    factor = formula(pair.expected.shape)
+    if float(np.ptp(factor)) <= 1e-3 * float(np.abs(factor).max()):
+        return None  # one number everywhere: a scale, and no gate
     missing = cause == "gate-missing"
     mended, wanted = (pair.actual * factor, pair.expected) if missing else (pair.expected * factor, pair.actual)
     left = pair.proved(mended, wanted)

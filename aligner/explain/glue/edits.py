@@ -50,7 +50,7 @@ def edits(formula: Formula, pool: Pool) -> Iterator[Edit]:
     for number, term in enumerate(formula.terms):
         rest = formula.terms[:number] + formula.terms[number + 1 :]
         if rest:
-            yield Edit(Formula(rest, formula.outer), addend(term, "missing"), {"other": term.text})
+            yield Edit(Formula(rest, formula.outer), addend(term, "missing", pool.shape), {"other": term.text})
         for edit in _of_term(term, pool):
             terms = (*formula.terms[:number], edit[0], *formula.terms[number + 1 :])
             yield Edit(Formula(terms, formula.outer), edit[1], edit[2], edit[3])
@@ -68,12 +68,11 @@ def edits(formula: Formula, pool: Pool) -> Iterator[Edit]:
             yield Edit(Formula(terms, formula.outer), "gate-extra", {"other": gate.text}, 3)
 
 
-def addend(term: Term, what: str) -> str:
-    """Whether a term is a shortcut or another addend, as a cause's id."""
-    factor = term.factors[0]
-    shortcut = len(term.factors) == 1 and factor.view.plain and factor.view.piece.rank in (0, 1, 3)
-    whole = factor.view.array.size == factor.view.piece.array.size and factor.view.detail == ""
-    return f"{'residual' if shortcut and whole and factor.view.piece.rank != 2 else 'addend'}-{what}"
+def addend(term: Term, what: str, shape: tuple[int, ...]) -> str:
+    """Whether a term is a shortcut or another addend, as a cause's id; what is broadcast is no shortcut."""
+    view = term.factors[0].view
+    shortcut = len(term.factors) == 1 and view.plain and view.piece.rank in (0, 1, 3) and view.array.shape == shape
+    return f"{'residual' if shortcut else 'addend'}-{what}"
 
 
 def _outer(formula: Formula) -> Iterator[Edit]:

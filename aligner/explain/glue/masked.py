@@ -94,18 +94,14 @@ def _axis(value: Floats) -> Optional[int]:
 
 
 def _hidden(pair: Pair, ours: Floats, theirs: Floats, axis: int) -> Optional[Suspect]:
-    """Renormalised where both see, the two sides agree."""
-    for wanted, found, hidden, none in (
-        (pair.expected, pair.actual, ours, np.zeros_like(ours)),
-        (pair.actual, pair.expected, theirs, np.zeros_like(ours)),
-    ):
+    """Renormalised over what the stricter side sees, the two sides agree."""
+    for wanted, found, hidden in ((pair.expected, pair.actual, ours), (pair.actual, pair.expected, theirs)):
         if hidden.any():
             kept = np.where(hidden, 0.0, found)
             whole = kept.sum(axis=axis, keepdims=True)
             left = pair.proved(kept / np.where(whole == 0, 1.0, whole), wanted)
             if left is not None:
-                sides = (hidden, none) if wanted is pair.expected else (none, hidden)
-                return _told(pair, *sides, left, "weights")
+                return _told(pair, ours, theirs, left, "weights")
     return None
 
 

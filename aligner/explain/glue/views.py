@@ -65,7 +65,7 @@ def divisible(shape: Shape, wanted: Shape) -> bool:
     if len(shape) > len(wanted):
         return False
     ends = wanted[len(wanted) - len(shape) :]
-    longer = [n > m for n, m in zip(shape, ends) if n not in (1, m) and m != 1]
+    longer = [n > m for n, m in zip(shape, ends) if n not in (1, m)]
     return bool(longer) and all(longer)
 
 
@@ -75,7 +75,7 @@ def parts(piece: Piece, wanted: Shape) -> Iterator[View]:
     if array.ndim > len(wanted):
         return
     array = array.reshape((1,) * (len(wanted) - array.ndim) + array.shape)
-    off = [axis for axis in range(array.ndim) if array.shape[axis] not in (1, wanted[axis]) and wanted[axis] != 1]
+    off = [axis for axis in range(array.ndim) if array.shape[axis] not in (1, wanted[axis])]
     if not off or any(array.shape[axis] < wanted[axis] for axis in off):
         return
     if len(off) == 1:

@@ -94,7 +94,7 @@ mixture = attended(turned(q, "mixture"), turned(k, "mixture"), v, mask=CAUSAL)
 
 MISTAKES = {
     "no scale": (merged(right), merged(attended(q, k, v, 1.0)), APART, "attention-scale-missing"),
-    "scale of the width": (merged(right), merged(attended(q, k, v, WIDTH**-0.5)), APART, "attention-scale-other"),
+    "scale of the width": (merged(right), merged(attended(q, k, v, WIDTH**-0.5)), APART, "scale-other"),
     "no causal mask": (merged(attended(q, k, v, mask=CAUSAL)), merged(right), APART, "causal-mask-missing"),
     "the diagonal": (
         merged(attended(q, k, v, mask=CAUSAL)),

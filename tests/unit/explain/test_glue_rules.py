@@ -93,6 +93,12 @@ MISTAKES = {
         (made(X),),
         "mask-missing",
     ),
+    "weights of a key too many": (
+        softmax(masked(SCORES, CAUSAL), -1),
+        softmax(masked(SCORES, np.tril(np.ones((LENGTH, LENGTH), bool), 1)), -1),
+        (made(X),),
+        "causal-mask-diagonal",
+    ),
     "temperature": (softmax(SCORES / 4, -1), softmax(SCORES, -1), (made(X),), "attention-scale-missing"),
     "concat order": (
         np.concatenate([LATERAL, LARGE], 1),
