@@ -18,7 +18,7 @@ keeps its class name as kind. Values are plain: numbers, words, None, or tuples 
 - Upsample has size and scale_factor as one number where all axes are equal, else a tuple; align_corners is False for
   None where the mode interpolates ("linear", "bilinear", "bicubic", "trilinear"), and None where it has no meaning.
 - A transposed convolution that cuts less at the end has torch's output_padding: cutting (1, 0) is padding (1, 1) and
-  output_padding 1. Rows that a framework only appends as zeros are a word: "1 of zeros".
+  output_padding 1.
 - Transformer layers have activation as a word ("relu", "gelu"), eps of their first norm.
 """
 

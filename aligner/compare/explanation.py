@@ -73,8 +73,10 @@ def _cause(suspect: Suspect, trial: Mapping[str, Any], origin: Origin, case: Cas
     if before is None:
         before = _before(origin, case)
     limit = LIMIT * case.rounding
-    left = [error for error in (_number(trial.get("after")), suspect.error) if error is not None]
-    proved = trial.get("proved") is True or (suspect.error is not None and suspect.error <= limit)
+    # What is wrong with a layer's parameter is known of the parameter; what it does to the layer, a trial tells.
+    told = None if case.where == "layer" and suspect.parameters else suspect.error
+    left = [error for error in (_number(trial.get("after")), told) if error is not None]
+    proved = trial.get("proved") is True or (told is not None and told <= limit)
     return Cause(suspect.cause, proved, suspect.facts, before, min(left, default=None), suspect.change)
 
 

@@ -31,6 +31,8 @@ class Alone:
         self._plan = plan
         self._layers = dict(adapter.layers(model))
         self._calls = {(c.step, c.layer, c.number): c for c in port.calls if c.phase is Phase.FORWARD}
+        self._owners = {id(p.tensor): (p.layer, p.role) for p in adapter.parameters(model)}
+        """A tied weight is known by the first of its layers."""
         self._rule = Tolerance()
 
     def layer(self, path: str) -> Optional[object]:
@@ -95,10 +97,15 @@ class Alone:
 
     def _load_all(self, copy: object, path: str) -> None:
         """The reference's own weights for those that the port has rounded to a shorter type."""
+        shared = {
+            (p.layer, p.role): self._owners.get(id(p.tensor)) for p in self._adapter.parameters(self._layers[path])
+        }
         for parameter in self._adapter.parameters(copy):
-            inside = f"{path}.{parameter.layer}".strip(".") if parameter.layer else path
-            layer = self._plan.layers.get(inside, inside)
-            entry = self._reference.find(Key(0, Phase.PARAMETER, layer, 0, parameter.role))
+            owner = shared.get((parameter.layer, parameter.role))
+            if owner is None:
+                continue
+            layer = self._plan.layers.get(owner[0], owner[0])
+            entry = self._reference.find(Key(0, Phase.PARAMETER, layer, 0, owner[1]))
             if entry is not None and entry.shape == parameter.shape and not DTYPES[entry.dtype].exact:
                 self._adapter.load(parameter, entry.raw(), entry.dtype)
 

@@ -29,6 +29,8 @@ def cause_rows(origin: Origin, comparison: Comparison, language: str) -> list[Ro
     title, evidence, fix = (printable(text) for text in sentences(first.id, first.facts, language))
     label = "why" if first.confirmed else "guess"
     rows = [(label, title), ("seen", evidence), ("change", fix), ("proof", proof(first, language))]
+    if _same_settings(origin, comparison):  # the layer was ported right: the framework may be what is wrong
+        rows.insert(2, ("set", say("settings-none-differ", language)))
     told = [(say(f"label-{name}", language), text) for name, text in rows if text]
     return told + [(say("label-also", language), text) for text in _further(first, origin.causes, language)]
 
@@ -65,7 +67,16 @@ def _unknown(origin: Origin, comparison: Comparison, language: str) -> list[Row]
     return [(say("label-why", language), say(word, language))]
 
 
+def _same_settings(origin: Origin, comparison: Comparison) -> bool:
+    specs = comparison.specs.get(origin.layer) if origin.where == "layer" else None
+    return specs is not None and not differ(*specs)
+
+
 def unproved(comparison: Comparison) -> list[Origin]:
-    """Layers that are wrong by themselves for a reason that is not proved: what a program of their own may show."""
+    """Layers that are wrong by themselves for a reason that no setting tells: what a program of their own may show."""
     places = (*comparison.origins, *comparison.suspects)
-    return [o for o in places if o.where == "layer" and not any(cause.confirmed for cause in o.causes)]
+    return [
+        o
+        for o in places
+        if o.where == "layer" and (_same_settings(o, comparison) or not any(cause.confirmed for cause in o.causes))
+    ]

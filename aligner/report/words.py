@@ -118,6 +118,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "label-change": ("change", "修改"),
     "label-proof": ("proof", "验证"),
     "label-also": ("also", "另有"),
+    "label-set": ("set", "设置"),
+    "settings-none-differ": ("no setting differs between the two layers", "两侧层的设置没有差异"),
     "label-same": ("same", "同类"),
     "proof-none": ("none: this was not tried", "无：未经试验"),
     "proof-change": ("with the change", "按此修改后"),

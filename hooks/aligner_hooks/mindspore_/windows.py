@@ -58,15 +58,13 @@ def convolution(count: int) -> Callable[[Any], Attributes]:
 def transposed(count: int) -> Callable[[Any], Attributes]:
     """For nn.Conv1dTranspose, 2d and 3d: their "same" and "valid" fix the output's size, hence the padding.
 
-    Cutting one row less at the end is what torch calls output_padding, and is said so. The 2d cell's own
-    output_padding is something else: it appends rows of zeros.
+    Cutting one row less at the end is what torch calls output_padding, and is said so. The 2d cell's own is meant to
+    be the same, though on CPU it appends rows of zeros: the numbers tell, not the setting.
     """
 
     def read(cell: Any) -> Attributes:
         kernel, stride, dilation = (axes(v, count) for v in (cell.kernel_size, cell.stride, cell.dilation))
-        output_padding: tuple[Union[int, str], ...] = axes(getattr(cell, "output_padding", 0), count)
-        if count == 2:
-            output_padding = tuple(f"{rows} of zeros" if rows else 0 for rows in output_padding)
+        output_padding = axes(getattr(cell, "output_padding", 0), count)
         padding = pairs(cell.padding, count)
         if cell.pad_mode == "valid":
             padding = no_padding(count)
