@@ -113,6 +113,11 @@ VALUES: tuple[Entry, ...] = (
         ("use {other} in {port_layer}", "在 {port_layer} 中改用 {other}"),
     ),
     _entry(
+        "layer-skipped",
+        ("{other} is passed over: what went into it is used", "跳过了 {other}：直接用了它的输入"),
+        ("call {other} here", "在此处调用 {other}"),
+    ),
+    _entry(
         "activation-extra",
         ("{function} is applied, which the reference does not do", "多用了 {function}，标杆没有"),
         ("remove {function}", "去掉 {function}"),
@@ -124,6 +129,15 @@ VALUES: tuple[Entry, ...] = (
             "用了 {port_function}，标杆为 {reference_function}",
         ),
         ("apply {reference_function}", "改用 {reference_function}"),
+    ),
+    _entry("function-missing", ("{function} is not applied", "没有使用 {function}")),
+    _entry("function-extra", ("{function} is applied, which the reference does not do", "多用了 {function}，标杆没有")),
+    _entry(
+        "function-other",
+        (
+            "{port_function} is applied where the reference has {reference_function}",
+            "用了 {port_function}，标杆为 {reference_function}",
+        ),
     ),
     _entry(
         "operation-other",

@@ -24,6 +24,9 @@ from aligner.explain.patterns.pair import Pair
 from aligner.explain.suspect import Suspect
 from aligner.vocabulary import KINDS
 
+WEAK = {"channel-ratio", "channel-shift", "ratio-and-shift", "negative-side-scaled"}
+"""Relations that hold but say little: other rules are asked, too."""
+
 
 def suspects(case: Case) -> Iterator[Suspect]:
     """The mistakes that numbers prove, else what they hint at.
@@ -42,7 +45,7 @@ def suspects(case: Case) -> Iterator[Suspect]:
     for rule in _alike(case, pair, hand) if pair.alike else _other_shape(case, pair, hand):
         found = list(rule)
         yield from found
-        if any(suspect.error is not None for suspect in found):
+        if any(suspect.error is not None and suspect.cause not in WEAK for suspect in found):
             return
     yield from operations.suspects(case)
 

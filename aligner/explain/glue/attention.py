@@ -85,7 +85,7 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
         if plan is None:
             continue
         before = distance(scene.actual[scene.items], scene.expected[scene.items])
-        for edit in edits(plan):
+        for edit in edits(plan, _others(plan, hand)):
             if not scene.gives(edit.plan, scene.actual):
                 continue
             left = scene.left(edit.plan, scene.actual)
@@ -94,6 +94,11 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
                 yield pair.suspect(edit.cause, left, 0.92, None, **facts)
                 return
         return
+
+
+def _others(plan: Plan, hand: Hand) -> list[Piece]:
+    shapes = {piece.array.shape for piece in plan.sources}
+    return [piece for piece in hand.pieces(lambda shape: shape in shapes) if piece.rank < 4][:8]
 
 
 def _scenes(pair: Pair) -> Iterator[Scene]:

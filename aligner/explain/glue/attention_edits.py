@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 
 import numpy as np
 
 from aligner.explain.glue.attention_plan import ROTATIONS, Plan
+from aligner.explain.glue.hand import Piece
 from aligner.record import Scalar
 
 
@@ -22,8 +23,8 @@ class Edit:
     facts: Mapping[str, Scalar]
 
 
-def edits(plan: Plan) -> Iterator[Edit]:
-    """Every single mistake, those that are made most first."""
+def edits(plan: Plan, others: Sequence[Piece] = ()) -> Iterator[Edit]:
+    """Every single mistake, those that are made most first; `others` may have been taken for one of the sources."""
     if plan.given is None:
         yield from _scales(plan)
         yield from _masks(plan)
@@ -34,6 +35,20 @@ def edits(plan: Plan) -> Iterator[Edit]:
         for axis in (-2, -3):
             yield _edit(plan, "softmax-axis", "axis of the softmax", plan.axis, axis, axis=axis)
         yield _edit(plan, "softmax-missing", "softmax", "taken", "not taken", weighted=False)
+    if plan.given is not None or len(plan.sources) > 1:
+        yield from _taken(plan, others)
+
+
+def _taken(plan: Plan, others: Sequence[Piece]) -> Iterator[Edit]:
+    """Another value of the same shape in the place of one source."""
+    whose = {1: ("value",), 2: ("query", "key and value"), 3: ("query", "key", "value")}[len(plan.sources)]
+    for number, source in enumerate(plan.sources):
+        for other in others:
+            if other is not source and other.array.shape == source.array.shape:
+                sources = (*plan.sources[:number], other, *plan.sources[number + 1 :])
+                old, new = f"[{source.name}]", f"[{other.name}]"
+                edit = _edit(plan, "wrong-tensor", whose[number], old, new, sources=sources)
+                yield replace(edit, facts={**edit.facts, "other": old, "instead": new})
 
 
 def _edit(plan: Plan, cause: str, setting: str, old: Scalar, new: Scalar, **changes: object) -> Edit:

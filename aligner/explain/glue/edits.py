@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from aligner.explain.glue.formula import Factor, Formula, Term, plain
 from aligner.explain.glue.functions import ACTIVATIONS, FUNCTIONS
@@ -28,6 +31,8 @@ NAMED = {
 }
 """Activations (of reference and port) whose confusion has a name of its own."""
 
+MASKS = ("nonzero", "zero")
+
 REDUCTIONS = {"mean", "max", "sum", "min", "norm", "std", "var", "std_n", "var_n"}
 ENDS = {"first", "last", "second", "last but one", "slice", "stride", "index"}
 TURNS = {"transpose", "reshape", "turned and reshaped"}
@@ -50,7 +55,11 @@ def edits(formula: Formula, pool: Pool) -> Iterator[Edit]:
     for number, term in enumerate(formula.terms):
         rest = formula.terms[:number] + formula.terms[number + 1 :]
         if rest:
-            yield Edit(Formula(rest, formula.outer), addend(term, "missing", pool.shape), {"other": term.text})
+            yield Edit(
+                Formula(rest, formula.outer),
+                addend(term, "missing", pool.shape, len(formula.terms)),
+                {"other": term.text},
+            )
         for edit in _of_term(term, pool):
             terms = (*formula.terms[:number], edit[0], *formula.terms[number + 1 :])
             yield Edit(Formula(terms, formula.outer), edit[1], edit[2], edit[3])
@@ -62,16 +71,23 @@ def edits(formula: Formula, pool: Pool) -> Iterator[Edit]:
         for sign in (1.0, -1.0):
             term = plain(view, coefficient=sign)
             yield Edit(Formula((*formula.terms, term), formula.outer), "addend-extra", {"other": term.text}, 2)
-        for function in ("", *ACTIVATIONS):
+        for function in ("", *MASKS, *ACTIVATIONS):
             gate = Factor(function, view)
+            facts: dict[str, Scalar] = {"other": gate.text, "setting": "mask", "port_value": gate.text}
+            cause = "mask-extra" if masking(gate) else "gate-extra"
             terms = tuple(replace(term, factors=(*term.factors, gate)) for term in formula.terms)
-            yield Edit(Formula(terms, formula.outer), "gate-extra", {"other": gate.text}, 3)
+            yield Edit(Formula(terms, formula.outer), cause, facts, 3)
+            if len(terms) > 1 and function in ("", *MASKS):
+                for number, term in enumerate(terms):
+                    mixed = (*formula.terms[:number], term, *formula.terms[number + 1 :])
+                    yield Edit(Formula(mixed, formula.outer), cause, facts, 4)
 
 
-def addend(term: Term, what: str, shape: tuple[int, ...]) -> str:
+def addend(term: Term, what: str, shape: tuple[int, ...], terms: int = 0) -> str:
     """Whether a term is a shortcut or another addend, as a cause's id; what is broadcast is no shortcut."""
     view = term.factors[0].view
     shortcut = len(term.factors) == 1 and view.plain and view.piece.rank in (0, 1, 3) and view.array.shape == shape
+    shortcut = shortcut and not view.piece.looked_up and (view.piece.rank != 1 or terms == 2)
     return f"{'residual' if shortcut else 'addend'}-{what}"
 
 
@@ -145,7 +161,8 @@ def changed(old: str, new: str) -> tuple[str, Mapping[str, Scalar]]:
     facts: dict[str, Scalar] = {"reference_function": old or "identity", "port_function": new or "identity"}
     named = {old, new} - {""}
     if not named <= set(ACTIVATIONS):
-        return "expression-differs", facts
+        word = "extra" if not old else "missing" if not new else "other"
+        return f"function-{word}", {**facts, "function": new or old}
     if not old or not new:
         return f"activation-{'extra' if new else 'missing'}", {**facts, "function": new or old}
     cause = NAMED.get((old, new))
@@ -181,10 +198,17 @@ def _with(term: Term, number: int, factor: Factor) -> Term:
     return replace(term, factors=(*term.factors[:number], factor, *term.factors[number + 1 :]))
 
 
+def masking(factor: Factor) -> bool:
+    """Whether a factor is zeros and ones."""
+    few = factor.view.array.reshape(-1)[:4096]
+    return factor.function in MASKS or (not factor.function and bool(np.isin(few, (0, 1)).all()))
+
+
 def _without(term: Term) -> Iterator[Changed]:
     for number, factor in enumerate(term.factors):
         left = replace(term, factors=term.factors[:number] + term.factors[number + 1 :])
         cause = "scale-missing" if factor.view.piece.rank == 2 else "gate-missing"
+        cause = "mask-missing" if masking(factor) else cause
         yield left, cause, {"other": factor.text, "factor": factor.text}, 0
 
 
@@ -221,12 +245,21 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
     if hows <= ENDS | {"chunk", "every", ""} and hows != {""}:
         return ("chunk-order" if hows <= {"chunk", "every"} else "slice-off"), facts, 0
     if hows == {"pad"}:
-        return "pad-differs", facts, 0
+        return (*_padding(old, new, facts), 0)
     if all(how.startswith("sum by softmax") for how in hows):
         return "softmax-axis", facts, 0
     if hows <= TURNS:
         return "view-vs-transpose", facts, 0
     return _along(old, new, facts)
+
+
+def _padding(old: View, new: View, facts: dict[str, Scalar]) -> tuple[str, Mapping[str, Scalar]]:
+    """Whether a padding that stood in front of a sequence is on both sides, or behind it."""
+    widths = [view.detail.rsplit(" ", 1)[0] for view in (old, new)]
+    front, other = (re.findall(r"\((\d+), (\d+)\)", text.replace("(0, 0)", "")) for text in widths)
+    if len(front) == len(other) == 1 and front[0][1] == "0" and other[0][1] != "0" and old.detail.endswith("constant"):
+        return "causal-conv-padding", {**facts, "found": other[0][0], "wanted": front[0][0]}
+    return "pad-differs", facts
 
 
 def _along(old: View, new: View, facts: dict[str, Scalar]) -> tuple[str, Mapping[str, Scalar], int]:

@@ -10,12 +10,13 @@ import numpy as np
 
 from aligner.explain.case import distance
 from aligner.explain.glue.edits import NAMED, Edit, changed, edits
-from aligner.explain.glue.formula import Formula, Term
-from aligner.explain.glue.functions import BACK
-from aligner.explain.glue.hand import Hand
+from aligner.explain.glue.formula import Formula, Term, plain
+from aligner.explain.glue.functions import ACTIVATIONS, BACK
+from aligner.explain.glue.hand import Hand, Piece
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.pool import POSITIONS, Pool, Search
-from aligner.explain.patterns.pair import Floats, Pair, spots
+from aligner.explain.glue.views import View
+from aligner.explain.patterns.pair import Floats, Pair, numbers, spots
 from aligner.explain.patterns.scales import name_of
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
@@ -27,7 +28,7 @@ TRIES = 6
 def suspects(place: Place) -> Iterator[Suspect]:
     """The mistake, if the reference's or the port's value can be written as a formula."""
     reference = solved(place, place.wanted, place.pair.expected)
-    edit = reference and mistake(place, reference, port=False)
+    edit = reference and (passed_over(place, reference) or mistake(place, reference, port=False))
     if reference and edit:
         yield _suspect(place, reference, edit, port=False)
         return
@@ -44,6 +45,29 @@ def suspects(place: Place) -> Iterator[Suspect]:
 def told(pair: Pair, cause: str, left: float, weight: float, facts: Mapping[str, Scalar]) -> Suspect:
     """A suspect with what is said of it."""
     return pair.suspect(cause, left, weight, None, **facts)
+
+
+def passed_over(place: Place, reference: Formula) -> Optional[Edit]:
+    """The port took what went into a layer for what came out of it."""
+    single = reference.single
+    if single is None or not single.view.plain or single.function or single.view.piece.rank != 1:
+        return None
+    layer, call = single.view.piece.value.layer, single.view.piece.value.call
+    for value in place.case.known:
+        same = value.layer == layer and value.call == call and value.shape == place.pair.actual.shape
+        held = numbers(value) if same and value.slot.startswith("input.") else None
+        if held is None or place.pair.proved(held, place.pair.actual) is None:
+            continue
+        piece = Piece(value, np.asarray(held), 3)
+        view = View(piece, "", "", f"[{piece.name}]", piece.array)
+        facts: dict[str, Scalar] = {"other": layer}
+        for name, function in ACTIVATIONS.items():
+            with np.errstate(all="ignore"):
+                if place.pair.proved(function(np.asarray(held, np.float64)), place.pair.expected) is not None:
+                    facts["function"] = name
+                    return Edit(Formula((plain(view),)), "activation-missing", facts)
+        return Edit(Formula((plain(view),)), "layer-skipped", facts)
+    return None
 
 
 def apart(reference: Formula, ported: Formula) -> str:
@@ -131,9 +155,9 @@ def _rescaled(place: Place, formula: Formula, wanted: Floats, whole: Floats, por
     groups: list[tuple[int, ...]] = [(number,) for number in range(len(formula.terms))]
     if len(formula.terms) > 1:
         groups.append(tuple(range(len(formula.terms))))
-    for numbers in groups:
-        chosen = tuple(formula.terms[n] for n in numbers)
-        rest = tuple(term for n, term in enumerate(formula.terms) if n not in numbers)
+    for which in groups:
+        chosen = tuple(formula.terms[n] for n in which)
+        rest = tuple(term for n, term in enumerate(formula.terms) if n not in which)
         own = place.pool.values(Formula(chosen))
         asked = BACK[formula.outer](wanted) - (place.pool.values(Formula(rest)) if rest else 0.0)
         good = np.isfinite(asked) & np.isfinite(own)
@@ -174,6 +198,8 @@ _OPPOSITE = {
     "gate-missing": "gate-extra",
     "scale-missing": "gate-extra",
     "gate-extra": "gate-missing",
+    "function-missing": "function-extra",
+    "function-extra": "function-missing",
     "activation-missing": "activation-extra",
     "activation-extra": "activation-missing",
     "activation-twice": "activation-missing",
@@ -182,7 +208,8 @@ _OPPOSITE = {
     "softmax-extra": "softmax-missing",
     "normalize-missing": "normalize-extra",
     "normalize-extra": "normalize-missing",
-    "mask-missing": "expression-differs",
+    "mask-missing": "mask-extra",
+    "mask-extra": "mask-missing",
 }
 
 

@@ -33,6 +33,8 @@ PLAIN: Mapping[str, Function] = {
     "log1p": np.log1p,
     "sin": np.sin,
     "cos": np.cos,
+    "nonzero": lambda x: (x != 0).astype(np.float64),
+    "zero": lambda x: (x == 0).astype(np.float64),
     "floor": np.floor,
     "round": np.round,
     "trunc": np.trunc,
@@ -42,6 +44,8 @@ FUNCTIONS: Mapping[str, Function] = {**PLAIN, **ACTIVATIONS}
 
 _SPELLED: Mapping[str, str] = {
     "": "{}",
+    "nonzero": "({} != 0)",
+    "zero": "({} == 0)",
     "square": "{} ** 2",
     "exp of half": "exp({} / 2)",
     "exp of minus": "exp(-{})",

@@ -31,10 +31,15 @@ class Piece:
     rank: int
     """0 for what the parent was given, then its children's outputs, parameters, their inputs, others."""
 
+    looked_up: bool = False
+    """Made of integers, as an embedding does it."""
+    added: Optional[Value] = None
+    """Another value that has been added to it."""
+
     @property
     def name(self) -> str:
         """As people read it: "blocks.0.norm1 output.0"."""
-        return name(self.value)
+        return name(self.value) + (f" + {name(self.added)}" if self.added is not None else "")
 
 
 def name(value: Value) -> str:
@@ -48,6 +53,8 @@ class Hand:
 
     def __init__(self, ranked: Sequence[tuple[int, Value]]) -> None:
         self._ranked = ranked
+        given = [value for _, value in ranked if value.slot.startswith("input.") and "int" in value.dtype]
+        self._looking = {(value.layer, value.call) for value in given}
         self._read: dict[int, Optional[Piece]] = {}
         self._seen: set[tuple[object, ...]] = set()
         self._bytes = 0
@@ -89,7 +96,7 @@ class Hand:
             return None
         self._seen.add(mark)
         self._bytes += size
-        return Piece(value, array, rank)
+        return Piece(value, array, rank, (value.layer, value.call) in self._looking)
 
 
 def _has(value: Value, axis: int, size: int) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import combinations
 from typing import Optional
 
 import numpy as np
@@ -86,6 +88,8 @@ def _views(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
     larger = [p for p in hand.pieces(lambda s: int(np.prod(s)) >= size) if p.rank != 2]
     for piece in hand.pieces(lambda s: views.divisible(s, shape)):
         yield from views.parts(piece, shape)
+    for piece in _added(hand, shape):
+        yield from views.parts(piece, shape)
     for piece in larger:
         yield from views.turned(piece, shape)
     for piece in larger:
@@ -101,6 +105,20 @@ def _views(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
             yield from steered.padded(piece, shape)
     if longer := [piece for piece in larger if piece.array.size > size][:MAX_NORMED]:
         yield from _steered(hand, longer, shape)
+
+
+def _added(hand: Hand, shape: tuple[int, ...]) -> Iterator[Piece]:
+    """Sums of two values that are twice as wide: what a gate is split from."""
+    wide = [p for p in hand.pieces(lambda s: len(s) == len(shape)) if p.rank < 4 and p.array.dtype.kind == "f"]
+    for one, other in combinations([p for p in wide if _doubled(p.array.shape, shape)][:4], 2):
+        if all(n == m or 1 in (n, m) for n, m in zip(one.array.shape, other.array.shape)):
+            yield replace(one, array=one.array + other.array, added=other.value)
+
+
+def _doubled(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    return sum(n == 2 * m for n, m in zip(found, wanted)) == 1 and all(
+        n in (m, 2 * m) or n == 1 for n, m in zip(found, wanted)
+    )
 
 
 def _steered(hand: Hand, longer: list[Piece], shape: tuple[int, ...]) -> Iterator[View]:
@@ -150,6 +168,7 @@ class Search:
             if not deep:
                 return
             yield from self._mixed()
+            yield from self._scaled_sums()
             for number, view in self._offered():
                 rest = (plain(view),)
                 yield from self._sums(
@@ -174,6 +193,20 @@ class Search:
             for other in np.flatnonzero(same):
                 if other != number and abs(factor[other]) > 1e-6:
                     yield (plain(view), plain(self.pool.views[other], coefficient=float(factor[other])))
+
+    def _scaled_sums(self) -> Iterator[tuple[Term, ...]]:
+        """A number times the sum or difference of two values."""
+        offered = self._offered()
+        numbers = [number for number, _ in offered]
+        for sign in (1.0, -1.0):
+            for first, (number, view) in enumerate(offered):
+                others = numbers[first + 1 :]
+                if not others:
+                    continue
+                factor, same = _constant(self.wanted, self.raw[number] + sign * self.raw[others], self.noise)
+                for at in np.flatnonzero(same):
+                    c = float(factor[at])
+                    yield (plain(view, coefficient=c), plain(self.pool.views[others[at]], coefficient=sign * c))
 
     def _sums(
         self, rows: Floats, atoms: list[Factor], wanted: Floats, rest: tuple[Term, ...]

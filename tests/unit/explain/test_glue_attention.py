@@ -159,6 +159,7 @@ MISTAKES = {
     "scores unscaled": (scored(q, k), scored(q, k, 1.0), APART, "attention-scale-missing"),
     "scores unmasked": (scored(q, k, mask=CAUSAL), scored(q, k), APART, "causal-mask-missing"),
     "weights unscaled": (weights, softmax(scored(q, k, 1.0), -1), APART, "attention-scale-missing"),
+    "the key mixed": (merged(weights @ v), merged(weights @ k), GIVEN, "wrong-tensor"),
     "mixed by a reshape": (merged(weights @ v), (weights @ v).reshape(BATCH, LENGTH, WIDTH), GIVEN, "head-merge-order"),
 }
 

@@ -39,6 +39,10 @@ SEQUENCE = (made(X, "input.0", "blk"), made(POSITIONS, "pos", "blk"), made(WEIGH
 PICTURES = (made(IMAGE, "input.0", "blk"), made(LATERAL, "output.0", "blk.lateral"), made(LARGE, "output.0", "blk.up"))
 
 
+UP, CONDITION = drawn(BATCH, LENGTH, 2 * WIDTH), drawn(BATCH, 1, 2 * WIDTH)
+WORDS = RANDOM.integers(0, 3, (BATCH, LENGTH))
+
+
 def nearest(x):
     return x.repeat(2, -1).repeat(2, -2)
 
@@ -106,7 +110,7 @@ MISTAKES = {
         PICTURES,
         "concat-order",
     ),
-    "one wrong block": (MIXED, SIGNED, SEQUENCE, "expression-differs"),
+    "one wrong block": (MIXED, SIGNED, SEQUENCE, "function-missing"),
     "tokens in another order": (
         tokens(IMAGE.reshape(BATCH, 16, 64)[..., :WIDTH].reshape(BATCH, WIDTH, 16).swapaxes(1, 2), True),
         tokens(IMAGE.reshape(BATCH, 16, 64)[..., :WIDTH].reshape(BATCH, 16, WIDTH), True),
@@ -140,7 +144,7 @@ MISTAKES = {
         np.pad(X, ((0, 0), (3, 0), (0, 0))),
         np.pad(X, ((0, 0), (1, 2), (0, 0))),
         SEQUENCE,
-        "pad-differs",
+        "causal-conv-padding",
     ),
     "a table from the second row": (
         X + TABLE[:LENGTH],
@@ -178,7 +182,25 @@ MISTAKES = {
         X + A + OTHER + POSITIONS + START,
         X + A + POSITIONS + START,
         (*SEQUENCE, made(OTHER, "output.0", "blk.other"), made(START, "start", "blk")),
+        "addend-missing",
+    ),
+    "a gate of sums": (
+        np.tanh((UP + CONDITION)[..., :WIDTH]) * FUNCTIONS["Sigmoid"]((UP + CONDITION)[..., WIDTH:]),
+        np.tanh((UP + CONDITION)[..., WIDTH:]) * FUNCTIONS["Sigmoid"]((UP + CONDITION)[..., :WIDTH]),
+        (made(UP, "output.0", "blk.conv"), made(CONDITION, "output.0", "blk.condition")),
+        "swiglu-chunk-order",
+    ),
+    "a scaled sum without one": (
+        (X + A) * np.sqrt(0.5),
+        A * np.sqrt(0.5),
+        SEQUENCE,
         "residual-missing",
+    ),
+    "padding counted": (
+        (A * (WORDS != 0)[..., None]).sum(1) / (WORDS != 0).sum(1, keepdims=True),
+        A.mean(1),
+        (value(WORDS, "input.0", "blk"), made(A)),
+        "mask-missing",
     ),
     "another shape": (X.mean(1), X.mean(2), SEQUENCE, "reduction-axis"),
     "not transposed": (X.swapaxes(1, 2), X, SEQUENCE, "view-vs-transpose"),
