@@ -74,6 +74,11 @@ PRODUCTS: tuple[Entry, ...] = (
         ("multiply by {factor} in {port_layer}", "在 {port_layer} 中乘以 {factor}"),
     ),
     _entry(
+        "scale-extra",
+        ("the factor {factor} is applied, which the reference does not do", "多乘了系数 {factor}，标杆没有"),
+        ("remove the factor {factor} in {port_layer}", "去掉 {port_layer} 中的系数 {factor}"),
+    ),
+    _entry(
         "gate-missing",
         ("the value is not multiplied by {other}", "没有乘以 {other}"),
         ("multiply by {other} in {port_layer}", "在 {port_layer} 中乘以 {other}"),

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Optional
 
 import numpy as np
 
+from aligner.explain.case import Value
 from aligner.explain.glue.formula import Factor, Formula, Term, plain
 from aligner.explain.glue.functions import ACTIVATIONS, FUNCTIONS
+from aligner.explain.glue.hand import name
 from aligner.explain.glue.pool import Pool
 from aligner.explain.glue.views import View
 from aligner.record import Scalar
@@ -65,22 +68,28 @@ def edits(formula: Formula, pool: Pool) -> Iterator[Edit]:
             yield Edit(Formula(terms, formula.outer), edit[1], edit[2], edit[3])
     yield from _gates(formula)
     yield from _common(formula)
+    yield from _unadded(formula, pool)
     yield from _added(formula)
     offered = [view for view in pool.views if view.how in ("", "chunk", "every", "slice")]
     for view in offered:
         for sign in (1.0, -1.0):
             term = plain(view, coefficient=sign)
             yield Edit(Formula((*formula.terms, term), formula.outer), "addend-extra", {"other": term.text}, 2)
-        for function in ("", *MASKS, *ACTIVATIONS):
-            gate = Factor(function, view)
-            facts: dict[str, Scalar] = {"other": gate.text, "setting": "mask", "port_value": gate.text}
-            cause = "mask-extra" if masking(gate) else "gate-extra"
-            terms = tuple(replace(term, factors=(*term.factors, gate)) for term in formula.terms)
-            yield Edit(Formula(terms, formula.outer), cause, facts, 3)
-            if len(terms) > 1 and function in ("", *MASKS):
-                for number, term in enumerate(terms):
-                    mixed = (*formula.terms[:number], term, *formula.terms[number + 1 :])
-                    yield Edit(Formula(mixed, formula.outer), cause, facts, 4)
+        yield from _gated(formula, view)
+
+
+def _gated(formula: Formula, view: View) -> Iterator[Edit]:
+    """All terms, or one of them, times another value."""
+    for function in ("", "1 /", *MASKS, *ACTIVATIONS):
+        gate = Factor(function, view)
+        facts: dict[str, Scalar] = {"other": gate.text, "factor": gate.text, "setting": "mask", "port_value": gate.text}
+        cause = "mask-extra" if masking(gate) else "scale-extra" if view.piece.rank == 2 else "gate-extra"
+        terms = tuple(replace(term, factors=(*term.factors, gate)) for term in formula.terms)
+        yield Edit(Formula(terms, formula.outer), cause, facts, 3)
+        if len(terms) > 1 and function in ("", "1 /", *MASKS):
+            for number, term in enumerate(terms):
+                mixed = (*formula.terms[:number], term, *formula.terms[number + 1 :])
+                yield Edit(Formula(mixed, formula.outer), cause, facts, 4)
 
 
 def addend(term: Term, what: str, shape: tuple[int, ...], terms: int = 0) -> str:
@@ -128,6 +137,36 @@ def _added(formula: Formula) -> Iterator[Edit]:
         first, second = (term.factors[0] for term in formula.terms)
         facts = {"reference_operation": "+", "port_operation": "*"}
         yield Edit(Formula((Term((first, second)),), formula.outer), "operation-other", facts)
+
+
+def _unadded(formula: Formula, pool: Pool) -> Iterator[Edit]:
+    """What was added to a value before it was split is left out, in all of its parts."""
+    factors = [factor for term in formula.terms for factor in term.factors]
+    added = next((factor.view.piece.added for factor in factors if factor.view.piece.added is not None), None)
+    if added is None:
+        return
+    for left_out in (added, next(f.view.piece.value for f in factors if f.view.piece.added is not None)):
+        found = {factor: view for factor in factors if (view := _alone(factor.view, left_out, pool)) is not None}
+        if len(found) == len(set(factors)):
+            terms = tuple(
+                replace(term, factors=tuple(replace(f, view=found[f]) for f in term.factors)) for term in formula.terms
+            )
+            yield Edit(Formula(terms, formula.outer), "addend-missing", {"other": f"[{name(left_out)}]"})
+
+
+def _alone(view: View, left_out: Value, pool: Pool) -> Optional[View]:
+    """The same part of what else was added."""
+    if view.piece.added is None:
+        return view
+    kept = view.piece.added if view.piece.value is left_out else view.piece.value
+    for other in pool.views:
+        if (
+            other.piece.value is kept
+            and other.piece.added is None
+            and (other.how, other.detail) == (view.how, view.detail)
+        ):
+            return other
+    return None
 
 
 def _common(formula: Formula) -> Iterator[Edit]:
@@ -233,6 +272,8 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
     if hows in ({"cosine", "dot"}, {"cosines", "matmul"}):
         return ("normalize-missing" if old.how.startswith("cos") else "expression-differs"), facts, 0
     masked = [how for how in hows if "where" in how]
+    if len(masked) == 2 and sum(how.endswith("not") for how in masked) != 1:
+        return "reduction-other", facts, 0
     if masked:
         cause = "mask-missing" if len(masked) == 1 else "mask-inverted" if old.how != new.how else "reduction-axis"
         return cause, facts, 0

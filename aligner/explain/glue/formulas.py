@@ -8,11 +8,11 @@ from typing import Optional
 
 import numpy as np
 
-from aligner.explain.case import distance
+from aligner.explain.case import Value, distance
 from aligner.explain.glue.edits import NAMED, Edit, changed, edits
 from aligner.explain.glue.formula import Formula, Term, plain
 from aligner.explain.glue.functions import ACTIVATIONS, BACK
-from aligner.explain.glue.hand import Hand, Piece
+from aligner.explain.glue.hand import Hand, Piece, name
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.pool import POSITIONS, Pool, Search
 from aligner.explain.glue.views import View
@@ -52,22 +52,26 @@ def passed_over(place: Place, reference: Formula) -> Optional[Edit]:
     single = reference.single
     if single is None or not single.view.plain or single.function or single.view.piece.rank != 1:
         return None
-    layer, call = single.view.piece.value.layer, single.view.piece.value.call
-    for value in place.case.known:
-        same = value.layer == layer and value.call == call and value.shape == place.pair.actual.shape
-        held = numbers(value) if same and value.slot.startswith("input.") else None
-        if held is None or place.pair.proved(held, place.pair.actual) is None:
+    pair, known = place.pair, place.case.known
+    for value in [v for v in known if v.slot.startswith("input.") and v.shape == pair.actual.shape]:
+        held = numbers(value)
+        if held is None or pair.proved(held, pair.actual) is None:
             continue
-        piece = Piece(value, np.asarray(held), 3)
-        view = View(piece, "", "", f"[{piece.name}]", piece.array)
-        facts: dict[str, Scalar] = {"other": layer}
-        for name, function in ACTIVATIONS.items():
+        view = View(Piece(value, held, 3), "", "", f"[{name(value)}]", held)
+        facts: dict[str, Scalar] = {"other": value.layer}
+        for word, function in ACTIVATIONS.items():
             with np.errstate(all="ignore"):
-                if place.pair.proved(function(np.asarray(held, np.float64)), place.pair.expected) is not None:
-                    facts["function"] = name
-                    return Edit(Formula((plain(view),)), "activation-missing", facts)
-        return Edit(Formula((plain(view),)), "layer-skipped", facts)
+                if pair.proved(function(np.asarray(held, np.float64)), pair.expected) is not None:
+                    return Edit(Formula((plain(view),)), "activation-missing", {**facts, "function": word})
+        made = [v for v in known if (v.layer, v.call) == (value.layer, value.call) and v.slot.startswith("output.")]
+        if any(_is(v, pair.expected) for v in made):
+            return Edit(Formula((plain(view),)), "layer-skipped", facts)
     return None
+
+
+def _is(value: Value, wanted: Floats) -> bool:
+    held = numbers(value) if value.shape == wanted.shape else None
+    return held is not None and bool(np.array_equal(held, wanted, equal_nan=True))
 
 
 def apart(reference: Formula, ported: Formula) -> str:
@@ -116,6 +120,8 @@ def _outers(wanted: Floats) -> Iterator[str]:
         yield "ReLU"
         if high <= 6.0:
             yield "ReLU6"
+    if low > 0.0:
+        yield "Softplus"
     if low > 0.0 and high < 1.0:
         yield "Sigmoid"
     if -1.0 < low < 0.0 and high < 1.0:
@@ -170,7 +176,9 @@ def _rescaled(place: Place, formula: Formula, wanted: Floats, whole: Floats, por
             text = Formula(tuple(Term(t.factors, np.sign(t.coefficient)) for t in chosen)).text
             facts: dict[str, Scalar] = {"other": text, "ratio": _named(place, ratio)}
             facts["factor"] = _named(place, 1.0 / ratio)
-            return Edit(edited, "addend-scaled" if rest else "scale-missing", facts)
+            turned = abs(ratio + 1.0) < 1e-5
+            names = ("addend-sign", "sign-flipped") if turned else ("addend-scaled", "scale-missing")
+            return Edit(edited, names[not rest], facts)
     return None
 
 
@@ -196,7 +204,8 @@ _OPPOSITE = {
     "addend-missing": "addend-extra",
     "addend-extra": "addend-missing",
     "gate-missing": "gate-extra",
-    "scale-missing": "gate-extra",
+    "scale-missing": "scale-extra",
+    "scale-extra": "scale-missing",
     "gate-extra": "gate-missing",
     "function-missing": "function-extra",
     "function-extra": "function-missing",

@@ -92,6 +92,7 @@ BACK: Mapping[str, Function] = {
     "Tanh": lambda y: _between(y, -0.99, 0.99, np.arctanh),
     "Sigmoid": lambda y: _between(y, 0.01, 0.99, lambda p: np.log(p / (1.0 - p))),
     "ELU": lambda y: np.where(y > 0, y, _between(np.minimum(y, 0.0), -0.99, 1.0, np.log1p)),
+    "Softplus": lambda y: _between(y, 1e-3, 30.0, lambda p: np.log(np.expm1(p))),
     "GELU": _rising("GELU"),
     "GELU(tanh)": _rising("GELU(tanh)"),
     "SiLU": _rising("SiLU"),

@@ -92,14 +92,14 @@ def _views(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
         yield from views.parts(piece, shape)
     for piece in larger:
         yield from views.turned(piece, shape)
+    yield from joined.views(hand, shape)
     for piece in larger:
-        if piece.array.size > size:
+        if piece.array.size > size and piece.array.dtype.kind == "f":
             yield from views.reduced(piece, shape)
     for piece in [
         p for p in alike if p.array.shape == shape and p.rank != 2 and p.rank < 4 and size <= MAX_NORMED_SIZE
     ][:MAX_NORMED]:
         yield from views.normed(piece, shape)
-    yield from joined.views(hand, shape)
     for piece in hand.pieces(lambda s: len(s) == len(shape) and 0 < int(np.prod(s)) < size):
         if piece.rank != 2:
             yield from steered.padded(piece, shape)
