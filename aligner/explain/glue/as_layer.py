@@ -16,8 +16,8 @@ from aligner.record import Attribute, LayerSpec
 
 Rule = Callable[[Scene], Iterable[Suspect]]
 
-NEAR = 6
-"""Values in hand that the function may have been given."""
+NEAR, NORMED = 6, 2
+"""Values in hand that the function may have been given, and those that a norm may have been given."""
 
 GAINS, SHIFTS = ("weight", "gamma", "gain", "scale"), ("bias", "beta", "shift")
 
@@ -26,8 +26,8 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
     """The first that fits, of the nearest values."""
     rank = pair.expected.ndim
     given = [piece for piece in hand.pieces(lambda shape: len(shape) == rank) if piece.rank in (0, 1)]
-    for piece in sorted(given, key=lambda piece: -piece.rank)[:NEAR]:
-        for spec, rule in _asked(pair, piece):
+    for number, piece in enumerate(sorted(given, key=lambda piece: -piece.rank)[:NEAR]):
+        for spec, rule in _asked(pair, piece, normed=number < NORMED):
             found = _found(case, pair, hand, piece, spec, rule)
             if found is not None:
                 yield found
@@ -58,9 +58,9 @@ def _found(case: Case, pair: Pair, hand: Hand, piece: Piece, spec: LayerSpec, ru
     return None
 
 
-def _asked(pair: Pair, piece: Piece) -> Iterator[tuple[LayerSpec, Rule]]:
+def _asked(pair: Pair, piece: Piece, normed: bool) -> Iterator[tuple[LayerSpec, Rule]]:
     shape, wanted = piece.array.shape, pair.expected.shape
-    if shape == wanted and pair.alike:
+    if normed and shape == wanted and pair.alike:
         yield LayerSpec("LayerNorm", {"normalized_shape": (shape[-1],), "eps": 1e-5, "affine": True}), norms.suspects
         yield LayerSpec("RMSNorm", {"normalized_shape": (shape[-1],), "eps": 1e-6, "affine": True}), norms.suspects
     if len(shape) < 3 or shape[:2] != wanted[:2]:

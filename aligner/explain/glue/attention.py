@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice, permutations, product
 from typing import Optional
 
@@ -26,7 +27,7 @@ SEVERAL = 1 << 19
 SOURCES, PROBES, MORE_PROBES = 64, 1200, 300
 """How many ways to find query, key and value, and how many plans in all, are tried; plans with the length first."""
 
-USUAL = 16
+USUAL = 8
 """The first so many of them are tried with rotary embeddings before the others are."""
 
 THETAS = (1e4, 5e5, 1e6)
@@ -56,6 +57,13 @@ class Scene:
         self.worst = int(apart[items].argmax())
         if not np.array_equal(items, self.items):
             self.items, self.kept = items, {}
+
+    @cached_property
+    def apart(self) -> Floats:
+        """How far each item of the batch is off."""
+        with np.errstate(invalid="ignore"):
+            every = np.nan_to_num(np.abs(self.expected - self.actual), posinf=1.0)
+        return np.asarray(every.reshape(self.shape[0], -1).sum(axis=1))
 
     def gives(self, plan: Plan, whole: Floats) -> bool:
         """Whether the plan gives this value: first asked of two rows of the item that is furthest off."""

@@ -19,7 +19,7 @@ from aligner.explain.patterns.pair import Floats, Pair
 from aligner.explain.patterns.places import off
 from aligner.explain.suspect import Suspect
 
-PEELED = 8
+PEELED = 5
 """Values in hand that are taken off before what is left is looked at."""
 
 
