@@ -51,7 +51,7 @@ def excuse_borders(readings: Sequence[Reading], reference: Net, port: Net, pairi
             orders = wrong.get(reading.pair.key.step, [-1])
             if orders[-1] < reading.pair.entry.order:  # all that follows agrees, up to what the net hands out
                 _cover(reading, "covered-border-effect")
-            elif reading.pair.key.layer in guessed:
+            elif reading.pair.key.layer in guessed and reading.check is None:
                 _taken_up(reading, readings, spans)
     results = [(_moment(r.pair.reference), r.over) for r in readings if r.pair.reference is not None and _is_result(r)]
     agreeing = {moment for moment, _ in results} - {moment for moment, over in results if over}

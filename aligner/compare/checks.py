@@ -49,6 +49,8 @@ class Check:
     """Off by just what an earlier value of the same code was off by: the same mistake, handed on."""
     kept: bool = False
     """The value is in the dump, by the port's address in the phase FORCED."""
+    proved: bool = False
+    """No more than rounding might explain, but a trial has shown that it is not rounding."""
     alone: Optional[float] = None
     """A layer that computes in a shorter type: the error of the same layer in float32."""
 
@@ -72,7 +74,7 @@ class Check:
     @property
     def suspicious(self) -> bool:
         """More than rounding explains, whoever's doing it is."""
-        return self.ratio > LIMIT
+        return self.ratio > LIMIT or self.proved
 
     @property
     def fails(self) -> bool:
@@ -101,7 +103,7 @@ def to_facts(check: Check) -> dict[str, Any]:
         facts["port"] = [check.port.layer, check.port.call, check.port.slot]
     if check.owner != check.key.layer:
         facts["owner"] = check.owner
-    for name in ("between", "reason", "follows", "kept", "alone"):
+    for name in ("between", "reason", "follows", "kept", "proved", "alone"):
         value = getattr(check, name)
         if value:
             facts[name] = value
@@ -138,6 +140,7 @@ def from_facts(facts: Mapping[str, Any]) -> Check:
             facts.get("isolated") is not False,
             facts.get("follows") is True,
             facts.get("kept") is True,
+            facts.get("proved") is True,
             None if facts.get("alone") is None else float(facts["alone"]),
         )
     except (KeyError, TypeError, IndexError, ValueError) as error:

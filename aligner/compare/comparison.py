@@ -15,6 +15,8 @@ from typing import Optional, Union
 from aligner.compare.borders import excuse_borders
 from aligner.compare.conclusion import conclude
 from aligner.compare.cover import cover
+from aligner.compare.expected import Expectations
+from aligner.compare.force import found_by_force
 from aligner.compare.layers import pair_layers
 from aligner.compare.naming import LayerMap, read_map
 from aligner.compare.net import Net, survey
@@ -72,13 +74,18 @@ def compare(
         pairs = in_reading_order(pair_records(one, other, pairing), *nets)
         _check_same_model(one, other, nets, pairs)
         readings = _measured(pairs, rules, executor, progress)
+        expectations = Expectations(one, other)
+        checks = found_by_force(one, other, expectations)
+        for reading in readings:
+            reading.check = checks.get(reading.pair.key) if reading.pair.reference is not None else None
         _excuse_inputs(readings, nets[0])
         for reading in readings:
             excuse_mask(reading, rules)
         unwrap(readings, *nets, rules)
         excuse_borders(readings, *nets, pairing)
         cover(readings, *nets, pairing)
-        return conclude(one, other, nets, pairing, readings, rules, tuple(allow_unmatched))
+        expectations.excuse(readings)
+        return conclude(one, other, nets, pairing, readings, rules, tuple(allow_unmatched), expectations)
 
 
 def _opened(source: Source, stack: ExitStack) -> Dump:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.cases import Cases
 from aligner.compare.caution import cautions
-from aligner.compare.checks import Check, by_record, from_facts
+from aligner.compare.checks import Check
 from aligner.compare.cover import LEFT_OUT
 from aligner.compare.expected import Expectations
 from aligner.compare.explanation import explained
@@ -22,8 +22,6 @@ from aligner.compare.place import Place
 from aligner.compare.reading import Reading
 from aligner.compare.tolerance import Tolerance
 from aligner.compare.verdict import Comparison, Origin, Outcome, Side, Verdict
-from aligner.errors import DumpError
-from aligner.findings import CHECK
 from aligner.record import Key, LayerSpec, Phase, Scalar, display
 
 if TYPE_CHECKING:
@@ -41,11 +39,10 @@ def conclude(
     readings: Sequence[Reading],
     tolerance: Tolerance,
     allowed: Sequence[str],
+    expectations: Expectations,
 ) -> Comparison:
     """The whole answer."""
-    expectations = Expectations(reference, port)
-    expectations.excuse(readings)
-    checks = found_by_force(reference, port, expectations)
+    checks = {r.pair.key: r.check for r in readings if r.check is not None}
     trace = _traced(reference, port, pairing, readings, checks, tolerance)
     needed = {b for r in readings if r.matched and r.over for b in trace.reached.get(id(r), ())[:1]}
     needed |= {n for n, birth in enumerate(trace.births) if birth.check is not None and _over(birth, tolerance)}
@@ -57,9 +54,7 @@ def conclude(
     failures: list[str] = []
     origins, suspects = (explained(places, cases, port, failures) for places in (origins, suspects))
     verdicts = tuple(
-        replace(
-            _verdict(reading, trace, origins, index, nets, allowed, bool(checks)), ratio=expectations.ratio(reading)
-        )
+        replace(_verdict(reading, trace, origins, index, nets, allowed), ratio=expectations.ratio(reading))
         for reading in readings
     )
     failing = [verdict for verdict in verdicts if verdict.fails]
@@ -101,21 +96,6 @@ def _stumbled(failures: Sequence[str]) -> Iterable[tuple[str, Mapping[str, Scala
 
 def _header(dump: Dump) -> Mapping[str, Any]:
     return {**dump.header, "path": str(dump.path)}
-
-
-def found_by_force(reference: Dump, port: Dump, expectations: Expectations) -> Mapping[Key, Check]:
-    """What a forced pass on this very reference found, by its records; nothing if there was none."""
-    if port.header.get("forced") is not True or port.header.get("reference_token") != reference.token:
-        return {}
-    try:
-        checks = [from_facts(facts) for kind, facts in port.findings if kind == CHECK]
-    except ValueError as error:
-        raise DumpError("dump-bad", path=port.path, reason=error) from error
-    for place, check in enumerate(checks):
-        known = expectations.of(check.key)
-        if known is not None and known.own > check.expected:
-            checks[place] = replace(check, expected=known.own)
-    return by_record(checks)
 
 
 def _over(birth: Birth, tolerance: Tolerance) -> bool:
@@ -232,12 +212,11 @@ def _verdict(
     index: Mapping[int, int],
     nets: tuple[Net, Net],
     allowed: Sequence[str],
-    forced: bool,
 ) -> Verdict:
     births = trace.reached.get(id(reading), ())
     own = bool(births) and trace.births[births[0]].reading is reading
     origin = next((index[birth] for birth in births if birth in index), None)
-    outcome = _outcome(reading, own, forced and not births)
+    outcome = _outcome(reading, own, reading.good and not births)
     key = reading.pair.key
     sides = tuple(_side(e, net) for e, net in zip((reading.pair.reference, reading.pair.port), nets))
     kind = nets[0 if reading.pair.reference is not None else 1].kind(key.layer)

@@ -61,7 +61,7 @@ def _agreement(readings: Iterable[Reading]) -> tuple[dict[_Point, bool], dict[_P
             if entry is not None:
                 key = entry.key
                 point = _Point(key.step, CallId(key.layer, key.call), is_input(key.slot))
-                table[point] = table.get(point, True) and not reading.over
+                table[point] = table.get(point, True) and reading.good
     return agree
 
 

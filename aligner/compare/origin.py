@@ -202,7 +202,8 @@ class Trace:
         for reading in records:
             if not _is_input(reading):
                 continue
-            if reading.covered:
+            check = self._checks.get(reading.pair.key)
+            if reading.covered and not (check is not None and check.fails and not reading.matched):
                 self._know(scene, reading, in_hand, seen)
                 continue
             source = seen.get(_content(reading))
@@ -286,7 +287,8 @@ class Trace:
         if check.fails:
             births = tuple(owned.births)
         elif check.follows:
-            births = tuple(n for n, known in enumerate(self.births) if known.place[:2] == (check.owner, "glue"))[-1:]
+            same = [n for n, known in enumerate(self.births) if known.place[:2] == (check.owner, "glue")]
+            births = tuple(same[-1:]) or self._nearest(sources, 0.0)
         elif reading.nonfinite and not sources.nonfinite:
             return replace(self._born(reading, birth), time=time)
         elif reading.severity > JUMP * max(reading.own, self._coarse) or reading.over:

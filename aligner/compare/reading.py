@@ -18,6 +18,7 @@ from aligner.dtypes import DTYPES
 from aligner.record import Array, Scalar
 
 if TYPE_CHECKING:
+    from aligner.compare.checks import Check
     from aligner.compare.pairing import Pair
     from aligner.dump.reader import Entry
 
@@ -45,6 +46,14 @@ class Reading:
     """Has no counterpart or another form than its counterpart, but was compared in another way: `reason` says how."""
     rounded: bool = False
     """Over tolerance by no more than storing the same values in a shorter type explains; then `over` is false."""
+
+    check: Optional[Check] = None
+    """What the forced pass found of it, if there was one."""
+
+    @property
+    def good(self) -> bool:
+        """Within tolerance, or shown by a forced pass to be wrong only because something before it is."""
+        return not self.over or (self.check is not None and self.check.isolated and not self.check.suspicious)
 
     @property
     def matched(self) -> bool:

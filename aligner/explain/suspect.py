@@ -21,6 +21,8 @@ class Suspect:
     facts: Mapping[str, Scalar] = field(default_factory=dict)
     change: Mapping[str, Attribute] = field(default_factory=dict)
     """Settings of the reference that a copy of the port's layer is given, in canonical words."""
+    dtype: str = ""
+    """The float type in which a copy of the port's layer computes, where the port computes in a shorter one."""
     parameters: tuple[str, ...] = ()
     """Roles whose values a copy of the port's layer is given anew from the reference."""
     error: Optional[float] = None
@@ -31,7 +33,7 @@ class Suspect:
     def name(self) -> str:
         """What tells suspects of one case apart, also after they were stored."""
         changes = ",".join(f"{name}={value!r}" for name, value in sorted(self.change.items()))
-        return f"{self.cause}({changes}{','.join(self.parameters)})"
+        return f"{self.cause}({changes}{','.join(self.parameters)}{self.dtype})"
 
 
 REFUTED = 0.9

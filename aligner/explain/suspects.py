@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Optional, cast
+
+import numpy as np
 
 from aligner.explain.case import Case
 from aligner.explain.suspect import Suspect
 
 Rule = Callable[[Case], Iterable[Suspect]]
 
-FAMILIES: tuple[str, ...] = ("parameters", "attributes", "patterns", "glue")
-"""Modules and packages of this one, each with `suspects(case)`; each leaves alone what it is not made for."""
+SETTINGS: tuple[str, ...] = ("arguments", "parameters", "attributes")
+"""Modules that look at settings and parameters only."""
+
+NUMBERS: tuple[str, ...] = ("patterns", "glue")
+"""Packages that look into the tensors, which takes longer."""
 
 
-def suspects(case: Case) -> list[Suspect]:
-    """What may have caused it: what numbers have proved already first, then by belief. None twice."""
+def suspects(case: Case, thorough: bool = True) -> list[Suspect]:
+    """What may have caused it: what numbers have proved already first, then by belief. None twice.
+
+    Each family has `suspects(case)` and leaves alone what it is not made for.
+    """
     found: dict[str, Suspect] = {}
-    for family in FAMILIES:
+    for family in (*SETTINGS, *NUMBERS) if thorough else SETTINGS:
         rule = cast(Rule, import_module(f"aligner.explain.{family}").suspects)
-        for suspect in rule(case):
-            found[suspect.name] = _joined(found.get(suspect.name), suspect)
+        with np.errstate(all="ignore"):  # what overflows fits nothing
+            for suspect in map(partial(_in_full_precision, case), rule(case)):
+                found[suspect.name] = _joined(found.get(suspect.name), suspect)
     return sorted(_kind_proved([*found.values()]), key=lambda s: (_unproved(s, case), -s.weight))
 
 
@@ -32,6 +42,19 @@ def _joined(first: Optional[Suspect], other: Suspect) -> Suspect:
         return other
     error = other.error if first.error is None else first.error
     return replace(first, facts={**other.facts, **first.facts}, error=error, weight=max(first.weight, other.weight))
+
+
+PRECISION = {
+    *("rounding-grid", "dtype-differs", "mixed-precision-rounding-signature", "bf16-output-rounding"),
+    *("amp-levels-norm-dtype", "layernorm-fp16-variance-overflow", "layernorm-fp16-eps-underflow", "loss-in-fp16"),
+}
+"""Causes that a copy of the layer proves by computing in the reference's type."""
+
+
+def _in_full_precision(case: Case, suspect: Suspect) -> Suspect:
+    if suspect.cause not in PRECISION or case.where != "layer" or case.expected is None:
+        return suspect
+    return replace(suspect, dtype=case.expected.dtype)
 
 
 OTHER_FUNCTION = {

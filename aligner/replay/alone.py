@@ -46,10 +46,12 @@ class Alone:
         parameters: Sequence[str] = (),
         dtype: Optional[str] = None,
         told: Optional[Callable[[Key, str, Array], None]] = None,
+        added: Optional[Key] = None,
     ) -> float:
         """How far a changed copy of the check's layer is off on the reference's inputs: the worst of its outputs.
 
-        `told` gets each output that has a counterpart, by the port's address.
+        `told` gets each output that has a counterpart, by the port's address; `added` is an argument of the reference
+        that the port's call was not given.
 
         Raises:
             ValueError: such a copy cannot be made; the text says why.
@@ -63,9 +65,26 @@ class Alone:
         if dtype is not None:
             self._load_all(copy, call.layer)
         args, kwargs = rebuild_arguments(call.inputs, lambda slot: self._argument(call, slot, dtype))
+        if added is not None:
+            args, kwargs = self._with(args, kwargs, added)
         with self._adapter.running(copy):
             output = copy(*args, **kwargs)  # type: ignore[operator]  # a layer is called
         return self._deviation(call, output, told)
+
+    def _with(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], added: Key
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        """The arguments with one more: by its name, or at its place behind the others (None stands for what lacks)."""
+        entry = self._reference.find(added)
+        if entry is None:
+            raise LookupError(added.slot)
+        tensor = self._adapter.from_numpy(entry.raw(), entry.dtype)
+        name = added.slot.partition(".")[2]
+        if not name.isdigit():
+            return args, {**kwargs, name: tensor}
+        filled = [*args, *[None] * (int(name) + 1 - len(args))]
+        filled[int(name)] = tensor
+        return tuple(filled), dict(kwargs)
 
     def _argument(self, call: Call, slot: str, dtype: Optional[str]) -> object:
         """The reference's value in the port's form, or the port's own where the reference has none."""

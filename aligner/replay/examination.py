@@ -10,7 +10,7 @@ The port is left as it was found: its buffers, its random numbers, its mode.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Optional
@@ -21,16 +21,16 @@ from aligner.adapter import Adapter
 from aligner.compare.cases import Cases
 from aligner.compare.checks import Check, in_float32, to_facts
 from aligner.compare.layers import Pairing, pair_layers
-from aligner.compare.net import survey
-from aligner.compare.pairing import pair_records
+from aligner.compare.net import CallId, is_input, survey
+from aligner.compare.pairing import Pair, pair_records
 from aligner.dtypes import DTYPES, decode
-from aligner.dump.reader import Dump, open_dump
+from aligner.dump.reader import Dump, Entry, open_dump
 from aligner.findings import CHECK
 from aligner.record import Array, Key, Phase
 from aligner.replay.alone import Alone
 from aligner.replay.forced import ForcedPass, Plan, noise
 from aligner.replay.precision import usual
-from aligner.replay.trials import described, tried
+from aligner.replay.trials import described, small, tried
 
 if TYPE_CHECKING:
     from aligner.capture.session import Sink
@@ -90,10 +90,10 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
         if plan.short is not None:
             alone = Alone(subject.adapter, subject.model, subject.reference, port, plan)
             checks = _alone(checks, alone, forced)
-    for check in checks:
-        sink.finding(CHECK, to_facts(check))
     middle = time.monotonic()
     trials = _try(subject, path, pairing, plan, checks, sink)
+    for check in checks:
+        sink.finding(CHECK, to_facts(check))
     ended = time.monotonic()
     timing = {"free_s": round(free, 3), "forced_s": round(middle - started, 3), "trials_s": round(ended - middle, 3)}
     sink.update_header(forced=True, reference_token=subject.reference.token, precision=plan.short, timing=timing)
@@ -112,7 +112,31 @@ def _plan(reference: Dump, port: Dump, pairing: Pairing) -> Plan:
     for found in pairing.layers:
         layers.setdefault(found.port, found.reference)
     short = usual(pairs, port.header.get("amp"))
-    return Plan(entries, {other: one for one, other in pairing.calls.items()}, layers, short)
+    calls = {other: one for one, other in pairing.calls.items()}
+    return Plan(entries, calls, _missing(pairs, pairing), _results(pairs), layers, short)
+
+
+def _missing(pairs: Sequence[Pair], pairing: Pairing) -> Mapping[tuple[int, CallId], list[Entry]]:
+    """Arguments that only the reference's calls were given."""
+    found: dict[tuple[int, CallId], list[Entry]] = {}
+    for pair in pairs:
+        key = pair.key
+        call = pairing.calls.get(CallId(key.layer, key.call))
+        alone = pair.reference is not None and pair.port is None
+        if alone and call is not None and key.phase is Phase.FORWARD and is_input(key.slot):
+            found.setdefault((key.step, call), []).append(pair.entry)
+    return found
+
+
+def _results(pairs: Sequence[Pair]) -> Mapping[tuple[int, CallId], list[Pair]]:
+    """What the free run's calls made, where both sides have it."""
+    found: dict[tuple[int, CallId], list[Pair]] = {}
+    for pair in pairs:
+        if pair.reference is not None and pair.port is not None and pair.key.phase is Phase.FORWARD:
+            key = pair.port.key
+            if not is_input(key.slot):
+                found.setdefault((key.step, CallId(key.layer, key.call)), []).append(pair)
+    return found
 
 
 @contextmanager
@@ -200,17 +224,14 @@ def _in_float32(check: Check, alone: Alone, forced: ForcedPass) -> Optional[floa
     return error
 
 
-def _try(
-    subject: Subject, path: str, pairing: Pairing, plan: Plan, checks: Sequence[Check], sink: Sink
-) -> tuple[int, int]:
+def _try(subject: Subject, path: str, pairing: Pairing, plan: Plan, checks: list[Check], sink: Sink) -> tuple[int, int]:
     """Trials of what may be wrong with the layers that fail; how many were made, and how many proved something."""
-    if not any(check.fails and check.where == "layer" for check in checks):
-        return 0, 0
     made = proved = 0
     with open_dump(path) as port:
         alone = Alone(subject.adapter, subject.model, subject.reference, port, plan)
         cases = Cases(subject.reference, port, (survey(subject.reference), survey(port)), pairing)
-        for kind, facts in (*tried(checks, cases, alone), *described(checks, subject.adapter, alone)):
+        found = [*small(checks, cases, alone)]  # may find that a check fails after all
+        for kind, facts in (*found, *tried(checks, cases, alone), *described(checks, subject.adapter, alone)):
             sink.finding(kind, facts)
             made += "after" in facts
             proved += facts.get("proved") is True

@@ -11,7 +11,8 @@ memory at a time. What is wrong is kept in the port's dump (phase FORCED) for th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Optional
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
 KEPT = 96
 """Values that are kept in the dump; a port with more places wrong is another net."""
 
+ARGUMENT = "argument-missing"
+"""The reason of a check whose value the port's code did not hand over at all."""
+
+EFFECT = 0.01
+"""An argument that is off by so much more than what comes of it is meant in another way."""
+
 SAME = 0.02
 """Two differences are one mistake if they are alike to this much of their size."""
 
@@ -55,6 +62,10 @@ class Plan:
     """The reference's record by the port's address."""
     calls: Mapping[CallId, CallId]
     """The reference's call by the port's; numbers count within a step."""
+    missing: Mapping[tuple[int, CallId], Sequence[Entry]] = field(default_factory=dict)
+    """Arguments that only the reference's call was given, by step and the port's call."""
+    results: Mapping[tuple[int, CallId], Sequence[Pair]] = field(default_factory=dict)
+    """What calls made in the free run, on both sides, by step and the port's call."""
     layers: Mapping[str, str] = field(default_factory=dict)
     """The reference's layer by the port's."""
     short: Optional[str] = None
@@ -81,6 +92,12 @@ class _Frame:
     """Something in its hands could not be replaced by the reference's."""
     differences: list[Numbers] = field(default_factory=list)
     """What its own code has done wrong so far."""
+    first: int = 0
+    """Checks that were made before it began."""
+    before: str = ""
+    """The reference's layer that ended last before it, in the call around."""
+    doubtful: list[int] = field(default_factory=list)
+    """Checks of arguments that it got in another form: whether that is wrong, its results tell."""
 
 
 class ForcedPass:
@@ -98,8 +115,6 @@ class ForcedPass:
         self._step = 0
         self._stack: list[_Frame] = []
         self._numbers: dict[str, int] = {}
-        self._any_shape = True
-        """Layers are given the reference's values also in place of such of another shape."""
         self._free: set[tuple[str, int]] = set()
         """Calls that raised on the reference's inputs and are left with their own."""
         self._owned: set[int] = set()
@@ -121,9 +136,6 @@ class ForcedPass:
 
     def _yielded(self) -> bool:
         """After an exception: hold the port to less of the reference; false if there is nothing left to give way."""
-        if self._any_shape:
-            self._any_shape = False
-            return True
         culprit = next((f for f in reversed(self._stack) if f.call and (f.path, f.number) not in self._free), None)
         if culprit is not None:
             self._free.add((culprit.path, culprit.number))
@@ -163,7 +175,7 @@ class ForcedPass:
         number = self._numbers.get(path, 0)
         self._numbers[path] = number + 1
         around = next((f for f in reversed(self._stack) if f.call is not None), None)
-        frame = _Frame(path, number, self._plan.calls.get(CallId(path, number)), around)
+        frame = _Frame(path, number, self._plan.calls.get(CallId(path, number)), around, first=len(self.checks))
         self._stack.append(frame)
         if frame.call is None:
             return args, kwargs
@@ -173,6 +185,7 @@ class ForcedPass:
             place: tuple[str, str, Optional[tuple[str, str]]] = ("inputs", frame.call.layer, None)
         else:
             around.inner = True
+            frame.before = around.last
             place = ("glue", around.call.layer if around.call else "", (around.last, frame.call.layer))
         return substitute_arguments(args, kwargs, self._replaced(frame, around, found, place))
 
@@ -189,10 +202,38 @@ class ForcedPass:
             place: tuple[str, str, Optional[tuple[str, str]]] = ("glue", layer, (frame.last, ""))
         else:
             place = ("layer", layer, None)
+        made = len(self.checks)
         others = self._replaced(frame, frame, found, place)
+        self._judge_arguments(frame, made)
         if frame.around is not None:
             frame.around.last = layer
         return substitute_result(output, others)
+
+    def _judge_arguments(self, frame: _Frame, made: int) -> None:
+        """Arguments in another form, or not given at all, are wrong where what was made of them is.
+
+        Then what is wrong inside comes of it. `made` is where the checks of the results begin.
+        """
+        missing = self._plan.missing.get((self._step, CallId(frame.path, frame.number)), ())
+        if not frame.doubtful and not missing:
+            return
+        mine = [(place, check) for place, check in enumerate(self.checks) if place >= frame.first and check.suspicious]
+        mine = [(place, check) for place, check in mine if place not in frame.doubtful]
+        wrong = any(place >= made or check.deviation is None for place, check in mine)
+        for place in frame.doubtful if not wrong else ():
+            self.checks[place] = replace(self.checks[place], error=0.0, reason="other-form")
+        inside = [p for p, check in mine if p >= made or check.where == "glue" or check.deviation is None]
+        if (not wrong or not frame.doubtful) and not (missing and inside and frame.around is not None):
+            return
+        for place in inside:
+            self.checks[place] = replace(self.checks[place], follows=True)
+        if frame.around is None or frame.around.call is None or frame.call is None or frame.doubtful:
+            return
+        owner, between = frame.around.call.layer, (frame.before, frame.call.layer)
+        for entry in missing:
+            address = Key(self._step, Phase.FORWARD, frame.path, frame.number, entry.key.slot)
+            expected = self._expected(entry.dtype, entry.dtype)
+            self.checks.append(Check(entry.key, address, "glue", owner, between, math.inf, expected, reason=ARGUMENT))
 
     def _replaced(
         self,
@@ -233,11 +274,22 @@ class ForcedPass:
         same = dtype == entry.dtype and array.shape == wanted.shape and np.array_equal(array, wanted.raw())
         check = self._check(wanted, Held(address, 0, dtype, array), place, same)
         check = replace(check, isolated=not (owner is not None and owner.loose))
+        if is_input(address.slot) and array.ndim == len(wanted.shape) and array.shape != wanted.shape:
+            check = replace(check, error=math.inf, reason="shapes-differ")  # axes of size one at other places
+        doubtful = check.suspicious and is_input(address.slot) and place[0] == "glue" and self._watched is None
+        if doubtful and _mask_like(wanted) and self._without_effect(frame, check):
+            self.checks.append(replace(check, error=0.0, reason="other-form"))
+            return None
+        doubtful = doubtful and _other_form(wanted, array, dtype)
         if check.suspicious and owner is not None and place[0] == "glue":
             check = self._settled(owner, check, wanted, array, dtype)
         if check.suspicious and self._watched is None:
             check = self._keep(check, dtype, array)
+        if doubtful:
+            frame.doubtful.append(len(self.checks))
         self.checks.append(check)
+        if doubtful:
+            return None
         if self._watched is not None:
             self._watched(check, array, dtype)
         if same and self._disturb is None and self._plan.given is None:
@@ -256,6 +308,12 @@ class ForcedPass:
         if check.suspicious and is_input(address.slot):
             self._mend(tensor, other)
         return other
+
+    def _without_effect(self, frame: _Frame, check: Check) -> bool:
+        """Whether the free run's results agree although this argument does not: the two mean the same by it."""
+        pairs = self._plan.results.get((self._step, CallId(frame.path, frame.number)), ())
+        readings = [read(pair, self._rule) for pair in pairs]
+        return bool(readings) and not any(r.over or r.severity > EFFECT * check.error for r in readings)
 
     def _check(self, wanted: Held, found: Held, place: tuple[str, str, Optional[tuple[str, str]]], same: bool) -> Check:
         where, owner, between = place
@@ -315,8 +373,6 @@ class ForcedPass:
         one, other = DTYPES[wanted.dtype], DTYPES[dtype]
         if value.size == array.size and _squeezed(value.shape) == _squeezed(array.shape):
             value = value.reshape(array.shape)
-        elif not self._any_shape:
-            return None
         if self._disturb is not None and not one.exact:
             value = encode(self._disturb(decode(value, word), word), word)
         if self._plan.given is not None and not one.exact and "complex" not in word:
@@ -337,6 +393,19 @@ class ForcedPass:
 
 def _float64(array: Array) -> Numbers:
     return array.astype(np.float64).reshape(-1)
+
+
+def _other_form(wanted: Held, array: Array, dtype: str) -> bool:
+    """Whether the values cannot be set against each other one by one, or mean something by being true or false."""
+    one, other = DTYPES[wanted.dtype], DTYPES[dtype]
+    axes = array.ndim == len(wanted.shape) and array.shape != wanted.shape
+    return one.exact or other.exact or axes or _squeezed(wanted.shape) != _squeezed(array.shape)
+
+
+def _mask_like(wanted: Held) -> bool:
+    """Whether it has so few different values that it tells what to look at: each net may say that in its own way."""
+    values = wanted.load().reshape(-1)
+    return DTYPES[wanted.dtype].exact or np.unique(values[:: max(1, values.size // 4096)]).size <= 3
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

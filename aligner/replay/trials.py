@@ -7,6 +7,7 @@ by the layer and the suspect's name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Optional
 
 from aligner.adapter import Adapter
@@ -17,6 +18,7 @@ from aligner.explain.suspect import Suspect
 from aligner.explain.suspects import suspects
 from aligner.findings import LAYER, TRIAL
 from aligner.replay.alone import Alone
+from aligner.replay.forced import ARGUMENT
 
 MOST = 12
 """Suspects of one layer that are tried."""
@@ -25,10 +27,35 @@ LAYERS = 48
 """Layers that are tried; a net with more of them wrong has one mistake many times."""
 
 
+SMALL = 1.2
+"""Layers whose error is at least this many times what rounding explains may be wrong all the same, ..."""
+
+FALL = 5.0
+"""... if their settings differ and a trial makes the error this many times smaller: rounding would stay."""
+
+
+def small(checks: list[Check], cases: Cases, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:
+    """Trials of layers that are off by little and have other settings; `checks` are told what is proved."""
+    for number, check in enumerate(checks):
+        if check.where != "layer" or check.suspicious or not check.isolated or not check.ratio >= SMALL:
+            continue
+        case = cases.case(Place("layer", check.owner, check.key, check.port, None, check.rounding, False))
+        if case.reference == case.port:
+            continue
+        for suspect in _worth_it(suspects(case, thorough=False)):
+            kind, facts = TRIAL, _trial(check, suspect, alone)
+            if facts.get("after", check.error) * FALL <= check.error:
+                checks[number] = replace(check, proved=True)
+                yield kind, {**facts, "proved": True}
+                break
+
+
 def tried(checks: Sequence[Check], cases: Cases, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:
     """Findings, one for each trial. One call stands for a layer: all its calls share the settings."""
     done: set[str] = set()
     for check in checks:
+        if check.reason == ARGUMENT and check.fails and len(done) < LAYERS:
+            yield from _argument(check, cases, alone)
         if check.where != "layer" or not check.fails or check.key.layer in done or len(done) >= LAYERS:
             continue
         done.add(check.key.layer)
@@ -36,6 +63,20 @@ def tried(checks: Sequence[Check], cases: Cases, alone: Alone) -> Iterable[tuple
         place = Place("layer", check.owner, check.key, check.port, None, check.rounding, kept)
         for suspect in _worth_it(suspects(cases.case(place))):
             yield TRIAL, _trial(check, suspect, alone)
+
+
+def _argument(check: Check, cases: Cases, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:
+    """The layer with the argument that the code around it forgot."""
+    place = Place(check.where, check.owner, check.key, check.port, check.between, check.rounding, False)
+    for suspect in suspects(cases.case(place))[:1]:
+        facts: dict[str, Any] = {"layer": check.owner, "suspect": suspect.name}
+        try:
+            facts["before"] = alone.error(check, {})
+            facts["after"] = alone.error(check, {}, added=check.key)
+            facts["proved"] = facts["after"] <= proof(check) < facts["before"]
+        except Exception as error:  # the port's layer may call the argument otherwise
+            facts["reason"] = f"{type(error).__name__}: {error}"[:300]
+        yield TRIAL, facts
 
 
 def described(checks: Sequence[Check], adapter: Adapter, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -54,7 +95,7 @@ def described(checks: Sequence[Check], adapter: Adapter, alone: Alone) -> Iterab
 
 def _worth_it(found: Sequence[Suspect]) -> Iterable[Suspect]:
     """Those that change a layer: the likeliest ones."""
-    return [suspect for suspect in found if suspect.change or suspect.parameters][:MOST]
+    return [suspect for suspect in found if suspect.change or suspect.parameters or suspect.dtype][:MOST]
 
 
 def proof(check: Check) -> float:
@@ -74,7 +115,7 @@ def _trial(check: Check, suspect: Suspect, alone: Alone) -> dict[str, Any]:
         "before": check.alone if check.hidden else check.error,
     }
     try:
-        facts["after"] = alone.error(check, suspect.change, suspect.parameters, _dtype(check))
+        facts["after"] = alone.error(check, suspect.change, suspect.parameters, suspect.dtype or _dtype(check))
         facts["proved"] = facts["after"] <= proof(check)
     except Exception as error:  # a trial that cannot be made proves nothing, and costs nothing but itself
         facts["reason"] = f"{type(error).__name__}: {error}"[:300]

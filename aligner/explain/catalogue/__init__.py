@@ -22,6 +22,7 @@ TOPICS: tuple[str, ...] = (
     "sequences",
     "glue",
     "attention",
+    "arguments",
 )
 """Modules of this package, each with `ENTRIES: tuple[Entry, ...]`."""
 

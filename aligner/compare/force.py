@@ -1,0 +1,31 @@
+"""What a forced pass found, out of the port's dump."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from aligner.compare.checks import Check, by_record, from_facts
+from aligner.compare.expected import Expectations
+from aligner.errors import DumpError
+from aligner.findings import CHECK
+from aligner.record import Key
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump
+
+
+def found_by_force(reference: Dump, port: Dump, expectations: Expectations) -> Mapping[Key, Check]:
+    """What a forced pass on this very reference found, by its records; nothing if there was none."""
+    if port.header.get("forced") is not True or port.header.get("reference_token") != reference.token:
+        return {}
+    try:
+        checks = [from_facts(facts) for kind, facts in port.findings if kind == CHECK]
+    except ValueError as error:
+        raise DumpError("dump-bad", path=port.path, reason=error) from error
+    for place, check in enumerate(checks):
+        known = expectations.of(check.key)
+        if known is not None and known.own > check.expected:
+            checks[place] = replace(check, expected=known.own)
+    return by_record(checks)
