@@ -82,6 +82,9 @@ class Check:
         return self.suspicious and self.isolated and not self.follows
 
 
+OTHER_FORM = "other-form"
+"""The reason of a check of an argument that the two nets hand over in different forms, and mean the same by."""
+
 ROUNDING = 1e-6
 """Relative L2 that a float32 layer may add by itself (the worst clean one measured: 9.8e-7)."""
 

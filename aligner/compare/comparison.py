@@ -21,7 +21,7 @@ from aligner.compare.layers import pair_layers
 from aligner.compare.naming import LayerMap, read_map
 from aligner.compare.net import Net, survey
 from aligner.compare.pairing import Pair, pair_records
-from aligner.compare.reading import Reading, excuse_mask, excuse_rounding, read
+from aligner.compare.reading import Reading, excuse_form, excuse_mask, excuse_rounding, read
 from aligner.compare.sorting import in_reading_order, is_given
 from aligner.compare.tolerance import Tolerance
 from aligner.compare.verdict import Comparison as Comparison
@@ -78,6 +78,7 @@ def compare(
         checks = found_by_force(one, other, expectations)
         for reading in readings:
             reading.check = checks.get(reading.pair.key) if reading.pair.reference is not None else None
+            excuse_form(reading)
         _excuse_inputs(readings, nets[0])
         for reading in readings:
             excuse_mask(reading, rules)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.adapter import Adapter, Arguments
-from aligner.compare.checks import ROUNDING, Check
+from aligner.compare.checks import OTHER_FORM, ROUNDING, Check
 from aligner.compare.held import Held
 from aligner.compare.net import CallId, is_input
 from aligner.compare.pairing import Pair
@@ -221,7 +221,7 @@ class ForcedPass:
         mine = [(place, check) for place, check in mine if place not in frame.doubtful]
         wrong = any(place >= made or check.deviation is None for place, check in mine)
         for place in frame.doubtful if not wrong else ():
-            self.checks[place] = replace(self.checks[place], error=0.0, reason="other-form")
+            self.checks[place] = replace(self.checks[place], error=0.0, reason=OTHER_FORM)
         inside = [p for p, check in mine if p >= made or check.where == "glue" or check.deviation is None]
         if (not wrong or not frame.doubtful) and not (missing and inside and frame.around is not None):
             return
@@ -278,7 +278,7 @@ class ForcedPass:
             check = replace(check, error=math.inf, reason="shapes-differ")  # axes of size one at other places
         doubtful = check.suspicious and is_input(address.slot) and place[0] == "glue" and self._watched is None
         if doubtful and _mask_like(wanted) and self._without_effect(frame, check):
-            self.checks.append(replace(check, error=0.0, reason="other-form"))
+            self.checks.append(replace(check, error=0.0, reason=OTHER_FORM))
             return None
         doubtful = doubtful and _other_form(wanted, array, dtype)
         if check.suspicious and owner is not None and place[0] == "glue":

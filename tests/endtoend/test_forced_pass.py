@@ -308,3 +308,122 @@ def test_the_kept_value_is_what_the_layer_made_of_the_references_inputs(tmp_path
         assert set(kept) == {"blocks.0.norm", "blocks.2.norm"}
         with torch.no_grad():
             assert np.array_equal(kept["blocks.2.norm"].load(), port.blocks[2].norm(given).numpy())
+
+
+class Attention(nn.Module):
+    """One head; the mask says True where to look, or, `inverted`, where not to."""
+
+    def __init__(self, inverted=False):
+        super().__init__()
+        self.query, self.key, self.value = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.inverted = inverted
+
+    def forward(self, x, mask=None):
+        scores = self.query(x) @ self.key(x).transpose(1, 2) / 8**0.5
+        if mask is not None:
+            scores = scores.masked_fill(mask if self.inverted else ~mask, float("-inf"))
+        return scores.softmax(-1) @ self.value(x)
+
+
+class Masked(nn.Module):
+    def __init__(self, inverted=False, forgetful=False):
+        super().__init__()
+        self.stem, self.attention, self.head = nn.Linear(6, 8), Attention(inverted), nn.Linear(8, 2)
+        self.forgetful = forgetful
+
+    def forward(self, x):
+        x = self.stem(x)
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        mask = ~mask if self.attention.inverted else mask
+        return self.head(self.attention(x) if self.forgetful else self.attention(x, mask=mask))
+
+
+def test_a_mask_that_means_the_opposite_on_both_ends_is_no_mistake(tmp_path):
+    net = reference(tmp_path / "ref.h5", Masked())
+    port = Masked(inverted=True)
+    port.load_state_dict(net.state_dict())
+    result, checks = answer(tmp_path, port.eval())
+    assert result.aligned
+    assert not result.origins
+    assert [check.reason for check in checks if check.reason] == ["other-form"]
+
+
+def test_a_mistake_behind_such_a_mask_is_the_only_origin(tmp_path):
+    net = reference(tmp_path / "ref.h5", Masked())
+    port = Masked(inverted=True)
+    port.load_state_dict(net.state_dict())
+    port.head.forward = lambda x: F.linear(x, port.head.weight * 1.01, port.head.bias)
+    result, _ = answer(tmp_path, port.eval())
+    assert places(result.origins) == [("head", "layer")]
+
+
+def test_a_mask_that_is_not_handed_over_is_the_doing_of_the_code_around(tmp_path):
+    net = reference(tmp_path / "ref.h5", Masked())
+    port = Masked(forgetful=True)
+    port.load_state_dict(net.state_dict())
+    result, _ = answer(tmp_path, port.eval())
+    assert places(result.origins) == [("", "glue")]
+    assert result.origins[0].between == ("stem", "attention")
+    cause = result.origins[0].causes[0]
+    assert (cause.id, cause.confirmed) == ("mask-not-passed", True)
+
+
+class Wide(nn.Module):
+    """A convolution with its padding inside it or, `apart`, in a layer before it."""
+
+    def __init__(self, apart=False, mode="reflect"):
+        super().__init__()
+        self.pad = nn.ReflectionPad2d(1) if mode == "reflect" else nn.ZeroPad2d(1)
+        self.apart = apart
+        self.conv = nn.Conv2d(3, 4, 3) if apart else nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")
+        self.bn = nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return self.bn(self.conv(self.pad(x) if self.apart else x))
+
+
+@pytest.mark.parametrize(("mode", "wanted"), [("reflect", []), ("zeros", [("", "glue")])])
+def test_an_input_of_another_shape_is_judged_by_what_the_layer_makes_of_it(tmp_path, mode, wanted):
+    net = reference(tmp_path / "ref.h5", Wide(), torch.randn(2, 3, 6, 6))
+    port = Wide(apart=True, mode=mode)
+    port.load_state_dict(net.state_dict())
+    result, _ = answer(tmp_path, port.eval())
+    assert places(result.origins) == wanted
+    assert result.aligned is not bool(wanted)
+
+
+def test_a_layer_that_is_off_by_less_than_rounding_may_be_is_found_by_a_trial(tmp_path):
+    net = reference(tmp_path / "ref.h5")
+    port = copy.deepcopy(net)
+    port.blocks[1].norm.eps = 1.06e-5
+    result, checks = answer(tmp_path, port)
+    (check,) = [check for check in checks if check.fails]
+    assert 1e-6 < check.error < 7e-6, "this is what the test is about"
+    assert check.proved
+    assert places(result.suspects) == [("blocks.1.norm", "layer")]
+    assert result.suspects[0].causes[0].confirmed
+    assert result.aligned
+
+
+def test_one_layer_in_half_precision_is_the_origin_and_float32_is_the_proof(tmp_path):
+    net = reference(tmp_path / "ref.h5")
+    port = copy.deepcopy(net)
+    port.blocks[1].up.forward = lambda x: F.linear(
+        x.half().float(), port.blocks[1].up.weight.half().float(), port.blocks[1].up.bias
+    )
+    result, _ = answer(tmp_path, port)
+    assert ("blocks.1.up", "layer") in places(result.origins + result.suspects)
+    assert len(result.origins + result.suspects) == 1
+
+
+def test_what_no_check_has_seen_is_never_called_rounding(tmp_path):
+    net = reference(tmp_path / "ref.h5")
+    port = copy.deepcopy(net)
+    port.blocks[0].norm.eps = 0.1
+    answer(tmp_path, port)
+    replay = aligner.replay(tmp_path / "ref.h5", port)
+    with torch.no_grad(), replay.capture(tmp_path / "port.h5", Options(force=True), forced=False):
+        port(*replay.inputs(0))
+    result = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
+    assert result.counts["rounding"] == 0
+    assert places(result.origins)[0] == ("blocks.0.norm", "layer")

@@ -142,7 +142,9 @@ def test_other_tensors_stand_in_the_places_of_some_and_the_rest_is_the_same_obje
     assert given[1]["box"].value is B, "what was given stays as it was"
 
 
-@pytest.mark.parametrize("value", [A, (A, B), [A, {"x": (B,)}], {"y": A}, Pair(A, 1), Box(A)], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [A, (A, B), [A, {"x": (B,)}], {"y": A}, Pair(A, 1), Box(A)], ids=lambda value: type(value).__name__
+)
 def test_every_slot_can_be_substituted(value):
     structure, found = result(value)
     others = {slot: Tensor() for slot in found}
