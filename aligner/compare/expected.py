@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
@@ -23,6 +24,14 @@ Two frameworks round in other orders: their errors differ by as much as either h
 """
 
 
+def _usual(port: Dump) -> Optional[str]:
+    """The type shorter than float32 that most of the port's values have."""
+    found = Counter(e.dtype for e in port.entries if e.key.phase is Phase.FORWARD and DTYPES[e.dtype].eps is not None)
+    word, count = found.most_common(1)[0] if found else ("", 0)
+    short = word in ("float16", "bfloat16") and 2 * count > sum(found.values())
+    return word if short else None
+
+
 class Expected(NamedTuple):
     """Relative L2 that rounding makes of a value: by the layer itself, and grown through the net."""
 
@@ -34,7 +43,7 @@ class Expectations:
     """What a reference's dump tells of its own rounding, for a port that computes in float32 or shorter."""
 
     def __init__(self, reference: Dump, port: Dump) -> None:
-        short = port.header.get("precision") or ("float16" if port.header.get("amp") else None)
+        short = port.header.get("precision") or ("float16" if port.header.get("amp") else _usual(port))
         self._found: dict[Key, Expected] = {}
         wanted = {TRUTH, short}
         for kind, facts in reference.findings:
