@@ -289,7 +289,7 @@ class Trace:
         elif check.follows:
             same = [n for n, known in enumerate(self.births) if known.place[:2] == (check.owner, "glue")]
             births = tuple(same[-1:]) or self._nearest(sources, 0.0)
-        elif reading.nonfinite and not sources.nonfinite:
+        elif reading.nonfinite and not (sources.nonfinite or sources.births):
             return replace(self._born(reading, birth), time=time)
         elif reading.severity > JUMP * max(reading.own, self._coarse) or reading.over:
             births = self._nearest(sources, SHARE * reading.severity) or self._nearest(sources, 0.0)

@@ -92,6 +92,8 @@ class _Frame:
     """Something in its hands could not be replaced by the reference's."""
     differences: list[Numbers] = field(default_factory=list)
     """What its own code has done wrong so far."""
+    wrong: set[object] = field(default_factory=set)
+    """Values of the reference that its code has got wrong so far, by their contents."""
     first: int = 0
     """Checks that were made before it began."""
     before: str = ""
@@ -219,7 +221,8 @@ class ForcedPass:
             return
         mine = [(place, check) for place, check in enumerate(self.checks) if place >= frame.first and check.suspicious]
         mine = [(place, check) for place, check in mine if place not in frame.doubtful]
-        wrong = any(place >= made or check.deviation is None for place, check in mine)
+        turned = any(self.checks[place].reason == "shapes-differ" for place in frame.doubtful)
+        wrong = any(p >= made or check.deviation is None or (turned and check.where == "glue") for p, check in mine)
         for place in frame.doubtful if not wrong else ():
             self.checks[place] = replace(self.checks[place], error=0.0, reason=OTHER_FORM)
         inside = [p for p, check in mine if p >= made or check.where == "glue" or check.deviation is None]
@@ -227,6 +230,8 @@ class ForcedPass:
             return
         for place in inside:
             self.checks[place] = replace(self.checks[place], follows=True)
+        for place in frame.doubtful if wrong and frame.around is not None else ():
+            self.checks[place] = self._known_wrong(frame.around, self.checks[place])
         if frame.around is None or frame.around.call is None or frame.call is None or frame.doubtful:
             return
         owner, between = frame.around.call.layer, (frame.before, frame.call.layer)
@@ -275,13 +280,13 @@ class ForcedPass:
         check = self._check(wanted, Held(address, 0, dtype, array), place, same)
         check = replace(check, isolated=not (owner is not None and owner.loose))
         if is_input(address.slot) and array.ndim == len(wanted.shape) and array.shape != wanted.shape:
-            check = replace(check, error=math.inf, reason="shapes-differ")  # axes of size one at other places
+            check = replace(check, error=math.inf, deviation=None, reason="shapes-differ")  # axes of one elsewhere
         doubtful = check.suspicious and is_input(address.slot) and place[0] == "glue" and self._watched is None
         if doubtful and _mask_like(wanted) and self._without_effect(frame, check):
             self.checks.append(replace(check, error=0.0, reason=OTHER_FORM))
             return None
         doubtful = doubtful and _other_form(wanted, array, dtype)
-        if check.suspicious and owner is not None and place[0] == "glue":
+        if check.suspicious and owner is not None and place[0] == "glue" and not doubtful:
             check = self._settled(owner, check, wanted, array, dtype)
         if check.suspicious and self._watched is None:
             check = self._keep(check, dtype, array)
@@ -339,9 +344,19 @@ class ForcedPass:
             eps = max(eps, DTYPES[self._plan.short].eps or 0.0)
         return max(ROUNDING, LOW_PRECISION * eps)
 
+    def _known_wrong(self, owner: Optional[_Frame], check: Check) -> Check:
+        """The same value handed to another layer is the same mistake."""
+        entry = self._plan.entries.get(check.port)
+        if owner is None or entry is None:
+            return check
+        known = entry.content in owner.wrong
+        owner.wrong.add(entry.content)
+        return replace(check, follows=True) if known else check
+
     def _settled(self, owner: _Frame, check: Check, wanted: Held, array: Array, dtype: str) -> Check:
         """Whether the same code was off by this already: a shortcut carries a mistake past the layers."""
-        if wanted.shape != array.shape or not check.isolated:
+        check = self._known_wrong(owner, check) if check.isolated and is_input(check.key.slot) else check
+        if wanted.shape != array.shape or not check.isolated or check.follows:
             return check
         with np.errstate(all="ignore"):
             difference: Numbers = _float64(decode(array, dtype)) - _float64(wanted.load())
