@@ -21,10 +21,10 @@ SCORES: tuple[Entry, ...] = (
     _entry(
         "scale-other",
         (
-            "the attention scores are multiplied by {port_value}, the reference has {reference_value}",
-            "注意力分数乘了 {port_value}，标杆为 {reference_value}",
+            "the factor is {port_value}, the reference has {reference_value}",
+            "系数为 {port_value}，标杆为 {reference_value}",
         ),
-        ("multiply q @ k.T by {reference_value}", "q @ k.T 乘以 {reference_value}"),
+        ("multiply by {reference_value}", "乘以 {reference_value}"),
     ),
     _entry(
         "head-count",

@@ -168,6 +168,14 @@ VALUES: tuple[Entry, ...] = (
         ("{instead} is taken, the reference takes {other}", "取了 {instead}，标杆取 {other}"),
     ),
     _entry(
+        "rgb-bgr",
+        (
+            "the channels stand in reversed order (RGB for BGR, or the reverse)",
+            "通道次序颠倒（RGB 与 BGR）",
+        ),
+        ("flip axis {axis}, or read the image in the reference's order", "翻转轴 {axis}，或按标杆的次序读图"),
+    ),
+    _entry(
         "pad-differs",
         ("the padding is {instead}, the reference has {other}", "填充为 {instead}，标杆为 {other}"),
     ),

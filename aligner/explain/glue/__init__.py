@@ -45,9 +45,13 @@ def suspects(case: Case) -> Iterator[Suspect]:
     for rule in _alike(case, pair, hand) if pair.alike else _other_shape(case, pair, hand):
         found = list(rule)
         yield from found
-        if any(suspect.error is not None and suspect.cause not in WEAK for suspect in found):
+        if any(_settles(suspect) for suspect in found):
             return
     yield from operations.suspects(case)
+
+
+def _settles(suspect: Suspect) -> bool:
+    return suspect.error is not None and suspect.cause not in WEAK and suspect.weight >= 0.6
 
 
 def _of_own(case: Case) -> bool:
@@ -56,6 +60,7 @@ def _of_own(case: Case) -> bool:
 
 def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     """The rules for values of one shape, the surest first; each is asked when those before it proved nothing."""
+    yield grids.diagonal(pair)
     place = Place.of(case, pair, hand)
     yield formulas.suspects(place)
     yield order.suspects(place)

@@ -67,7 +67,7 @@ class Scene:
 
     def gives(self, plan: Plan, whole: Floats) -> bool:
         """Whether the plan gives this value: first asked of two rows of the item that is furthest off."""
-        if plan.given is None and not plan.rows_mixed:
+        if not plan.rows_mixed:
             length = self.shape[2 if self.stage != "mixed" else 1]
             rows = np.unique([length // 2, length - 1])
             item = self.items[self.worst : self.worst + 1]
@@ -84,11 +84,22 @@ class Scene:
 
 
 def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
-    """The choice that differs, where the reference's value is attention over values in hand."""
+    """The choice that differs, where the reference's value is attention over values in hand, perhaps with a bias."""
     if not pair.alike or pair.expected.ndim not in (3, 4):
         return
+    found = _asked(pair, hand)
+    width = pair.expected.shape[-1:]
+    if found is None and pair.expected.ndim == 3:
+        for piece in islice((p for p in hand.pieces(lambda shape: shape == width) if p.rank == 2), 1):
+            less = Pair(pair.expected - piece.array, pair.actual - piece.array, pair.limit, pair.facts)
+            found = _asked(less, hand, f" + [{piece.name}]")
+    if found is not None:
+        yield found
+
+
+def _asked(pair: Pair, hand: Hand, added: str = "") -> Optional[Suspect]:
     for scene in _scenes(pair):
-        count = MORE_PROBES if scene.length_first else PROBES
+        count = MORE_PROBES if scene.length_first or added else PROBES
         plan = next((p for p in islice(_plans(scene, hand), count) if scene.gives(p, scene.expected)), None)
         if plan is None:
             continue
@@ -98,10 +109,10 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
                 continue
             left = scene.left(edit.plan, scene.actual)
             if left * DROP <= before:
-                facts = {**edit.facts, "reference_code": spelled(plan), "port_code": spelled(edit.plan)}
-                yield pair.suspect(edit.cause, left, 0.92, None, **facts)
-                return
-        return
+                codes = {"reference_code": spelled(plan) + added, "port_code": spelled(edit.plan) + added}
+                return pair.suspect(edit.cause, left, 0.92, None, **{**edit.facts, **codes})
+        return None
+    return None
 
 
 def _others(plan: Plan, hand: Hand) -> list[Piece]:
@@ -122,7 +133,11 @@ def _plans(scene: Scene, hand: Hand) -> Iterator[Plan]:
     """Ways to write attention that could give a value of this shape, the usual ones first."""
     masks = _masks(hand, scene.shape[1 if scene.stage == "mixed" else 2])
     bases = list(islice((base for base in _bases(scene, hand) if _fits(scene, base)), SOURCES))
-    yield from (base for base in bases if base.given is not None)
+    for base in bases:
+        if base.given is not None:
+            yield base
+            if base.weighted:
+                yield from islice(_masked(base, masks), 1, None)
     bases = [base for base in bases if base.given is None]
     for usual in (True, False):
         turns = list(_turns(usual))
@@ -233,7 +248,13 @@ def _plan(
     layout: str = "parts",
     given: Optional[Piece] = None,
 ) -> Plan:
-    return Plan(sources, scene.stage, heads, groups, 1.0, order, layout, length_first=scene.length_first, given=given)
+    plan = Plan(sources, scene.stage, heads, groups, 1.0, order, layout, length_first=scene.length_first, given=given)
+    return plan if given is None else replace(plan, weighted=not _sums_to_one(given.array))
+
+
+def _sums_to_one(array: Floats) -> bool:
+    few = np.asarray(array[:1], np.float64)
+    return bool((few >= 0).all() and np.abs(few.sum(axis=-1) - 1.0).max() < 1e-2)
 
 
 def _fused(scene: Scene, piece: Piece, heads: int, orders: Sequence[tuple[int, ...]] = ()) -> Iterator[Plan]:
@@ -312,4 +333,4 @@ def _senses(mask: Piece) -> tuple[str, ...]:
     array = mask.array
     if array.dtype.kind == "b" or bool(np.isin(array.reshape(-1)[:4096], (0, 1)).all()):
         return ("keep", "drop")
-    return ("add",)
+    return ("keep", "add") if bool((array == 0).any() and (array >= 0).all()) else ("add",)

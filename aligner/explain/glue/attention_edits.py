@@ -25,13 +25,14 @@ class Edit:
 
 def edits(plan: Plan, others: Sequence[Piece] = ()) -> Iterator[Edit]:
     """Every single mistake, those that are made most first; `others` may have been taken for one of the sources."""
-    if plan.given is None:
+    if plan.weighted:
         yield from _scales(plan)
         yield from _masks(plan)
     yield from _splits(plan)
     if plan.given is None:
         yield from _sources(plan)
         yield from _ropes(plan)
+    if plan.weighted:
         for axis in (-2, -3):
             yield _edit(plan, "softmax-axis", "axis of the softmax", plan.axis, axis, axis=axis)
         yield _edit(plan, "softmax-missing", "softmax", "taken", "not taken", weighted=False)
@@ -173,6 +174,8 @@ def _ropes(plan: Plan) -> Iterator[Edit]:
 
 def head_size(plan: Plan) -> int:
     """Channels of a head."""
+    if plan.given is not None:
+        return int(plan.sources[0].array.shape[-1] // plan.groups)
     array = plan.sources[0].array
     if array.ndim == 4:
         return int(array.shape[3])
@@ -198,7 +201,7 @@ def spelled(plan: Plan) -> str:
     if plan.given is None:
         words.append(f"scale={number(plan.scale, plan)}")
     else:
-        words.append(f"weights=[{plan.given.name}]")
+        words.append(f"{'scores' if plan.weighted else 'weights'}=[{plan.given.name}]")
     if plan.rope:
         only = f" of {plan.rope_of} only" if plan.rope_of else ""
         words.append(f"rotary={plan.rope}{only}{', backwards' if plan.rope_sign < 0 else ''}")

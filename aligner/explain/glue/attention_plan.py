@@ -51,7 +51,7 @@ class Plan:
     weighted: bool = True
     """The softmax is taken."""
     given: Optional[Piece] = None
-    """Weights that were in hand already; the one source is the value then."""
+    """Scores that were in hand already, or weights (`weighted` is False); the one source is the value then."""
 
     @property
     def rows_mixed(self) -> bool:
@@ -76,8 +76,6 @@ Kept = dict[object, tuple[Floats, Floats]]
 
 def made(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats] = None) -> Optional[Floats]:
     """What the plan gives for some items of the batch; of some rows of the query only, where rows are not mixed."""
-    if plan.given is not None:
-        return _mixed_by(plan, items)
     try:
         scores, value = _scores(plan, items, kept, rows)
     except ValueError:
@@ -98,17 +96,9 @@ def made(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats] = None) -
         return weights if plan.stage == "weights" else _merged(plan, np.asarray(weights @ value))
 
 
-def _mixed_by(plan: Plan, items: Floats) -> Optional[Floats]:
-    assert plan.given is not None
-    weights = plan.given.array[items].astype(np.float64)
-    value = _split(plan, _batched(plan, plan.sources[0])[items].astype(np.float64), plan.groups)
-    value = _repeated(plan, value) if plan.groups != plan.heads else value
-    if weights.shape[1] != value.shape[1] or weights.shape[3] != value.shape[2]:
-        return None
-    return _merged(plan, np.asarray(weights @ value))
-
-
 def _scores(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats]) -> tuple[Floats, Floats]:
+    if plan.given is not None:
+        return _given(plan, items, rows)
     some = items.tobytes(), None if rows is None else rows.tobytes()
     ids = tuple(id(piece) for piece in plan.sources)
     mark = (ids, plan.order, plan.layout, plan.heads, plan.groups, plan.split, plan.repeat)
@@ -124,6 +114,16 @@ def _scores(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats]) -> tu
             raise ValueError("heads do not fit")
         kept[mark, turn, some, plan.length_first] = np.asarray(query @ key.transpose(0, 1, 3, 2)), value
     return kept[mark, turn, some, plan.length_first]
+
+
+def _given(plan: Plan, items: Floats, rows: Optional[Floats]) -> tuple[Floats, Floats]:
+    assert plan.given is not None
+    scores = plan.given.array[items].astype(np.float64)
+    value = _split(plan, _batched(plan, plan.sources[0])[items].astype(np.float64), plan.groups)
+    value = _repeated(plan, value) if plan.groups != plan.heads else value
+    if scores.shape[1] != value.shape[1] or scores.shape[3] != value.shape[2]:
+        raise ValueError("heads do not fit")
+    return (scores if rows is None else scores[:, :, rows]), value
 
 
 def _heads(plan: Plan, items: Floats) -> Heads:
@@ -212,6 +212,7 @@ def _covered(
     """Which scores are hidden, and what is added to the others."""
     source = _batched(plan, plan.sources[0])
     length, keys = source.shape[1] if source.ndim == 3 else shape[2] if rows is None else -1, shape[3]
+    length = plan.given.array.shape[2] if plan.given is not None else length
     hidden, added = np.zeros((), bool), np.zeros(())
     if plan.causal:
         at = np.arange(length) if rows is None else rows

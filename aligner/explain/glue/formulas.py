@@ -21,6 +21,9 @@ from aligner.explain.patterns.scales import name_of
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
 
+FLAT = ("", "ReLU", "ReLU6", "Clamp(0, 1)", "Hardtanh")
+"""What leaves the values in the middle as they are."""
+
 TRIES = 6
 """Formulas that are checked on the whole tensor before a search is given up."""
 
@@ -48,13 +51,13 @@ def told(pair: Pair, cause: str, left: float, weight: float, facts: Mapping[str,
 
 
 def passed_over(place: Place, reference: Formula) -> Optional[Edit]:
-    """The port took what went into a layer for what came out of it."""
+    """The port took what went into a layer, or into a function, for what came out of it."""
     single = reference.single
-    if single is None or not single.view.plain or single.function or single.view.piece.rank != 1:
+    if single is None or not single.view.plain or single.function:
         return None
     pair, known = place.pair, place.case.known
-    for value in [v for v in known if v.slot.startswith("input.") and v.shape == pair.actual.shape]:
-        held = numbers(value)
+    for value in known:
+        held = numbers(value) if value.shape == pair.actual.shape else None
         if held is None or pair.proved(held, pair.actual) is None:
             continue
         view = View(Piece(value, held, 3), "", "", f"[{name(value)}]", held)
@@ -64,7 +67,7 @@ def passed_over(place: Place, reference: Formula) -> Optional[Edit]:
                 if pair.proved(function(np.asarray(held, np.float64)), pair.expected) is not None:
                     return Edit(Formula((plain(view),)), "activation-missing", {**facts, "function": word})
         made = [v for v in known if (v.layer, v.call) == (value.layer, value.call) and v.slot.startswith("output.")]
-        if any(_is(v, pair.expected) for v in made):
+        if value.slot.startswith("input.") and any(_is(v, pair.expected) for v in made):
             return Edit(Formula((plain(view),)), "layer-skipped", facts)
     return None
 
@@ -87,8 +90,8 @@ def solved(place: Place, wanted: Floats, whole: Floats) -> Optional[Formula]:
     for outer in _outers(wanted):
         with np.errstate(all="ignore"):
             inner = BACK[outer](wanted)
-        noise = place.noise(inner, 1.0 if outer in ("", "ReLU") else 10.0)
-        found = Search(place.pool, inner, noise).terms(deep=outer in ("", "ReLU"))
+        noise = place.noise(inner, 1.0 if outer in FLAT else 10.0)
+        found = Search(place.pool, inner, noise).terms(deep=outer in FLAT)
         for terms in islice(found, TRIES):
             formula = Formula(terms, outer)
             if place.gives(formula, whole):
@@ -120,6 +123,10 @@ def _outers(wanted: Floats) -> Iterator[str]:
         yield "ReLU"
         if high <= 6.0:
             yield "ReLU6"
+    if low == 0.0 and high == 1.0:
+        yield "Clamp(0, 1)"
+    if low == -1.0 and high == 1.0:
+        yield "Hardtanh"
     if low > 0.0:
         yield "Softplus"
     if low > 0.0 and high < 1.0:
@@ -176,10 +183,25 @@ def _rescaled(place: Place, formula: Formula, wanted: Floats, whole: Floats, por
             text = Formula(tuple(Term(t.factors, np.sign(t.coefficient)) for t in chosen)).text
             facts: dict[str, Scalar] = {"other": text, "ratio": _named(place, ratio)}
             facts["factor"] = _named(place, 1.0 / ratio)
-            turned = abs(ratio + 1.0) < 1e-5
-            names = ("addend-sign", "sign-flipped") if turned else ("addend-scaled", "scale-missing")
-            return Edit(edited, names[not rest], facts)
+            return Edit(edited, _scale(ratio, chosen, factor, bool(rest), port), {**facts, **_sides(facts)})
     return None
+
+
+def _sides(facts: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    return {"setting": "factor", "reference_value": facts["factor"], "port_value": "1"}
+
+
+def _scale(ratio: float, terms: tuple[Term, ...], factor: float, some: bool, port: bool) -> str:
+    """The cause of another number in front of one term or of all: forgotten, applied in vain, or another."""
+    if abs(ratio + 1.0) < 1e-5:
+        return "addend-sign" if some else "sign-flipped"
+    before, after = terms[0].coefficient, factor * terms[0].coefficient
+    reference, ported = (after, before) if port else (before, after)
+    if abs(abs(ported) - 1.0) < 1e-4:
+        return "scale-missing"
+    return (
+        "addend-scaled" if some and abs(abs(reference) - 1.0) < 1e-4 else "scale-missing" if not some else "scale-other"
+    )
 
 
 def _named(place: Place, ratio: float) -> str:

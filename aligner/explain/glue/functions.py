@@ -13,6 +13,7 @@ Function = Callable[[Floats], Floats]
 
 ACTIVATIONS: Mapping[str, Function] = {
     **{name: function for name, function in functions.FUNCTIONS.items() if name[0].isupper()},
+    "Clamp(0, 1)": lambda x: np.clip(x, 0.0, 1.0),
     "ReLU squared": lambda x: np.square(np.maximum(x, 0.0)),
 }
 
@@ -85,6 +86,8 @@ def _rising(name: str) -> Function:
 BACK: Mapping[str, Function] = {
     "": lambda y: y,
     "ReLU": lambda y: np.where(y > 0, y, np.nan),
+    "Clamp(0, 1)": lambda y: np.where((y > 0) & (y < 1.0), y, np.nan),
+    "Hardtanh": lambda y: np.where(np.abs(y) < 1.0, y, np.nan),
     "ReLU6": lambda y: np.where((y > 0) & (y < 6.0), y, np.nan),
     "LeakyReLU(0.01)": lambda y: functions.leaky(y, 100.0),
     "LeakyReLU(0.1)": lambda y: functions.leaky(y, 10.0),

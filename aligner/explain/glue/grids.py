@@ -11,6 +11,22 @@ from aligner.explain.patterns.pair import Pair
 from aligner.explain.suspect import Suspect
 
 
+def diagonal(pair: Pair) -> Iterator[Suspect]:
+    """A number is missing on the diagonal of the last two axes, or stands there in vain: loops of a graph."""
+    if pair.expected.ndim < 2 or pair.expected.shape[-1] != pair.expected.shape[-2] or not np.isfinite(pair.before):
+        return
+    apart = np.asarray(pair.expected - pair.actual, np.float64)
+    size = pair.expected.shape[-1]
+    number = float(np.diagonal(apart, axis1=-2, axis2=-1).mean())
+    if size < 3 or not number:
+        return
+    left = pair.proved(pair.actual + number * np.eye(size), pair.expected)
+    if left is not None:
+        eye = f"{number:.4g} * eye({size})"
+        codes = {"other": eye, "reference_code": f"... + {eye}", "port_code": "..."}
+        yield pair.suspect("addend-missing" if number > 0 else "addend-extra", left, 0.9, None, **codes)
+
+
 def suspects(pair: Pair) -> Iterator[Suspect]:
     """The difference is a number times the difference of two indices, on a part of one other axis or everywhere."""
     if not np.isfinite(pair.before) or pair.expected.ndim < 3:

@@ -108,14 +108,17 @@ def peeled(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
     if not (np.isfinite(pair.expected).all() and np.isfinite(pair.actual).all()):
         return
     offered = [view for view in _whole(hand, pair.expected.shape) if view.array.dtype.kind == "f"][:PEELED]
-    for view in offered:
-        under = _under(pair, np.asarray(view.array, np.float64))
+    root = float(np.sqrt(pair.expected.shape[-1]))
+    for view, scale in [*((view, 1.0) for view in offered), *((view, root) for view in offered[:2])]:
+        under = _under(pair, scale * np.asarray(view.array, np.float64))
         if under is None:
             continue
         for found in _beneath(case, under, hand):
             for suspect in found:
                 if suspect.error is not None and _back(pair, suspect.error):
-                    yield replace(suspect, facts={**suspect.facts, "beneath": view.text}, weight=suspect.weight - 0.1)
+                    cause = "concat-order" if suspect.cause == "axis-rolled" else suspect.cause
+                    facts = {**suspect.facts, "beneath": view.text}
+                    yield replace(suspect, cause=cause, facts=facts, weight=max(0.6, suspect.weight - 0.1))
                     return
 
 

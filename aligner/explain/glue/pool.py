@@ -9,7 +9,7 @@ from typing import Optional
 
 import numpy as np
 
-from aligner.explain.glue import joined, steered, views
+from aligner.explain.glue import joined, resizing, steered, views
 from aligner.explain.glue.formula import Factor, Formula, Term, plain
 from aligner.explain.glue.functions import FUNCTIONS
 from aligner.explain.glue.hand import Hand, Piece
@@ -70,7 +70,7 @@ class Pool:
     def _functions(self) -> tuple[list[Factor], Floats]:
         atoms = [Factor("", view) for view in self.views]
         blocks = [self.raw]
-        simple = [n for n, view in enumerate(self.views) if view.how in ("", "chunk", "every")][:40]
+        simple = [n for n, view in enumerate(self.views) if view.how in ("", "chunk", "every", "transpose")][:40]
         if simple:
             for name, function in FUNCTIONS.items():
                 if name:
@@ -92,6 +92,9 @@ def _views(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
         yield from views.parts(piece, shape)
     for piece in larger:
         yield from views.turned(piece, shape)
+    for piece in hand.pieces(lambda s: len(s) == 4 and s[:2] == shape[:2]):
+        if piece.rank < 2:
+            yield from resizing.views(piece, shape)
     yield from joined.views(hand, shape)
     for piece in larger:
         if piece.array.size > size and piece.array.dtype.kind == "f":
@@ -103,6 +106,11 @@ def _views(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
     for piece in hand.pieces(lambda s: len(s) == len(shape) and 0 < int(np.prod(s)) < size):
         if piece.rank != 2:
             yield from steered.padded(piece, shape)
+    alike_floats = [p for p in alike if p.array.shape == shape and p.rank in (1, 3)][:2]
+    if alike_floats and len(shape) >= 2 and size <= MAX_NORMED_SIZE:
+        for mask in steered.masks(hand):
+            for piece in alike_floats:
+                yield from steered.hidden(piece, mask, shape)
     if longer := [piece for piece in larger if piece.array.size > size][:MAX_NORMED]:
         yield from _steered(hand, longer, shape)
 
@@ -132,7 +140,7 @@ def _steered(hand: Hand, longer: list[Piece], shape: tuple[int, ...]) -> Iterato
     for piece in longer:
         for score in scores[:6]:
             if score is not piece and score.array.size < piece.array.size:
-                yield from steered.pooled(piece, score, shape)
+                yield from steered.pooled(piece, score, masks, shape)
 
 
 class Search:

@@ -27,6 +27,8 @@ def suspects(pair: Pair, hand: Hand) -> Iterator[Suspect]:
         elif suspect.cause == "constant-ratio":
             factor = suspect.facts["inverse"]
             yield replace(suspect, cause="scale-missing", facts={**suspect.facts, "factor": factor, **_codes(factor)})
+        elif suspect.cause == "concat-order" and _repeats(str(suspect.facts["order"])):
+            yield replace(suspect, weight=0.5)
         elif suspect.cause in SHUFFLES | {"axis-rolled", "concat-order"}:
             yield _of_moves(pair, hand, suspect)
         else:
@@ -51,7 +53,14 @@ def _of_moves(pair: Pair, hand: Hand, suspect: Suspect) -> Suspect:
             return replace(suspect, cause="roll-sign", facts={**suspect.facts, **codes, "other": f"[{piece.name}]"})
         if ours.cause == "axis-interleaved":
             return replace(suspect, cause="channel-shuffle-order", facts={**suspect.facts, "other": f"[{piece.name}]"})
-    return suspect
+    return replace(suspect, cause="concat-order") if suspect.cause == "axis-rolled" else suspect
+
+
+def _repeats(order: str) -> bool:
+    """Whether some slices stand twice: that is no other order, but another value."""
+    ends = [part.split("-") for part in order.split(", ") if part.replace("-", "").isdigit()]
+    found = [n for part in ends for n in range(int(part[0]), int(part[-1]) + 1)]
+    return len(set(found)) < len(found)
 
 
 def _near(pair: Pair, hand: Hand) -> list[Piece]:

@@ -8,7 +8,7 @@ from typing import Optional
 import numpy as np
 
 from aligner.explain.case import distance
-from aligner.explain.glue.edits import instead
+from aligner.explain.glue.exchanged import instead
 from aligner.explain.glue.formula import Formula
 from aligner.explain.glue.formulas import simplest
 from aligner.explain.glue.hand import Hand

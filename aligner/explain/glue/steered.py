@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import numpy as np
@@ -69,10 +69,13 @@ def weighted(piece: Piece, weight: Piece, wanted: Shape) -> Iterator[View]:
                 text = f"{how}([{piece.name}], [{weight.name}], axis={axis})"
                 summed = (array * w).sum(axis=axis)
                 yield View(piece, how, f"axis {axis}", text, (summed / total).reshape(shape))
+                highest = np.where(w > 0, array, -np.inf).max(axis=axis)
+                if np.isfinite(highest).all():
+                    yield View(piece, "max" + how[4:], f"axis {axis}", "max" + text[4:], highest.reshape(shape))
                 yield View(piece, "sum" + how[4:], f"axis {axis}", "sum" + text[4:], summed.reshape(shape))
 
 
-def pooled(piece: Piece, score: Piece, wanted: Shape) -> Iterator[View]:
+def pooled(piece: Piece, score: Piece, masks: Sequence[Piece], wanted: Shape) -> Iterator[View]:
     """Sums over one axis with weights from scores: softmax along that or another axis, sigmoid, or as they are."""
     array = piece.array
     for axis in range(array.ndim):
@@ -83,11 +86,34 @@ def pooled(piece: Piece, score: Piece, wanted: Shape) -> Iterator[View]:
         for way in aligned(score.array.shape, array.shape):
             if way[axis] == 1:
                 continue
-            for how, weights in _weights(score.array.astype(np.float64).reshape(way)).items():
+            scores = score.array.astype(np.float64).reshape(way)
+            for how, weights in [*_weights(scores).items(), *_masked(scores, masks, axis)]:
                 text = f"sum({how}([{score.name}]) * [{piece.name}], axis={axis})"
                 yield View(
                     piece, f"sum by {how}", f"axis {axis}", text, (array * weights).sum(axis=axis).reshape(shape)
                 )
+
+
+def _masked(scores: Floats, masks: Sequence[Piece], axis: int) -> Iterator[tuple[str, Floats]]:
+    for mask in masks[:2]:
+        for way in aligned(mask.array.shape, scores.shape):
+            if way[axis] > 1:
+                for word, seen in (("where", mask.array != 0), ("where not", mask.array == 0)):
+                    weights = softmax(np.where(seen.reshape(way), scores, -1e9), axis)
+                    yield f"softmax {word} [{mask.name}]", weights
+
+
+def hidden(piece: Piece, mask: Piece, wanted: Shape) -> Iterator[View]:
+    """Softmax over what a mask leaves in."""
+    if piece.array.shape != wanted or piece.array.dtype.kind != "f":
+        return
+    scores = piece.array.astype(np.float64)
+    for way in aligned(mask.array.shape, wanted):
+        for how, seen in (("softmax where", mask.array != 0), ("softmax where not", mask.array == 0)):
+            for axis in range(scores.ndim - 1, 0 if scores.ndim > 1 else -1, -1):
+                made = softmax(np.where(seen.reshape(way), scores, -1e9), axis)
+                text = f"{how}([{piece.name}], [{mask.name}], axis={axis})"
+                yield View(piece, how, f"axis {axis}", text, made)
 
 
 def _weights(scores: Floats) -> dict[str, Floats]:

@@ -96,7 +96,7 @@ MISTAKES = {
     "a bias": (A + BIAS, A, SEQUENCE, "addend-missing", "[blk scale]"),
     "an addend twice": (X + A, X + 2 * A, SEQUENCE, "addend-extra", "[blk.attn output.0]"),
     "subtracted": (X + A, X - A, SEQUENCE, "addend-sign", "[blk.attn output.0]"),
-    "half an addend": (X + 0.5 * A, X + A, SEQUENCE, "addend-scaled", "[blk.attn output.0]"),
+    "half an addend": (X + 0.5 * A, X + A, SEQUENCE, "scale-missing", "[blk.attn output.0]"),
     "the residual from behind the norm": (X + A, N + A, SEQUENCE, "wrong-tensor", "[blk input.0]"),
     "another value": (N, A, SEQUENCE, "wrong-tensor", "[blk.norm output.0]"),
     "padding zeroed in one addend": (

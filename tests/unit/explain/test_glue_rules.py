@@ -43,6 +43,18 @@ UP, CONDITION = drawn(BATCH, LENGTH, 2 * WIDTH), drawn(BATCH, 1, 2 * WIDTH)
 WORDS = RANDOM.integers(0, 3, (BATCH, LENGTH))
 
 
+PRESENT = np.arange(LENGTH)[None] < np.array([[7], [LENGTH]])
+PIXELS = drawn(BATCH, 3, 9, 9)
+
+
+def heads(x):
+    return x.reshape(BATCH, LENGTH, 4, -1).swapaxes(1, 2)
+
+
+def merged(x):
+    return x.swapaxes(1, 2).reshape(BATCH, LENGTH, -1)
+
+
 def nearest(x):
     return x.repeat(2, -1).repeat(2, -2)
 
@@ -121,7 +133,7 @@ MISTAKES = {
         tokens(SHORT, True) + POSITIONS,
         tokens(SHORT, False) + POSITIONS,
         (made(SHORT), made(POSITIONS, "pos", "blk")),
-        "axis-rolled",
+        "concat-order",
     ),
     "rolled the other way": (np.roll(X, -3, 1), np.roll(X, 3, 1), SEQUENCE, "roll-sign"),
     "channels shuffled otherwise": (shuffled(IMAGE, 2), shuffled(IMAGE, 8), PICTURES, "channel-shuffle-order"),
@@ -201,6 +213,26 @@ MISTAKES = {
         A.mean(1),
         (value(WORDS, "input.0", "blk"), made(A)),
         "mask-missing",
+    ),
+    "resized otherwise, added and clamped": (
+        np.clip(LATERAL * 0.3 + 0.5 + nearest(IMAGE) * 1.0, 0, 1),
+        np.clip(LATERAL * 0.3 + 0.5 + bilinear(IMAGE) * 1.0, 0, 1),
+        (made(LATERAL * 0.3 + 0.5, "output.0", "blk.tail"), made(IMAGE, "input.0", "blk")),
+        "upsample-mode-default-nearest",
+    ),
+    "no loops": (GRAPH + np.eye(LENGTH), GRAPH, (made(GRAPH * 0.5),), "addend-missing"),
+    "channels reversed": (PIXELS * 0.5, PIXELS[:, ::-1] * 0.5, (made(PIXELS, "input.0", "blk"),), "rgb-bgr"),
+    "pooled without the mask": (
+        (softmax(masked(X[..., 0], PRESENT), 1)[..., None] * A).sum(1),
+        (softmax(X[..., 0], 1)[..., None] * A).sum(1),
+        (made(A), made(X[..., :1], "output.0", "blk.score"), value(PRESENT, "input.1", "blk")),
+        "mask-missing",
+    ),
+    "scores in hand unmasked": (
+        merged(softmax(masked(SCORES, CAUSAL), -1) @ heads(A)) + START[0],
+        merged(softmax(SCORES, -1) @ heads(A)) + START[0],
+        (made(A, "output.0", "blk.value"), made(SCORES, "output.0", "blk.leaky"), made(START[0, 0], "bias", "blk")),
+        "causal-mask-missing",
     ),
     "another shape": (X.mean(1), X.mean(2), SEQUENCE, "reduction-axis"),
     "not transposed": (X.swapaxes(1, 2), X, SEQUENCE, "view-vs-transpose"),
