@@ -221,7 +221,9 @@ class ForcedPass:
             return
         mine = [(place, check) for place, check in enumerate(self.checks) if place >= frame.first and check.suspicious]
         mine = [(place, check) for place, check in mine if place not in frame.doubtful]
-        turned = any(self.checks[place].reason == "shapes-differ" for place in frame.doubtful)
+        handed = {self._content(self.checks[place]) for place in frame.doubtful}
+        passed = any(check.where == "glue" and self._content(check) in handed for _, check in mine)
+        turned = passed or any(self.checks[place].reason == "shapes-differ" for place in frame.doubtful)
         wrong = any(p >= made or check.deviation is None or (turned and check.where == "glue") for p, check in mine)
         for place in frame.doubtful if not wrong else ():
             self.checks[place] = replace(self.checks[place], error=0.0, reason=OTHER_FORM)
@@ -343,6 +345,11 @@ class ForcedPass:
         if self._plan.short is not None:
             eps = max(eps, DTYPES[self._plan.short].eps or 0.0)
         return max(ROUNDING, LOW_PRECISION * eps)
+
+    def _content(self, check: Check) -> object:
+        """What tells the reference's value from others: equal where it is handed on as it is."""
+        entry = self._plan.entries.get(check.port)
+        return None if entry is None else entry.content
 
     def _known_wrong(self, owner: Optional[_Frame], check: Check) -> Check:
         """The same value handed to another layer is the same mistake."""
