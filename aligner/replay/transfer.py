@@ -141,7 +141,7 @@ def _by_name(reference: Sequence[Item], port: Sequence[Item], renames: Mapping[s
 
 def _by_structure(reference: Sequence[Item], port: Sequence[Item]) -> list[Match]:
     """Layers with the same kind and parameters in order, then layers with the same shapes, then single parameters."""
-    matches: list[Match] = []
+    matches = _without_biases(reference, port)
     for signature in (_strict, _loose):
         rest_reference, rest_port = _without(reference, port, matches)
         groups = _groups(rest_reference, signature), _groups(rest_port, signature)
@@ -155,6 +155,28 @@ def _by_structure(reference: Sequence[Item], port: Sequence[Item]) -> list[Match
         theirs = [[item] for item in rest_port if item.shape == shape]
         matches += [Match(a[0], b[0], "structure", sure * 0.8) for a, b, sure in _in_order(ours, theirs)]
     return matches
+
+
+def _without_biases(reference: Sequence[Item], port: Sequence[Item]) -> list[Match]:
+    """Layers of which some lack their bias on one side (has_bias=False is a default): all in order, by the rest.
+
+    Else the row of those that have one would be shorter, and its members would be pushed along.
+    """
+    matches: list[Match] = []
+    ours, theirs = (_groups(items, _biasless) for items in (reference, port))
+    for key, layers in ours.items():
+        others = theirs.get(key, [])
+        biased = [sum(any(item.slot.role == "bias" for item in layer) for layer in side) for side in (layers, others)]
+        if len(layers) != len(others) or biased[0] == biased[1]:
+            continue
+        for a, b, sure in _in_order(layers, others):
+            roles = {item.slot.role: item for item in b}
+            matches += [Match(x, roles[x.slot.role], "structure", sure) for x in _sorted(a) if x.slot.role in roles]
+    return matches
+
+
+def _biasless(items: Sequence[Item]) -> tuple[object, ...]:
+    return (items[0].kind, *sorted((item.slot.role, item.shape) for item in items if item.slot.role != "bias"))
 
 
 def _strict(items: Sequence[Item]) -> tuple[object, ...]:

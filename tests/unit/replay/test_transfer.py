@@ -126,3 +126,12 @@ def test_a_row_with_a_layer_missing_keeps_the_likeliest_names():
 def test_best_path_never_crosses():
     found = best_path([[0.1, 1.0, 0.1], [1.0, 0.1, 0.9]])
     assert found == [(0, 1), (1, 2)]
+
+
+def test_layers_that_lack_their_bias_do_not_push_the_others_along():
+    reference = linear("q") + linear("k") + linear("v") + linear("out")
+    port = linear("wq") + linear("wk") + layer("wv", "Linear", weight=(8, 8)) + linear("wo")
+    transfer = plan(reference, port, {})
+    assert pairs(transfer) == {("q", "wq"), ("k", "wk"), ("v", "wv"), ("out", "wo")}
+    assert [item.name for item in transfer.left_reference] == ["v.bias"]
+    assert not transfer.left_port
