@@ -11,6 +11,7 @@ from aligner.explain.glue import (
     differences,
     formulas,
     grids,
+    joins,
     masked,
     operations,
     order,
@@ -61,6 +62,7 @@ def _of_own(case: Case) -> bool:
 def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     """The rules for values of one shape, the surest first; each is asked when those before it proved nothing."""
     yield grids.diagonal(pair)
+    yield joins.suspects(pair, hand)
     place = Place.of(case, pair, hand)
     yield formulas.suspects(place)
     yield order.suspects(place)
@@ -75,6 +77,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
 
 
 def _other_shape(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
+    yield joins.suspects(pair, hand)
     yield shapes.suspects(pair, hand)
     yield as_layer.suspects(case, pair, hand)
     yield renamed.suspects(pair, hand)

@@ -103,7 +103,8 @@ def _outer(formula: Formula) -> Iterator[Edit]:
         cause, facts = changed(formula.outer, function)
         if not formula.outer and function in _single(formula):
             cause = "activation-twice"
-        yield Edit(replace(formula, outer=function), cause, facts, 1)
+        doubt = 0 if cause == "activation-twice" else 3 if _single(formula) - {""} or function in ("exp", "abs") else 1
+        yield Edit(replace(formula, outer=function), cause, facts, doubt)
     if formula.outer:
         for number, term in enumerate(formula.terms):
             if len(formula.terms) > 1 and len(term.factors) == 1:
@@ -220,7 +221,8 @@ def _of_term(term: Term, pool: Pool) -> Iterator[Changed]:
             if function != factor.function:
                 new = replace(factor, function=function)
                 cause, facts = changed(factor.function, function)
-                yield _with(term, number, new), cause, {**facts, "other": factor.view.text}, 1
+                doubt = 1 if {function, factor.function} - {""} <= set(ACTIVATIONS) else 2
+                yield _with(term, number, new), cause, {**facts, "other": factor.view.text}, doubt
         for view in pool.views:
             if view is not factor.view:
                 new = replace(factor, view=view)

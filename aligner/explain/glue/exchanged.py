@@ -26,6 +26,10 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
     if hows in ({"cosine", "dot"}, {"cosines", "matmul"}):
         return ("normalize-missing" if old.how.startswith("cos") else "expression-differs"), facts, 0
     masked = [how for how in hows if "where" in how]
+    if len({re.sub(r"axis \d+", "axis", how) for how in hows}) < len(hows) and "softmax" in old.how:
+        return "softmax-axis", facts, 0
+    if any(" kept where" in how for how in hows) and len(masked) == 2:
+        return "mask-after-softmax", facts, 0
     if len(masked) == 2 and len({how.replace(" not", "") for how in hows}) == 1:
         return "mask-inverted", facts, 0
     if masked and all("softmax" in how for how in hows) and len(masked) == 2 and old.how == new.how:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Optional
 
@@ -10,12 +11,13 @@ import numpy as np
 
 from aligner.explain.case import Value, distance
 from aligner.explain.glue.edits import NAMED, Edit, changed, edits
+from aligner.explain.glue.exchanged import instead
 from aligner.explain.glue.formula import Formula, Term, plain
 from aligner.explain.glue.functions import ACTIVATIONS, BACK
 from aligner.explain.glue.hand import Hand, Piece, name
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.pool import POSITIONS, Pool, Search
-from aligner.explain.glue.views import View
+from aligner.explain.glue.views import View, parts, turned
 from aligner.explain.patterns.pair import Floats, Pair, numbers, spots
 from aligner.explain.patterns.scales import name_of
 from aligner.explain.suspect import Suspect
@@ -32,8 +34,12 @@ def suspects(place: Place) -> Iterator[Suspect]:
     """The mistake, if the reference's or the port's value can be written as a formula."""
     reference = solved(place, place.wanted, place.pair.expected)
     edit = reference and (passed_over(place, reference) or mistake(place, reference, port=False))
+    if reference and not edit:
+        for outer in _idle(place, reference):
+            reference = replace(reference, outer=outer)
+            edit = edit or mistake(place, reference, port=False)
     if reference and edit:
-        yield _suspect(place, reference, edit, port=False)
+        yield _suspect(place, reference, refined(place, reference, edit), port=False)
         return
     ported = solved(place, place.found, place.pair.actual)
     edit = ported and mistake(place, ported, port=True)
@@ -43,6 +49,42 @@ def suspects(place: Place) -> Iterator[Suspect]:
         left = distance(ported(place.pair.actual.shape), place.pair.actual)
         codes = {"reference_code": reference.text, "port_code": ported.text}
         yield told(place.pair, apart(reference, ported), left, 0.8, codes)
+
+
+def _idle(place: Place, formula: Formula) -> Iterator[str]:
+    """What may have cut off values of the port and changed none of the reference's."""
+    low, high = float(place.pair.expected.min()), float(place.pair.expected.max())
+    low_port, high_port = float(place.pair.actual.min()), float(place.pair.actual.max())
+    if not formula.outer and low >= 0.0 and high <= 1.0 and (low_port == 0.0 or high_port == 1.0):
+        yield "Clamp(0, 1)"
+    elif not formula.outer and low >= 0.0 and low_port == 0.0:
+        yield "ReLU"
+
+
+def refined(place: Place, formula: Formula, edit: Edit) -> Edit:
+    """Another value in one's place, said closer: the same value turned otherwise, or a function not taken."""
+    if edit.cause != "wrong-tensor" or edit.formula.outer != formula.outer:
+        return edit
+    pairs = [
+        (one.view, other.view)
+        for first, second in zip(formula.terms, edit.formula.terms)
+        for one, other in zip(first.factors, second.factors)
+        if one.view is not other.view
+    ]
+    if len(pairs) != 1 or len(formula.terms) != len(edit.formula.terms):
+        return edit
+    old, new = pairs[0]
+    for view in (*turned(new.piece, place.pool.shape), *parts(new.piece, place.pool.shape)):
+        if view.array.shape == old.array.shape and distance(view.array, old.array) <= place.pair.limit:
+            cause, facts, _ = instead(view, new)
+            return replace(edit, cause=cause, facts=facts)
+    for word, function in ACTIVATIONS.items():
+        for one, other, cause in ((new, old, "activation-missing"), (old, new, "activation-extra")):
+            with np.errstate(all="ignore"):
+                made = function(np.asarray(one.array, np.float64))
+            if made.shape == other.array.shape and distance(made, other.array) <= place.pair.limit:
+                return replace(edit, cause=cause, facts={**edit.facts, "function": word})
+    return edit
 
 
 def told(pair: Pair, cause: str, left: float, weight: float, facts: Mapping[str, Scalar]) -> Suspect:
@@ -123,9 +165,9 @@ def _outers(wanted: Floats) -> Iterator[str]:
         yield "ReLU"
         if high <= 6.0:
             yield "ReLU6"
-    if low == 0.0 and high == 1.0:
+    if low >= 0.0 and high <= 1.0 and (low == 0.0 or high == 1.0):
         yield "Clamp(0, 1)"
-    if low == -1.0 and high == 1.0:
+    if low >= -1.0 and high <= 1.0 and (low == -1.0 or high == 1.0):
         yield "Hardtanh"
     if low > 0.0:
         yield "Softplus"

@@ -12,15 +12,16 @@ from aligner.explain.suspect import Suspect
 
 
 def diagonal(pair: Pair) -> Iterator[Suspect]:
-    """A number is missing on the diagonal of the last two axes, or stands there in vain: loops of a graph."""
+    """Only the diagonal of the last two axes is off, by one number: loops of a graph, added or not."""
     if pair.expected.ndim < 2 or pair.expected.shape[-1] != pair.expected.shape[-2] or not np.isfinite(pair.before):
         return
     apart = np.asarray(pair.expected - pair.actual, np.float64)
     size = pair.expected.shape[-1]
-    number = float(np.diagonal(apart, axis1=-2, axis2=-1).mean())
-    if size < 3 or not number:
+    numbers = np.diagonal(apart, axis1=-2, axis2=-1)
+    number = float(numbers.flat[np.abs(numbers).argmax()])
+    if size < 3 or not number or not np.isclose(numbers, (number,), rtol=1e-4).mean() > 0.4:
         return
-    left = pair.proved(pair.actual + number * np.eye(size), pair.expected)
+    left = pair.proved(pair.actual + apart * np.eye(size), pair.expected)
     if left is not None:
         eye = f"{number:.4g} * eye({size})"
         codes = {"other": eye, "reference_code": f"... + {eye}", "port_code": "..."}

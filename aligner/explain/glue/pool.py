@@ -12,7 +12,7 @@ import numpy as np
 from aligner.explain.glue import joined, resizing, steered, views
 from aligner.explain.glue.formula import Factor, Formula, Term, plain
 from aligner.explain.glue.functions import FUNCTIONS
-from aligner.explain.glue.hand import Hand, Piece
+from aligner.explain.glue.hand import OTHERS, Hand, Piece
 from aligner.explain.glue.views import View
 from aligner.explain.patterns.pair import Floats
 
@@ -22,6 +22,7 @@ CHECKED = 24
 MAX_VIEWS = 400
 MAX_NORMED = 4
 MAX_NORMED_SIZE = 1 << 20
+LONGER = 6
 MAX_MATCHES = 100_000
 
 
@@ -81,6 +82,7 @@ class Pool:
 
 
 def _views(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
+    """All views of the wanted shape, the likeliest first: of others' values the simple ones come last."""
     size = int(np.prod(shape))
     alike = list(hand.pieces(lambda s: any(True for _ in views.aligned(s, shape))))
     for piece in alike:
@@ -92,27 +94,36 @@ def _views(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
         yield from views.parts(piece, shape)
     for piece in larger:
         yield from views.turned(piece, shape)
-    for piece in hand.pieces(lambda s: len(s) == 4 and s[:2] == shape[:2]):
+    yield from joined.views(hand, shape)
+    longer = [piece for piece in larger if piece.array.size > size]
+    floats = [piece for piece in longer if piece.array.dtype.kind == "f"]
+    for piece in floats:
+        if piece.rank < OTHERS:
+            yield from views.reduced(piece, shape)
+    yield from _same(hand, [views.squeezed(piece, shape) for piece in alike], shape)
+    for piece in hand.pieces(lambda s: len(s) == len(shape) and 0 < int(np.prod(s)) < size):
         if piece.rank < 2:
             yield from resizing.views(piece, shape)
-    yield from joined.views(hand, shape)
-    for piece in larger:
-        if piece.array.size > size and piece.array.dtype.kind == "f":
-            yield from views.reduced(piece, shape)
-    for piece in [
-        p for p in alike if p.array.shape == shape and p.rank != 2 and p.rank < 4 and size <= MAX_NORMED_SIZE
-    ][:MAX_NORMED]:
-        yield from views.normed(piece, shape)
-    for piece in hand.pieces(lambda s: len(s) == len(shape) and 0 < int(np.prod(s)) < size):
         if piece.rank != 2:
             yield from steered.padded(piece, shape)
-    alike_floats = [p for p in alike if p.array.shape == shape and p.rank in (1, 3)][:2]
-    if alike_floats and len(shape) >= 2 and size <= MAX_NORMED_SIZE:
+    if longer:
+        yield from _steered(hand, [piece for piece in longer if piece.rank < OTHERS][:LONGER], shape)
+    for piece in floats:
+        if piece.rank >= OTHERS:
+            yield from views.reduced(piece, shape)
+
+
+def _same(hand: Hand, alike: list[Piece], shape: tuple[int, ...]) -> Iterator[View]:
+    """Norms and softmax of values that have the wanted shape already."""
+    if int(np.prod(shape)) > MAX_NORMED_SIZE:
+        return
+    own = [piece for piece in alike if piece.array.shape == shape and piece.rank in (0, 1, 3)]
+    for piece in own[:MAX_NORMED]:
+        yield from views.normed(piece, shape)
+    if len(shape) >= 2:
         for mask in steered.masks(hand):
-            for piece in alike_floats:
+            for piece in [piece for piece in own if piece.rank][:2]:
                 yield from steered.hidden(piece, mask, shape)
-    if longer := [piece for piece in larger if piece.array.size > size][:MAX_NORMED]:
-        yield from _steered(hand, longer, shape)
 
 
 def _added(hand: Hand, shape: tuple[int, ...]) -> Iterator[Piece]:

@@ -95,12 +95,17 @@ def pooled(piece: Piece, score: Piece, masks: Sequence[Piece], wanted: Shape) ->
 
 
 def _masked(scores: Floats, masks: Sequence[Piece], axis: int) -> Iterator[tuple[str, Floats]]:
+    """Softmax of scores under each mask; the mask too late, and over another axis."""
     for mask in masks[:2]:
         for way in aligned(mask.array.shape, scores.shape):
-            if way[axis] > 1:
-                for word, seen in (("where", mask.array != 0), ("where not", mask.array == 0)):
-                    weights = softmax(np.where(seen.reshape(way), scores, -1e9), axis)
-                    yield f"softmax {word} [{mask.name}]", weights
+            if way[axis] == 1:
+                continue
+            seen = (mask.array != 0).reshape(way)
+            name = f"[{mask.name}]"
+            for other in [axis, *(a for a, n in enumerate(scores.shape) if n > 1 and a != axis)]:
+                yield f"softmax over axis {other} where {name}", softmax(np.where(seen, scores, -1e9), other)
+            yield f"softmax over axis {axis} where not {name}", softmax(np.where(seen, -1e9, scores), axis)
+            yield f"softmax over axis {axis} kept where {name}", np.where(seen, softmax(scores, axis), 0.0)
 
 
 def hidden(piece: Piece, mask: Piece, wanted: Shape) -> Iterator[View]:
@@ -110,10 +115,13 @@ def hidden(piece: Piece, mask: Piece, wanted: Shape) -> Iterator[View]:
     scores = piece.array.astype(np.float64)
     for way in aligned(mask.array.shape, wanted):
         for how, seen in (("softmax where", mask.array != 0), ("softmax where not", mask.array == 0)):
-            for axis in range(scores.ndim - 1, 0 if scores.ndim > 1 else -1, -1):
+            for axis in reversed(range(scores.ndim)):
                 made = softmax(np.where(seen.reshape(way), scores, -1e9), axis)
                 text = f"{how}([{piece.name}], [{mask.name}], axis={axis})"
                 yield View(piece, how, f"axis {axis}", text, made)
+                if how == "softmax where":
+                    late = np.where(seen.reshape(way), softmax(scores, axis), 0.0)
+                    yield View(piece, "softmax kept where", f"axis {axis}", text.replace("where", "kept where"), late)
 
 
 def _weights(scores: Floats) -> dict[str, Floats]:

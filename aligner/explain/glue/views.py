@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, permutations
 from typing import Any, Optional
 
@@ -58,6 +58,13 @@ def plain(piece: Piece, wanted: Shape) -> Iterator[View]:
     for number, shape in enumerate(aligned(piece.array.shape, wanted)):
         detail = "" if number == 0 else f"along {tuple(i for i, n in enumerate(shape) if n > 1)}"
         yield View(piece, "", detail, text, piece.array.reshape(shape))
+
+
+def squeezed(piece: Piece, wanted: Shape) -> Piece:
+    """The piece without axes of one, where it has the wanted shape then."""
+    if piece.array.shape != wanted and _squeezed(piece.array.shape) == _squeezed(wanted):
+        return replace(piece, array=piece.array.reshape(wanted))
+    return piece
 
 
 def divisible(shape: Shape, wanted: Shape) -> bool:

@@ -44,6 +44,7 @@ WORDS = RANDOM.integers(0, 3, (BATCH, LENGTH))
 
 
 PRESENT = np.arange(LENGTH)[None] < np.array([[7], [LENGTH]])
+SILENT = np.where(np.arange(16)[:, None, None] % 3 == 0, 0, drawn(BATCH, 16, 8, 8))
 PIXELS = drawn(BATCH, 3, 9, 9)
 
 
@@ -234,6 +235,25 @@ MISTAKES = {
         (made(A, "output.0", "blk.value"), made(SCORES, "output.0", "blk.leaky"), made(START[0, 0], "bias", "blk")),
         "causal-mask-missing",
     ),
+    "branches in another order, some of them silent": (
+        np.concatenate([SILENT, IMAGE, 0.0 * IMAGE], 1),
+        np.concatenate([IMAGE, 0.0 * IMAGE, SILENT], 1),
+        (made(SILENT, "output.0", "blk.a"), made(IMAGE, "output.0", "blk.b"), made(0 * IMAGE, "output.0", "blk.c")),
+        "concat-order",
+    ),
+    "one branch twice": (
+        np.concatenate([LATERAL, LARGE], 1),
+        np.concatenate([LARGE, LARGE], 1),
+        PICTURES,
+        "wrong-tensor",
+    ),
+    "mask after the softmax": (
+        softmax(masked(X[..., 0], PRESENT), 1),
+        np.where(PRESENT, softmax(X[..., 0], 1), 0),
+        (made(X[..., :1], "output.0", "blk.score"), value(PRESENT, "input.1", "blk")),
+        "mask-after-softmax",
+    ),
+    "softmax for its logarithm": (np.log(softmax(X, -1)), softmax(X, -1), SEQUENCE, "activation-other"),
     "another shape": (X.mean(1), X.mean(2), SEQUENCE, "reduction-axis"),
     "not transposed": (X.swapaxes(1, 2), X, SEQUENCE, "view-vs-transpose"),
 }
