@@ -23,6 +23,7 @@ TOPICS: tuple[str, ...] = (
     "glue",
     "attention",
     "arguments",
+    "readings",
 )
 """Modules of this package, each with `ENTRIES: tuple[Entry, ...]`."""
 

@@ -16,7 +16,9 @@ from aligner.explain.glue import (
     operations,
     order,
     parts,
+    pixels,
     renamed,
+    rounded,
     shapes,
 )
 from aligner.explain.glue.hand import Hand
@@ -63,9 +65,11 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     """The rules for values of one shape, the surest first; each is asked when those before it proved nothing."""
     yield grids.diagonal(pair)
     yield joins.suspects(pair, hand)
+    yield pixels.suspects(pair, hand)
     place = Place.of(case, pair, hand)
     yield formulas.suspects(place)
     yield order.suspects(place)
+    yield rounded.suspects(place)
     yield masked.suspects(pair)
     yield attention.suspects(case, pair, hand)
     yield as_layer.suspects(case, pair, hand)

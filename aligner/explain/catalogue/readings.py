@@ -1,0 +1,45 @@
+"""How values are read and handed on: ranges of images, types that are too short, tables of angles, parts of a head."""
+
+from __future__ import annotations
+
+from aligner.explain.catalogue.entry import Entry, Text
+
+_CODE: Text = (
+    "The reference computes {reference_code}, the port {port_code}: {left} is left",
+    "标杆计算 {reference_code}，待比对计算 {port_code}：剩余误差 {left}",
+)
+_AS: Text = ("Write in {port_layer}: {reference_code}", "在 {port_layer} 中写成：{reference_code}")
+
+ENTRIES: tuple[Entry, ...] = (
+    Entry(
+        "normalize-0-255-vs-0-1",
+        (
+            "{other} is brought to another range than in the reference: another factor, another addend, or none",
+            "{other} 的归一化与标杆不同：系数或偏移不同，或没有归一化",
+        ),
+        _CODE,
+        (
+            "Write in {port_layer}: {reference_code}; see whether the image is 0 to 1 or 0 to 255 there",
+            "在 {port_layer} 中写成：{reference_code}；检查此处图像取值是 0 到 1 还是 0 到 255",
+        ),
+    ),
+    Entry(
+        "normalize-constants-reversed",
+        (
+            "Mean and scale of the channels stand in reversed order (RGB for BGR, or the reverse)",
+            "各通道的均值与缩放次序颠倒（RGB 与 BGR）",
+        ),
+        _CODE,
+        _AS,
+    ),
+    Entry("normalized-twice", ("{other} is normalised twice", "{other} 被归一化了两次"), _CODE, _AS),
+    Entry(
+        "input-rounded",
+        ("{other} goes through {dtype} on its way", "{other} 途中被转换为 {dtype}"),
+        (
+            "The reference computes {reference_code}; with {other} through {how} that is the port's: {left} is left",
+            "标杆计算 {reference_code}；{other} 经过 {how} 后即为待比对值：剩余误差 {left}",
+        ),
+        ("Look for a cast to {dtype} in {port_layer}", "检查 {port_layer} 中到 {dtype} 的类型转换"),
+    ),
+)

@@ -1,0 +1,108 @@
+"""Mistakes in how a value is read: its range, a type too short for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aligner.explain import glue
+from aligner.explain.catalogue import sentences
+from tests.unit.explain.cases import case, value
+
+RANDOM = np.random.default_rng(11)
+
+
+def drawn(*shape):
+    return RANDOM.standard_normal(shape).astype(np.float32)
+
+
+def per_channel(*numbers):
+    return np.array(numbers, np.float32).reshape(1, -1, 1, 1)
+
+
+IMAGE = RANDOM.random((2, 3, 12, 12)).astype(np.float32)
+MEAN, STD = per_channel(0.485, 0.456, 0.406), per_channel(0.229, 0.224, 0.225)
+X, A, SCALE = drawn(2, 8, 16), drawn(2, 8, 16), drawn(16)
+KNOWN = (
+    value(X, "input.0", "net"),
+    value(SCALE, "scale", "net"),
+    value(A, "output.0", "net.branch"),
+)
+READ = (value(IMAGE, "input.0", "net"),)
+
+
+def told(reference, port, known, rounding=1e-7):
+    sides = [value(np.asarray(side, np.float32), "input.0", "net.next") for side in (reference, port)]
+    found = list(
+        glue.suspects(
+            case(
+                where="glue",
+                layer="net",
+                between=("net.branch", "net.next"),
+                expected=sides[0],
+                actual=sides[1],
+                known=known,
+                rounding=rounding,
+            )
+        )
+    )
+    return [suspect for suspect in found if suspect.error is not None and suspect.weight >= 0.6]
+
+
+NORMALISED = (IMAGE - MEAN) / STD
+
+
+@pytest.mark.parametrize(
+    ("reference", "port", "cause"),
+    [
+        (IMAGE * 2 - 1, IMAGE, "normalize-0-255-vs-0-1"),
+        (NORMALISED, IMAGE - MEAN, "normalize-0-255-vs-0-1"),
+        (NORMALISED, (IMAGE - 0.5) / 0.5, "normalize-0-255-vs-0-1"),
+        (NORMALISED, (IMAGE - MEAN[:, ::-1]) / STD[:, ::-1], "normalize-constants-reversed"),
+        (NORMALISED, (NORMALISED - MEAN) / STD, "normalized-twice"),
+    ],
+)
+def test_another_range_of_an_image_is_told_with_its_numbers(reference, port, cause):
+    found = told(reference, port, READ)[0]
+    assert found.cause == cause
+    assert found.error < 1e-5
+    assert all("<" not in text for language in ("en", "zh") for text in sentences(cause, found.facts, language))
+
+
+def test_a_mere_factor_of_an_image_is_no_other_range():
+    assert told(IMAGE / 255.0, IMAGE, READ)[0].cause == "scale-missing"
+
+
+def half(x):
+    return x.astype(np.float16).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("reference", "port", "cause", "dtype"),
+    [
+        (X + SCALE * A, X + SCALE * half(A), "input-rounded", "float16"),
+        (X + SCALE * A, half(X) + SCALE * A, "input-rounded", "float16"),
+        (X + A, half(half(X) + half(A)), "rounding-grid", "float16"),
+        (X + SCALE * A, half(half(X) + half(SCALE * A)), "rounding-grid", "float16"),
+    ],
+)
+def test_a_value_that_was_rounded_on_its_way_is_named(reference, port, cause, dtype):
+    found = told(reference, port, KNOWN)[0]
+    assert (found.cause, found.facts["dtype"]) == (cause, dtype)
+    assert all("<" not in text for language in ("en", "zh") for text in sentences(cause, found.facts, language))
+
+
+def test_an_image_that_passed_through_eight_bits_is_named():
+    port = (np.floor(IMAGE * 255.0) / 255.0) * 2 - 1
+    found = told(IMAGE * 2 - 1, port, READ)[0]
+    assert (found.cause, found.facts["dtype"]) == ("input-rounded", "uint8")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_proves_nothing(seed):
+    random = np.random.default_rng(seed)
+    for right, known in ((X + SCALE * A, KNOWN), (NORMALISED, READ)):
+        noisy = right + 3e-4 * random.standard_normal(right.shape) * np.abs(right)
+        other = random.standard_normal(right.shape)
+        assert told(right, noisy, known) == []
+        assert told(right, other, known) == []
