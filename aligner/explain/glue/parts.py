@@ -14,7 +14,7 @@ from aligner.explain.glue import as_layer, differences, formulas, views
 from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.views import View
-from aligner.explain.patterns import composed, rearranged, scales, slices
+from aligner.explain.patterns import composed, rearranged, runs, scales, slices
 from aligner.explain.patterns.pair import Floats, Pair
 from aligner.explain.patterns.places import off
 from aligner.explain.suspect import Suspect
@@ -69,7 +69,7 @@ def _alone(case: Case, pair: Pair, hand: Hand, axis: int, part: slice, text: str
     yield from (_told(suspect, text) for suspect in formulas.suspects(place))
     yield from (_told(suspect, text) for suspect in as_layer.suspects(case, small, held))
     yield from (_told(suspect, text) for suspect in differences.suspects(place))
-    for rule in (scales.suspects, slices.suspects, composed.suspects, rearranged.suspects):
+    for rule in (runs.suspects, scales.suspects, slices.suspects, composed.suspects, rearranged.suspects):
         yield from (_told(suspect, text) for suspect in rule(small) if suspect.error is not None)
 
 

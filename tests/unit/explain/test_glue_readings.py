@@ -106,3 +106,39 @@ def test_noise_proves_nothing(seed):
         other = random.standard_normal(right.shape)
         assert told(right, noisy, known) == []
         assert told(right, other, known) == []
+
+
+BOXES = RANDOM.random((2, 96, 7)).astype(np.float32) + 1.0
+
+
+def changed(part, function):
+    made = BOXES.copy()
+    made[:, :, part] = function(made[:, :, part])
+    return made
+
+
+STRIDES = np.repeat([4.0, 8.0], [64, 32]).reshape(1, 96, 1)
+ANCHORS = np.repeat([[3.0, 4.0], [0.5, 7.0], [2.0, 0.3]], 32, axis=0).reshape(1, 96, 2)
+
+
+@pytest.mark.parametrize(
+    ("port", "cause", "numbers"),
+    [
+        (changed(slice(0, 2), lambda y: y / STRIDES), "part-ratio", "0.25 at 0-63, 0.125 at 64-95"),
+        (changed(slice(0, 2), lambda y: y + STRIDES / 2), "part-shift", "2 at 0-63, 4 at 64-95"),
+        (
+            changed(slice(2, 4), lambda y: y * ANCHORS),
+            "part-ratio",
+            "3 and 4 at 0-31, 0.5 and 7 at 32-63, 2 and 0.3 at 64-95",
+        ),
+    ],
+)
+def test_parts_of_a_head_with_numbers_of_their_own_are_told(port, cause, numbers):
+    found = told(BOXES, port, ())[0]
+    assert (found.cause, found.facts["numbers"]) == (cause, numbers)
+    assert "<" not in "".join(sentences(cause, found.facts, "en"))
+
+
+def test_numbers_for_every_place_are_no_parts():
+    each = RANDOM.random((1, 96, 1)).astype(np.float32)
+    assert not any("part-" in found.cause for found in told(BOXES, changed(slice(0, 2), lambda y: y * each), ()))
