@@ -140,6 +140,10 @@ def _call(reading: Reading, back: Mapping[CallId, CallId]) -> Optional[CallId]:
     return call if reading.pair.reference is not None else back.get(call)
 
 
+OTHERS = 3
+"""Values of one origin that are looked into besides the worst."""
+
+
 def _origins(
     trace: Trace, chosen: Iterable[int], net: Net, pairing: Pairing, tolerance: Tolerance
 ) -> tuple[tuple[Origin, ...], Mapping[int, int]]:
@@ -180,7 +184,18 @@ def _origin(births: Sequence[Birth], net: Net, ports: Mapping[str, str], toleran
         calls=len({(birth.key.step, birth.key.layer, birth.key.call) for birth in births}),
         ratio=max(ratios, default=None),
         place=_place(worst),
+        others=_others(births, worst, tolerance),
     )
+
+
+def _others(births: Sequence[Birth], worst: Birth, tolerance: Tolerance) -> tuple[Place, ...]:
+    """Values of the same call that the code between layers got wrong besides: one may tell what the worst does not."""
+    if worst.where != "glue":
+        return ()
+    call = worst.key.step, worst.key.layer, worst.key.call
+    same = [b for b in births if b is not worst and (b.key.step, b.key.layer, b.key.call) == call]
+    same.sort(key=lambda birth: -_own_error(birth, tolerance))
+    return tuple(_place(birth) for birth in same[:OTHERS])
 
 
 def _place(birth: Birth) -> Place:

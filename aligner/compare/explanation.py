@@ -59,19 +59,37 @@ def _causes(
     if origin.place is None:
         return ()
     case = cases.case(origin.place)
+    causes = _of_case(origin, case, _before(origin, case), trials, thorough)
+    for place in origin.others if thorough else ():
+        if any(cause.confirmed for cause in causes):
+            break
+        case = cases.case(place)
+        told = _of_case(origin, case, _apart(case), trials, thorough)
+        if any(cause.confirmed for cause in told):
+            return told
+    return causes
+
+
+def _of_case(
+    origin: Origin,
+    case: Case,
+    before: Optional[float],
+    trials: Mapping[tuple[str, str], Mapping[str, Any]],
+    thorough: bool,
+) -> tuple[Cause, ...]:
     found: list[tuple[bool, bool, int, Cause]] = []
     for suspect in suspects(case, thorough):
         trial = trials.get((origin.layer, suspect.name), {})
-        cause = _cause(suspect, trial, origin, case)
+        cause = _cause(suspect, trial, before, case)
         found.append((not cause.confirmed, cause.refuted, len(found), cause))
     return tuple(cause for *_, cause in sorted(found, key=lambda item: item[:3])[:MOST])
 
 
-def _cause(suspect: Suspect, trial: Mapping[str, Any], origin: Origin, case: Case) -> Cause:
+def _cause(suspect: Suspect, trial: Mapping[str, Any], apart: Optional[float], case: Case) -> Cause:
     """With the smaller of the two errors that were left: by a trial, or in numbers."""
     before = _number(trial.get("before"))
     if before is None:
-        before = _before(origin, case)
+        before = apart
     limit = LIMIT * case.rounding
     # What is wrong with a layer's parameter is known of the parameter; what it does to the layer, a trial tells.
     told = None if case.where == "layer" and suspect.parameters else suspect.error
@@ -84,10 +102,18 @@ def _before(origin: Origin, case: Case) -> Optional[float]:
     """Relative L2 of what is wrong, as suspects measure what they leave: the huge values of a mask hide nothing."""
     if origin.deviation is None:
         return None
-    if origin.deviation.rms < HUGE or case.expected is None or case.actual is None:
+    if origin.deviation.rms < HUGE:
         return origin.deviation.rel_l2
+    apart = _apart(case)
+    return origin.deviation.rel_l2 if apart is None else apart
+
+
+def _apart(case: Case) -> Optional[float]:
+    """Relative L2 of the case's two values, where they have one."""
+    if case.expected is None or case.actual is None:
+        return None
     apart = distance(case.actual.load(), case.expected.load())
-    return apart if math.isfinite(apart) else origin.deviation.rel_l2
+    return apart if math.isfinite(apart) else None
 
 
 def _number(value: Any) -> Optional[float]:

@@ -116,6 +116,8 @@ class Origin:
     """Why it is wrong, the likeliest first; those that a trial has proved before the others."""
     place: Optional[Place] = field(default=None, repr=False, compare=False)
     """The records it was seen in."""
+    others: tuple[Place, ...] = field(default=(), repr=False, compare=False)
+    """Other values that the same code makes, and makes wrong, the worst first."""
 
     def __repr__(self) -> str:
         return f"<origin {display(self.layer)} ({self.kind}), {self.where}: {self.slot} is off by {self.own_error:.1e}>"
