@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Optional
 from aligner.compare.checks import in_float32
 from aligner.compare.net import CallId, Net, Visit, is_input, nest
 from aligner.compare.place import Place
+from aligner.errors import DumpError
 from aligner.explain.case import Case, Value
 from aligner.findings import OPERATIONS
 from aligner.record import Key, LayerSpec, Phase
@@ -155,14 +156,19 @@ def _ran(dump: Dump, layer: str, before: str, after: str) -> Optional[tuple[str,
 
     Layers that only one side has may stand in the gap: what ran around them belongs to it.
     """
-    rows = next((f["rows"] for kind, f in dump.findings if kind == OPERATIONS and f.get("layer") == layer), None)
-    if rows is None:
+    told = next((facts for kind, facts in dump.findings if kind == OPERATIONS and facts.get("layer") == layer), None)
+    if told is None:
         return None
-    starts = [place for place, row in enumerate(rows) if row[0] == before]
-    ends = [place for place, row in enumerate(rows) if row[1] == after]
+    try:
+        rows = [(str(one), str(other), tuple(map(str, names))) for one, other, names in told["rows"]]
+    except (LookupError, TypeError, ValueError) as error:
+        reason = f"the operations of {layer or '(net)'} are damaged ({type(error).__name__}: {error})"
+        raise DumpError("dump-bad", path=dump.path, reason=reason) from error
+    starts = [place for place, (one, _, _) in enumerate(rows) if one == before]
+    ends = [place for place, (_, other, _) in enumerate(rows) if other == after]
     if not starts or not ends or ends[-1] < starts[0]:
         return () if starts or ends else None
-    return tuple(str(name) for row in rows[starts[0] : ends[-1] + 1] for name in row[2])
+    return tuple(name for _, _, names in rows[starts[0] : ends[-1] + 1] for name in names)
 
 
 def _spec(net: Net, layer: str) -> LayerSpec:

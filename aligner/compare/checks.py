@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 from aligner.compare.deviation import Deviation
 from aligner.record import Key, Phase, Scalar
+
+Number = TypeVar("Number", int, float)
 
 LIMIT = 7.0
 """What may be off by more than this many times what rounding explains is wrong by itself.
@@ -82,6 +84,8 @@ class Check:
         return self.suspicious and self.isolated and not self.follows
 
 
+PLACES = ("layer", "glue", "inputs")
+
 OTHER_FORM = "other-form"
 """The reason of a check of an argument that the two nets hand over in different forms, and mean the same by."""
 
@@ -132,7 +136,7 @@ def from_facts(facts: Mapping[str, Any]) -> Check:
         return Check(
             Key(int(step), Phase.FORWARD, str(layer), int(call), str(slot)),
             Key(int(step), Phase.FORWARD, str(port[0]), int(port[1]), str(port[2])),
-            str(facts["where"]),
+            PLACES[PLACES.index(facts["where"])],
             str(facts.get("owner", layer)),
             None if between is None else (str(between[0]), str(between[1])),
             float(facts["error"]),
@@ -146,19 +150,36 @@ def from_facts(facts: Mapping[str, Any]) -> Check:
             facts.get("proved") is True,
             None if facts.get("alone") is None else float(facts["alone"]),
         )
-    except (KeyError, TypeError, IndexError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ValueError(f"a check is damaged ({type(error).__name__}: {error})") from error
 
 
 def _deviation(facts: Optional[Mapping[str, Any]]) -> Optional[Deviation]:
     if facts is None:
         return None
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in facts.items()
-        if name in Deviation.__dataclass_fields__
-    }
-    return Deviation(**values)
+    worst, values = facts.get("worst"), facts.get("worst_values")
+    return Deviation(
+        max_abs=float(facts["max_abs"]),
+        scaled=float(facts["scaled"]),
+        allclose=float(facts["allclose"]),
+        rel_l2=float(facts["rel_l2"]),
+        cosine=float(facts["cosine"]),
+        mismatched=int(facts["mismatched"]),
+        total=int(facts["total"]),
+        nan=_two(int, facts["nan"]),
+        inf=_two(int, facts["inf"]),
+        nonfinite=int(facts["nonfinite"]),
+        rms=float(facts["rms"]),
+        worst=None if worst is None else tuple(int(place) for place in worst),
+        worst_values=None if values is None else _two(float, values),
+        exact=facts.get("exact") is True,
+    )
+
+
+def _two(number: Callable[[Any], Number], pair: Any) -> tuple[Number, Number]:
+    """A pair of numbers, the reference's and the port's."""
+    one, other = pair
+    return number(one), number(other)
 
 
 def by_record(checks: Iterable[Check]) -> Mapping[Key, Check]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from aligner.dtypes import DTYPES
+from aligner.errors import DumpError
 from aligner.findings import EXPECTED
 from aligner.record import Key, Phase
 
@@ -39,20 +40,39 @@ class Expected(NamedTuple):
     free: float
 
 
+def _precision(port: Dump) -> Optional[str]:
+    """The type shorter than float32 that the port's header tells of, if there is such a type."""
+    word = str(port.header.get("precision"))
+    return word if word in DTYPES and DTYPES[word].eps is not None else None
+
+
+def _from_facts(facts: Mapping[str, Any], reference: Dump) -> tuple[Key, Expected]:
+    """What a dump tells of one value.
+
+    Raises:
+        DumpError: these are no such facts.
+    """
+    try:
+        step, layer, call, slot = facts["at"]
+        key = Key(int(step), Phase.FORWARD, str(layer), int(call), str(slot))
+        return key, Expected(float(facts["own"]), float(facts["free"]))
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        reason = f"a finding on rounding is damaged ({type(error).__name__}: {error})"
+        raise DumpError("dump-bad", path=reference.path, reason=reason) from error
+
+
 class Expectations:
     """What a reference's dump tells of its own rounding, for a port that computes in float32 or shorter."""
 
     def __init__(self, reference: Dump, port: Dump) -> None:
-        short = port.header.get("precision") or ("float16" if port.header.get("amp") else _usual(port))
+        short = _precision(port) or ("float16" if port.header.get("amp") else _usual(port))
         self._found: dict[Key, Expected] = {}
         wanted = {TRUTH, short}
         for kind, facts in reference.findings:
-            if kind == EXPECTED and facts.get("by") in wanted:
-                step, layer, call, slot = facts["at"]
-                key = Key(step, Phase.FORWARD, layer, call, slot)
-                before = self._found.get(key, Expected(0.0, 0.0))
-                now = Expected(max(before.own, float(facts["own"])), max(before.free, float(facts["free"])))
-                self._found[key] = now
+            if kind == EXPECTED and str(facts.get("by")) in wanted:
+                key, now = _from_facts(facts, reference)
+                before = self._found.get(key, now)
+                self._found[key] = Expected(max(before.own, now.own), max(before.free, now.free))
         self.floor = 0.25 * (DTYPES[short or "float32"].eps or 0.0)
 
     def of(self, key: Key) -> Optional[Expected]:

@@ -29,6 +29,9 @@ EPS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 PROVED = 0.95
 
+READ = 1 << 26
+"""Elements of other parameters that are read to find the one that was loaded in place of the right one."""
+
 GATES: Mapping[str, str] = {"LSTM": "ifgo", "LSTMCell": "ifgo", "GRU": "rzn", "GRUCell": "rzn"}
 """Kind -> its gates in torch's order."""
 
@@ -56,7 +59,7 @@ class Place:
 
     def suspect(self, cause: str, left: float, **told: Scalar) -> Suspect:
         """A suspect that the numbers have proved."""
-        known: dict[str, Scalar] = {**self.facts, "left": f"{left:.1e}", **told}
+        known: dict[str, Scalar] = {**self.facts, "left": f"{left:.1e}" if left else "0", **told}
         return Suspect(cause, known, parameters=(self.role,), error=left, weight=PROVED)
 
 
@@ -113,10 +116,11 @@ def _rounded(place: Place, pair: Pair) -> Iterator[Suspect]:
 
 
 def _another(place: Place, pair: Pair) -> Iterator[Suspect]:
-    """Another parameter of the layer."""
-    for role, value in place.case.parameters.items():
-        if role == place.role or tuple(value.shape) != tuple(place.actual.shape):
-            continue
+    """Another parameter of the layer, or the same kind of parameter of another layer."""
+    own = [(role, value) for role, value in place.case.parameters.items() if role != place.role]
+    others = [(f"{v.layer}.{v.slot}", v) for v in place.case.known if place.case.where == "parameters"]
+    fitting = [each for each in (*own, *others) if tuple(each[1].shape) == tuple(place.actual.shape)]
+    for role, value in fitting[: max(1, READ // max(pair.actual.size, 1))]:
         other = place.pair(value)
         left = None if other is None else _meets(other, other.expected)
         if left is not None and np.ptp(pair.actual) > 0:  # all ones or all zeros are no other's

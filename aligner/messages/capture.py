@@ -143,8 +143,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "下一步：aligner capture PORT.py:build --from {path} -o port.h5",
     ),
     "forced-told": (
-        "forced pass: {checked} places checked one by one, {wrong} wrong by themselves ({seconds} s)",
-        "强制对齐运行：逐一检查 {checked} 处，其中 {wrong} 处自身有误（{seconds} 秒）",
+        "forced pass: {checked} places checked one by one ({seconds} s); wrong by itself: {wrong}",
+        "强制对齐运行：逐一检查 {checked} 处（{seconds} 秒），其中自身有误的：{wrong} 处",
     ),
     "trials-told": (
         "trials: {trials} made, {confirmed} brought the error down to rounding",

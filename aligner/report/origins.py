@@ -152,6 +152,8 @@ def _off(origin: Origin, tolerance: float, language: str) -> str:
     """How far off: a number, unless there is none to give."""
     if origin.deviation is not None and origin.deviation.nonfinite:
         return say("off-nonfinite", language)
+    if origin.place is not None and None in (origin.place.key, origin.place.port):
+        return say("off-missing" if origin.place.port is None else "off-extra", language)
     if origin.deviation is None and not math.isfinite(origin.own_error):
         return say("off-shape", language)
     return say("off-error", language, value=figure(origin.own_error, tolerance))

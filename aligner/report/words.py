@@ -89,6 +89,8 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "off-error": ("is off by {value}", "误差为 {value}"),
     "off-shape": ("has another shape", "形状不同"),
+    "off-missing": ("is missing in the port", "在待比对网络中不存在"),
+    "off-extra": ("is not in the reference", "在标杆中不存在"),
     "off-nonfinite": ("has NaN or Inf on one side only", "仅在一侧出现 NaN 或 Inf"),
     "slot-of": ("{slot} of {layer}", "{layer} 的 {slot}"),
     "own-input": ("its input", "其输入"),
@@ -128,8 +130,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "proof-error": ("{done} the error is {after}", "{done}误差为 {after}"),
     "proof-confirmed": (": confirmed", "：已证实"),
     "proof-open": (": not proved, more than rounding is left", "：未能证实，剩余误差仍大于舍入误差"),
-    "also-possible": ("possible, not proved: {cause}", "可能（未证实）：{cause}"),
-    "also-confirmed": ("confirmed as well: {cause}", "同样已证实：{cause}"),
+    "also-possible": ("{cause} (possible, not proved)", "{cause}（可能，未证实）"),
+    "also-confirmed": ("{cause} (confirmed as well)", "{cause}（同样已证实）"),
     "cause-none": ("not known: no known mistake fits", "未知：不符合任何已知错误"),
     "cause-none-same": (
         "not known: no setting differs and no known mistake fits",
@@ -307,7 +309,7 @@ def told(message: str, facts: Mapping[str, object], language: str) -> str:
     pair = catalogue().get(message)
     sentence = "" if pair is None else pair[LANGUAGES.index(language)]
     try:
-        line = " ".join(sentence.format_map(known).splitlines())
+        line = ("" if language == "zh" else " ").join(sentence.format_map(known).splitlines())
     except (LookupError, ValueError, TypeError, AttributeError):
         line = ""
     if not line:

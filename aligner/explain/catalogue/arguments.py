@@ -9,18 +9,18 @@ ENTRIES: tuple[Entry, ...] = (
         "mask-not-passed",
         ("{given} is called without its mask", "调用 {given} 时没有传入掩码"),
         (
-            "the reference hands it {slot} {shape}; the port hands over nothing",
+            "The reference hands it {slot} {shape}; the port hands over nothing",
             "标杆传入了 {slot} {shape}；待比对网络没有传入",
         ),
-        ("hand the mask over where {layer} calls {given}", "在 {layer} 调用 {given} 处传入掩码"),
+        ("Hand the mask over where {layer} calls {given}", "在 {layer} 调用 {given} 处传入掩码"),
     ),
     Entry(
         "argument-missing",
         ("{given} is called without its argument {slot}", "调用 {given} 时没有传入参数 {slot}"),
         (
-            "the reference hands it a tensor {shape}; the port hands over nothing",
+            "The reference hands it a tensor {shape}; the port hands over nothing",
             "标杆传入了张量 {shape}；待比对网络没有传入",
         ),
-        ("hand the argument over where {layer} calls {given}", "在 {layer} 调用 {given} 处传入该参数"),
+        ("Hand the argument over where {layer} calls {given}", "在 {layer} 调用 {given} 处传入该参数"),
     ),
 )

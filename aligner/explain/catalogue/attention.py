@@ -8,7 +8,7 @@ from __future__ import annotations
 from aligner.explain.catalogue.entry import Entry, Text
 
 _COMPUTED: Text = (
-    "computed again, {reference_code} is the reference's and {port_code} the port's: {left} is left",
+    "Computed again, {reference_code} is the reference's and {port_code} the port's: {left} is left",
     "重新计算：标杆为 {reference_code}，待比对为 {port_code}，剩余误差 {left}",
 )
 
@@ -21,18 +21,18 @@ SCORES: tuple[Entry, ...] = (
     _entry(
         "scale-other",
         (
-            "the factor is {port_value}, the reference has {reference_value}",
+            "The factor is {port_value}, the reference has {reference_value}",
             "系数为 {port_value}，标杆为 {reference_value}",
         ),
-        ("multiply by {reference_value}", "乘以 {reference_value}"),
+        ("Multiply by {reference_value}", "乘以 {reference_value}"),
     ),
     _entry(
         "head-count",
         (
-            "the channels are split into {port_value} heads, the reference has {reference_value}",
+            "The channels are split into {port_value} heads, the reference has {reference_value}",
             "通道被分成 {port_value} 个头，标杆为 {reference_value}",
         ),
-        ("split into {reference_value} heads", "分成 {reference_value} 个头"),
+        ("Split into {reference_value} heads", "分成 {reference_value} 个头"),
     ),
 )
 
@@ -40,61 +40,61 @@ MASKS: tuple[Entry, ...] = (
     _entry(
         "causal-mask-missing",
         (
-            "queries see later keys: the reference has a causal mask",
+            "Queries see later keys: the reference has a causal mask",
             "查询能看到后面的键：标杆有因果掩码",
         ),
         (
-            "hide the scores above the diagonal: scores.masked_fill(ops.triu(ones, 1).bool(), -inf)",
+            "Hide the scores above the diagonal: scores.masked_fill(ops.triu(ones, 1).bool(), -inf)",
             "遮住对角线以上的分数：scores.masked_fill(ops.triu(ones, 1).bool(), -inf)",
         ),
     ),
     _entry(
         "causal-mask-diagonal",
         (
-            "the causal mask is off by one: the port's is '{port_value}', the reference's '{reference_value}'",
+            "The causal mask is off by one: the port's is '{port_value}', the reference's '{reference_value}'",
             "因果掩码差一条对角线：待比对为“{port_value}”，标杆为“{reference_value}”",
         ),
         (
-            "check diagonal= of ops.triu or ops.tril: a query sees itself where the reference's does",
+            "Check diagonal= of ops.triu or ops.tril: a query sees itself where the reference's does",
             "检查 ops.triu / ops.tril 的 diagonal：与标杆一致地决定查询能否看到自身",
         ),
     ),
     _entry(
         "attention-mask-missing",
-        ("the mask {reference_value} is not applied", "未使用掩码 {reference_value}"),
-        ("mask the scores with {reference_value} before the softmax", "在 softmax 之前用 {reference_value} 遮住分数"),
+        ("The mask {reference_value} is not applied", "未使用掩码 {reference_value}"),
+        ("Mask the scores with {reference_value} before the softmax", "在 softmax 之前用 {reference_value} 遮住分数"),
     ),
     _entry(
         "mha-mask-inverted",
         (
-            "the mask is taken the other way round ({setting}: {port_value}, the reference: {reference_value})",
+            "The mask is taken the other way round ({setting}: {port_value}, the reference: {reference_value})",
             "掩码取反了（{setting}：{port_value}，标杆：{reference_value}）",
         ),
         (
-            "pass ops.logical_not(mask), or fill where the mask is false",
+            "Pass ops.logical_not(mask), or fill where the mask is false",
             "传入 ops.logical_not(mask)，或在掩码为假处填充",
         ),
     ),
     _entry(
         "mask-extra",
-        ("a mask is applied, the reference has none", "使用了掩码，标杆没有"),
-        ("remove the mask", "去掉掩码"),
+        ("A mask is applied, the reference has none", "使用了掩码，标杆没有"),
+        ("Remove the mask", "去掉掩码"),
     ),
     _entry(
         "mask-differs",
         (
-            "other places are masked: {port_value}, in the reference {reference_value}",
+            "Other places are masked: {port_value}, in the reference {reference_value}",
             "被遮住的位置不同：{port_value}，标杆为 {reference_value}",
         ),
-        ("build the mask as the reference does", "与标杆一样构造掩码"),
+        ("Build the mask as the reference does", "与标杆一样构造掩码"),
     ),
     _entry(
         "mask-after-softmax",
         (
-            "the mask is applied to the weights, the reference applies it to the scores before the softmax",
+            "The mask is applied to the weights, the reference applies it to the scores before the softmax",
             "掩码作用于 softmax 之后的权重，标杆作用于 softmax 之前的分数",
         ),
-        ("fill the masked scores with -inf before the softmax", "在 softmax 之前把被遮住的分数填为 -inf"),
+        ("Fill the masked scores with -inf before the softmax", "在 softmax 之前把被遮住的分数填为 -inf"),
     ),
     _entry(
         "mask-added-as-numbers",
@@ -103,25 +103,25 @@ MASKS: tuple[Entry, ...] = (
             "{setting} 被原样（0 和 1）加到分数上",
         ),
         (
-            "fill the scores with -inf where it hides, or add (1 - mask) * -1e9",
+            "Fill the scores with -inf where it hides, or add (1 - mask) * -1e9",
             "在遮住处填 -inf，或加上 (1 - mask) * -1e9",
         ),
     ),
     _entry(
         "attention-mask-fill-1e4",
         (
-            "masked scores are {port_value}, the reference has {reference_value}: a row with no key left differs",
+            "Masked scores are {port_value}, the reference has {reference_value}: a row with no key left differs",
             "被遮住的分数为 {port_value}，标杆为 {reference_value}：整行被遮住时结果不同",
         ),
-        ("fill with the reference's value", "使用与标杆相同的填充值"),
+        ("Fill with the reference's value", "使用与标杆相同的填充值"),
     ),
     _entry(
         "mask-fill-other",
         (
-            "masked scores are {port_value}: what they hide still counts",
+            "Masked scores are {port_value}: what they hide still counts",
             "被遮住的分数为 {port_value}：被遮住的位置仍有权重",
         ),
-        ("fill with {reference_value}", "填充值改为 {reference_value}"),
+        ("Fill with {reference_value}", "填充值改为 {reference_value}"),
     ),
 )
 
@@ -129,7 +129,7 @@ HEADS: tuple[Entry, ...] = (
     _entry(
         "head-split-order",
         (
-            "the heads are split in another order: {port_value}; the reference: {reference_value}",
+            "The heads are split in another order: {port_value}; the reference: {reference_value}",
             "拆分多头的次序不同：{port_value}；标杆：{reference_value}",
         ),
         (
@@ -140,7 +140,7 @@ HEADS: tuple[Entry, ...] = (
     _entry(
         "head-merge-order",
         (
-            "the heads are merged in another order: {port_value}; the reference: {reference_value}",
+            "The heads are merged in another order: {port_value}; the reference: {reference_value}",
             "合并多头的次序不同：{port_value}；标杆：{reference_value}",
         ),
         (
@@ -151,7 +151,7 @@ HEADS: tuple[Entry, ...] = (
     _entry(
         "gqa-repeat-vs-tile",
         (
-            "key and value heads are shared in another order: {port_value}, in the reference {reference_value}",
+            "Key and value heads are shared in another order: {port_value}, in the reference {reference_value}",
             "键、值头的共享次序不同：待比对为 {port_value}，标杆为 {reference_value}",
         ),
         (
@@ -165,21 +165,21 @@ ROTARY: tuple[Entry, ...] = (
     _entry(
         "rope-interleaved-vs-half",
         (
-            "the rotary embedding pairs channels '{port_value}', the reference '{reference_value}'",
+            "The rotary embedding pairs channels '{port_value}', the reference '{reference_value}'",
             "旋转位置编码的通道配对方式为“{port_value}”，标杆为“{reference_value}”",
         ),
         (
-            "half pairs channel i with i + size / 2, interleaved 2 i with 2 i + 1: use the reference's",
+            "Half pairs channel i with i + size / 2, interleaved 2 i with 2 i + 1: use the reference's",
             "half 把通道 i 与 i + size / 2 配对，interleaved 把 2 i 与 2 i + 1 配对：与标杆一致",
         ),
     ),
     _entry(
         "rope-missing",
         (
-            "the rotary embedding is applied to: {port_value}; in the reference: {reference_value}",
+            "The rotary embedding is applied to: {port_value}; in the reference: {reference_value}",
             "旋转位置编码作用于：{port_value}；标杆：{reference_value}",
         ),
-        ("rotate query and key as the reference does", "与标杆一样旋转 query 和 key"),
+        ("Rotate query and key as the reference does", "与标杆一样旋转 query 和 key"),
     ),
     _entry(
         "rope-sign",
@@ -187,7 +187,7 @@ ROTARY: tuple[Entry, ...] = (
             "{setting} turns {port_value}, the reference's {reference_value}",
             "{setting} 的方向为 {port_value}，标杆为 {reference_value}",
         ),
-        ("check the sign of sin and whether sin and cos are exchanged", "检查 sin 的符号，以及 sin 与 cos 是否写反"),
+        ("Check the sign of sin and whether sin and cos are exchanged", "检查 sin 的符号，以及 sin 与 cos 是否写反"),
     ),
     _entry(
         "rope-theta",
@@ -195,7 +195,7 @@ ROTARY: tuple[Entry, ...] = (
             "{setting} is {port_value}, the reference has {reference_value}",
             "{setting} 为 {port_value}，标杆为 {reference_value}",
         ),
-        ("use the base {reference_value}", "底数改为 {reference_value}"),
+        ("Use the base {reference_value}", "底数改为 {reference_value}"),
     ),
 )
 

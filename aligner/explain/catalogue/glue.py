@@ -9,11 +9,11 @@ from __future__ import annotations
 from aligner.explain.catalogue.entry import Entry, Text
 
 _CODE: Text = (
-    "the reference computes {reference_code}, the port {port_code}: {left} is left",
+    "The reference computes {reference_code}, the port {port_code}: {left} is left",
     "标杆计算 {reference_code}，待比对计算 {port_code}：剩余误差 {left}",
 )
 _AS: Text = (
-    "write in {port_layer}: {reference_code}",
+    "Write in {port_layer}: {reference_code}",
     "在 {port_layer} 中写成：{reference_code}",
 )
 
@@ -26,22 +26,22 @@ SUMS: tuple[Entry, ...] = (
     _entry(
         "residual-missing",
         ("{other} is not added: a forgotten residual", "没有加上 {other}：漏了残差连接"),
-        ("add {other} where {port_layer} makes this value", "在 {port_layer} 计算该值处加上 {other}"),
+        ("Add {other} where {port_layer} makes this value", "在 {port_layer} 计算该值处加上 {other}"),
     ),
     _entry(
         "addend-missing",
         ("{other} is not added", "没有加上 {other}"),
-        ("add {other} where {port_layer} makes this value", "在 {port_layer} 计算该值处加上 {other}"),
+        ("Add {other} where {port_layer} makes this value", "在 {port_layer} 计算该值处加上 {other}"),
     ),
     _entry(
         "addend-extra",
         ("{other} is added, which the reference does not do", "多加了 {other}，标杆没有这一项"),
-        ("remove {other} from the sum in {port_layer}", "从 {port_layer} 的求和中去掉 {other}"),
+        ("Remove {other} from the sum in {port_layer}", "从 {port_layer} 的求和中去掉 {other}"),
     ),
     _entry(
         "addend-sign",
         ("{other} has the opposite sign", "{other} 的符号相反"),
-        ("add where you subtract {other}, or the reverse", "{other} 处加减号写反了，改过来"),
+        ("Add where you subtract {other}, or the reverse", "{other} 处加减号写反了，改过来"),
     ),
     _entry(
         "addend-scaled",
@@ -52,9 +52,9 @@ SUMS: tuple[Entry, ...] = (
     ),
     _entry(
         "addend-off-by-part",
-        ("the port lacks {ratio} times {other}", "待比对少了 {ratio} 倍的 {other}"),
+        ("The port lacks {ratio} times {other}", "待比对少了 {ratio} 倍的 {other}"),
         (
-            "look for a number that {other} is multiplied by in the reference",
+            "Look for a number that {other} is multiplied by in the reference",
             "检查标杆中 {other} 乘了什么系数",
         ),
     ),
@@ -70,42 +70,42 @@ SUMS: tuple[Entry, ...] = (
 PRODUCTS: tuple[Entry, ...] = (
     _entry(
         "scale-missing",
-        ("the factor {factor} is missing", "缺少系数 {factor}"),
-        ("multiply by {factor} in {port_layer}", "在 {port_layer} 中乘以 {factor}"),
+        ("The factor {factor} is missing", "缺少系数 {factor}"),
+        ("Multiply by {factor} in {port_layer}", "在 {port_layer} 中乘以 {factor}"),
     ),
     _entry(
         "scale-extra",
-        ("the factor {factor} is applied, which the reference does not do", "多乘了系数 {factor}，标杆没有"),
-        ("remove the factor {factor} in {port_layer}", "去掉 {port_layer} 中的系数 {factor}"),
+        ("The factor {factor} is applied, which the reference does not do", "多乘了系数 {factor}，标杆没有"),
+        ("Remove the factor {factor} in {port_layer}", "去掉 {port_layer} 中的系数 {factor}"),
     ),
     _entry(
         "gate-missing",
-        ("the value is not multiplied by {other}", "没有乘以 {other}"),
-        ("multiply by {other} in {port_layer}", "在 {port_layer} 中乘以 {other}"),
+        ("The value is not multiplied by {other}", "没有乘以 {other}"),
+        ("Multiply by {other} in {port_layer}", "在 {port_layer} 中乘以 {other}"),
     ),
     _entry(
         "gate-extra",
         (
-            "the value is multiplied by {other}, which the reference does not do",
+            "The value is multiplied by {other}, which the reference does not do",
             "多乘了 {other}，标杆没有这一步",
         ),
-        ("remove the factor {other} in {port_layer}", "去掉 {port_layer} 中的系数 {other}"),
+        ("Remove the factor {other} in {port_layer}", "去掉 {port_layer} 中的系数 {other}"),
     ),
     _entry(
         "gate-inverted",
         (
-            "the gate is the wrong way round: {instead} stands where the reference has {other}",
+            "The gate is the wrong way round: {instead} stands where the reference has {other}",
             "门控写反了：{instead} 处标杆为 {other}",
         ),
     ),
     _entry(
         "matmul-transposed",
-        ("the product is {instead}, the reference has {other}", "矩阵乘积为 {instead}，标杆为 {other}"),
+        ("The product is {instead}, the reference has {other}", "矩阵乘积为 {instead}，标杆为 {other}"),
     ),
     _entry(
         "swiglu-chunk-order",
         (
-            "the halves are swapped: the activation is taken of {instead}, the reference takes it of the other half",
+            "The halves are swapped: the activation is taken of {instead}, the reference takes it of the other half",
             "两半的次序颠倒：激活函数作用于 {instead}，标杆作用于另一半",
         ),
     ),
@@ -115,17 +115,17 @@ VALUES: tuple[Entry, ...] = (
     _entry(
         "wrong-tensor",
         ("{instead} is used where the reference has {other}", "应使用 {other}，却使用了 {instead}"),
-        ("use {other} in {port_layer}", "在 {port_layer} 中改用 {other}"),
+        ("Use {other} in {port_layer}", "在 {port_layer} 中改用 {other}"),
     ),
     _entry(
         "layer-skipped",
         ("{other} is passed over: what went into it is used", "跳过了 {other}：直接用了它的输入"),
-        ("call {other} here", "在此处调用 {other}"),
+        ("Call {other} here", "在此处调用 {other}"),
     ),
     _entry(
         "activation-extra",
         ("{function} is applied, which the reference does not do", "多用了 {function}，标杆没有"),
-        ("remove {function}", "去掉 {function}"),
+        ("Remove {function}", "去掉 {function}"),
     ),
     _entry(
         "activation-other",
@@ -133,7 +133,7 @@ VALUES: tuple[Entry, ...] = (
             "{port_function} is applied where the reference has {reference_function}",
             "用了 {port_function}，标杆为 {reference_function}",
         ),
-        ("apply {reference_function}", "改用 {reference_function}"),
+        ("Apply {reference_function}", "改用 {reference_function}"),
     ),
     _entry("function-missing", ("{function} is not applied", "没有使用 {function}")),
     _entry("function-extra", ("{function} is applied, which the reference does not do", "多用了 {function}，标杆没有")),
@@ -147,21 +147,21 @@ VALUES: tuple[Entry, ...] = (
     _entry(
         "operation-other",
         (
-            "the port has {port_operation} where the reference has {reference_operation}",
+            "The port has {port_operation} where the reference has {reference_operation}",
             "待比对用了 {port_operation}，标杆用 {reference_operation}",
         ),
     ),
-    _entry("expression-differs", ("the code computes something else", "此处代码的计算式不同")),
+    _entry("expression-differs", ("The code computes something else", "此处代码的计算式不同")),
     _entry(
         "view-vs-transpose",
         (
-            "the numbers are read off in another order: a reshape where a transpose was needed, or the reverse",
+            "The numbers are read off in another order: a reshape where a transpose was needed, or the reverse",
             "数值的读取次序不同：该转置处用了 reshape，或相反",
         ),
     ),
     _entry(
         "chunk-order",
-        ("other parts are taken of the same value", "从同一个值中取了不同的部分"),
+        ("Other parts are taken of the same value", "从同一个值中取了不同的部分"),
     ),
     _entry(
         "slice-off",
@@ -170,23 +170,23 @@ VALUES: tuple[Entry, ...] = (
     _entry(
         "rgb-bgr",
         (
-            "the channels stand in reversed order (RGB for BGR, or the reverse)",
+            "The channels stand in reversed order (RGB for BGR, or the reverse)",
             "通道次序颠倒（RGB 与 BGR）",
         ),
-        ("flip axis {axis}, or read the image in the reference's order", "翻转轴 {axis}，或按标杆的次序读图"),
+        ("Flip axis {axis}, or read the image in the reference's order", "翻转轴 {axis}，或按标杆的次序读图"),
     ),
     _entry(
         "pad-differs",
-        ("the padding is {instead}, the reference has {other}", "填充为 {instead}，标杆为 {other}"),
+        ("The padding is {instead}, the reference has {other}", "填充为 {instead}，标杆为 {other}"),
     ),
     Entry(
         "meshgrid-indexing-default",
         (
-            "rows and columns of a grid are exchanged: meshgrid with the other indexing",
+            "Rows and columns of a grid are exchanged: meshgrid with the other indexing",
             "网格的行列颠倒：meshgrid 的 indexing 不同",
         ),
         (
-            "what is added differs by {slope} * (index of axis {one} - index of axis {other_axis}): {left} is left",
+            "What is added differs by {slope} * (index of axis {one} - index of axis {other_axis}): {left} is left",
             "所加网格相差 {slope} *（轴 {one} 的下标 - 轴 {other_axis} 的下标）：剩余误差 {left}",
         ),
         (
@@ -197,10 +197,10 @@ VALUES: tuple[Entry, ...] = (
     Entry(
         "channel-shuffle-order",
         (
-            "the channels are shuffled in another order (axis {axis}): {order}",
+            "The channels are shuffled in another order (axis {axis}): {order}",
             "通道重排 (channel shuffle) 的次序不同（轴 {axis}）：{order}",
         ),
-        ("put back in order, {left} is left", "恢复次序后剩余误差 {left}"),
+        ("Put back in order, {left} is left", "恢复次序后剩余误差 {left}"),
         (
             "x.reshape(n, groups, c // groups, h, w).swapaxes(1, 2), with groups before c // groups",
             "写成 x.reshape(n, groups, c // groups, h, w).swapaxes(1, 2)，groups 在前",
@@ -208,7 +208,7 @@ VALUES: tuple[Entry, ...] = (
     ),
     _entry(
         "roll-sign",
-        ("the value is rolled the other way", "滚动 (roll) 的方向相反"),
+        ("The value is rolled the other way", "滚动 (roll) 的方向相反"),
     ),
 )
 
@@ -223,11 +223,11 @@ REDUCTIONS: tuple[Entry, ...] = (
     ),
     _entry(
         "mask-missing",
-        ("a mask is not applied: the reference has {other}", "未使用掩码：标杆为 {other}"),
+        ("A mask is not applied: the reference has {other}", "未使用掩码：标杆为 {other}"),
     ),
     _entry(
         "mask-inverted",
-        ("the mask is taken the other way round: {instead}", "掩码取反了：{instead}"),
+        ("The mask is taken the other way round: {instead}", "掩码取反了：{instead}"),
     ),
     _entry(
         "softmax-axis",
@@ -250,12 +250,12 @@ OPERATIONS: tuple[Entry, ...] = (
     Entry(
         "operations-differ",
         (
-            "other operations ran here than in the reference",
+            "Other operations ran here than in the reference",
             "此处执行的算子与标杆不同",
         ),
-        ("only in the reference: {missing}; only in the port: {extra}", "仅标杆有：{missing}；仅待比对有：{extra}"),
+        ("Only in the reference: {missing}; only in the port: {extra}", "仅标杆有：{missing}；仅待比对有：{extra}"),
         (
-            "compare the two pieces of code line by line for these",
+            "Compare the two pieces of code line by line for these",
             "针对这些算子逐行对照两边代码",
         ),
     ),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from aligner.explain.catalogue.entry import Entry, Text
 
-_LEFT: Text = ("computed so from the reference's input, {left} is left", "用标杆输入这样计算，剩余误差 {left}")
+_LEFT: Text = ("Computed so from the reference's input, {left} is left", "用标杆输入这样计算，剩余误差 {left}")
 _FORMS: Text = (
-    "the port: {form}; the reference: {wanted}; {left} is left",
+    "The port: {form}; the reference: {wanted}; {left} is left",
     "待比对：{form}；标杆：{wanted}；剩余误差 {left}",
 )
 
@@ -14,11 +14,11 @@ ACTIVATIONS: tuple[Entry, ...] = (
     Entry(
         "hardsigmoid-keras-formula",
         (
-            "hard sigmoid with the slope 0.2 (clip(0.2 x + 0.5)), the reference's is relu6(x + 3) / 6",
+            "Hard sigmoid with the slope 0.2 (clip(0.2 x + 0.5)), the reference's is relu6(x + 3) / 6",
             "Hardsigmoid 使用了斜率 0.2（clip(0.2 x + 0.5)），标杆是 relu6(x + 3) / 6",
         ),
         _LEFT,
-        ("use nn.HSigmoid()", "使用 nn.HSigmoid()"),
+        ("Use nn.HSigmoid()", "使用 nn.HSigmoid()"),
     ),
     Entry(
         "tanh-cpu-approximation",
@@ -27,19 +27,19 @@ ACTIVATIONS: tuple[Entry, ...] = (
             "MindSpore CPU 上的 tanh 在输入较大时误差可达 1e-4：并非移植错误",
         ),
         (
-            "the largest difference is {largest}, none of more than {small} where |x| < {edge}",
+            "The largest difference is {largest}, none of more than {small} where |x| < {edge}",
             "最大差值 {largest}；|x| < {edge} 处不超过 {small}",
         ),
         (
-            "allow 1e-4 here, or write 2 * ops.sigmoid(2 * x) - 1",
+            "Allow 1e-4 here, or write 2 * ops.sigmoid(2 * x) - 1",
             "此处允许 1e-4 的误差，或写成 2 * ops.sigmoid(2 * x) - 1",
         ),
     ),
     Entry(
         "softmax-scale",
-        ("the softmax's input is scaled by {scale}", "softmax 的输入被乘以 {scale}"),
+        ("The softmax's input is scaled by {scale}", "softmax 的输入被乘以 {scale}"),
         _LEFT,
-        ("remove the scale (or temperature) before softmax, or add it", "去掉或补上 softmax 之前的缩放（温度）"),
+        ("Remove the scale (or temperature) before softmax, or add it", "去掉或补上 softmax 之前的缩放（温度）"),
     ),
 )
 
@@ -47,110 +47,110 @@ NORMS: tuple[Entry, ...] = (
     Entry(
         "norm-eps",
         (
-            "the norm's eps is {port_value} by its numbers, the reference has {reference_value}",
+            "The norm's eps is {port_value} by its numbers, the reference has {reference_value}",
             "由数值推得归一化的 eps 为 {port_value}，标杆为 {reference_value}",
         ),
         _FORMS,
-        ("pass the reference's eps: {reference_value}", "传入标杆的 eps：{reference_value}"),
+        ("Pass the reference's eps: {reference_value}", "传入标杆的 eps：{reference_value}"),
     ),
     Entry(
         "norm-divisor",
-        ("the norm divides by something else: {form}", "归一化的除数不同：{form}"),
+        ("The norm divides by something else: {form}", "归一化的除数不同：{form}"),
         _FORMS,
         (
-            "divide by {wanted}: ddof=0 for the variance, eps inside the root",
+            "Divide by {wanted}: ddof=0 for the variance, eps inside the root",
             "按 {wanted} 相除：方差用 ddof=0，eps 放在根号内",
         ),
     ),
     Entry(
         "norm-mean-kept",
-        ("the port does not subtract the mean", "待比对没有减去均值"),
+        ("The port does not subtract the mean", "待比对没有减去均值"),
         _FORMS,
-        ("use nn.LayerNorm, not an RMS norm", "使用 nn.LayerNorm，而不是 RMSNorm"),
+        ("Use nn.LayerNorm, not an RMS norm", "使用 nn.LayerNorm，而不是 RMSNorm"),
     ),
     Entry(
         "rmsnorm-written-as-layernorm",
-        ("the port subtracts the mean, the reference does not (RMSNorm)", "待比对减去了均值，标杆没有（RMSNorm）"),
+        ("The port subtracts the mean, the reference does not (RMSNorm)", "待比对减去了均值，标杆没有（RMSNorm）"),
         _FORMS,
         (
-            "use ops.rms_norm, or mint.nn.RMSNorm, in place of LayerNorm",
+            "Use ops.rms_norm, or mint.nn.RMSNorm, in place of LayerNorm",
             "用 ops.rms_norm 或 mint.nn.RMSNorm 代替 LayerNorm",
         ),
     ),
     Entry(
         "norm-affine-differs",
-        ("the norm's weight and bias are applied otherwise: {port_value}", "归一化的权重与偏置用法不同：{port_value}"),
+        ("The norm's weight and bias are applied otherwise: {port_value}", "归一化的权重与偏置用法不同：{port_value}"),
         _FORMS,
         (
-            "apply gamma and beta as the reference does, and look whether they were loaded",
+            "Apply gamma and beta as the reference does, and look whether they were loaded",
             "按标杆的方式使用 gamma 与 beta，并检查它们是否被加载",
         ),
     ),
     Entry(
         "norm-running-statistics",
         (
-            "the port normalises with its running statistics, the reference with those of the batch",
+            "The port normalises with its running statistics, the reference with those of the batch",
             "待比对使用滑动统计量，标杆使用批次统计量",
         ),
         _FORMS,
         (
-            "call set_train(True), or pass use_batch_statistics=True",
+            "Call set_train(True), or pass use_batch_statistics=True",
             "调用 set_train(True)，或传入 use_batch_statistics=True",
         ),
     ),
     Entry(
         "layernorm-channels-first",
-        ("the norm runs along another axis: {form}", "归一化沿着另一个轴：{form}"),
+        ("The norm runs along another axis: {form}", "归一化沿着另一个轴：{form}"),
         _FORMS,
         (
-            "bring the channels to the last axis, normalise, and bring them back",
+            "Bring the channels to the last axis, normalise, and bring them back",
             "先把通道转到最后一个轴，归一化后再转回",
         ),
     ),
     Entry(
         "norm-axes",
-        ("the norm takes its statistics over other axes: {form}", "归一化的统计轴不同：{form}"),
+        ("The norm takes its statistics over other axes: {form}", "归一化的统计轴不同：{form}"),
         _FORMS,
-        ("use the norm, the axes and the layout of the reference", "使用与标杆相同的归一化、轴与布局"),
+        ("Use the norm, the axes and the layout of the reference", "使用与标杆相同的归一化、轴与布局"),
     ),
 )
 
 PRODUCTS: tuple[Entry, ...] = (
     Entry(
         "bias-missing",
-        ("the bias is not added", "没有加上偏置"),
+        ("The bias is not added", "没有加上偏置"),
         (
-            "along axis {axis} the difference is the bias of {channels} channels; added, {left} is left",
+            "Along axis {axis} the difference is the bias of {channels} channels; added, {left} is left",
             "第 {axis} 轴上的差值就是 {channels} 个通道的偏置；加上后误差为 {left}",
         ),
-        ("write has_bias=True and load the bias", "写上 has_bias=True 并加载偏置"),
+        ("Write has_bias=True and load the bias", "写上 has_bias=True 并加载偏置"),
     ),
     Entry(
         "bias-twice",
-        ("the bias is added twice", "偏置被加了两次"),
+        ("The bias is added twice", "偏置被加了两次"),
         (
-            "along axis {axis} the difference is the bias of {channels} channels; taken off, {left} is left",
+            "Along axis {axis} the difference is the bias of {channels} channels; taken off, {left} is left",
             "第 {axis} 轴上的差值就是 {channels} 个通道的偏置；减去后误差为 {left}",
         ),
-        ("remove the second addition", "去掉多余的一次相加"),
+        ("Remove the second addition", "去掉多余的一次相加"),
     ),
     Entry(
         "weight-scaled",
         (
-            "the product is scaled by {product} and the bias by {added}",
+            "The product is scaled by {product} and the bias by {added}",
             "乘积被乘以 {product}，偏置被乘以 {added}",
         ),
-        ("undone, {left} is left", "还原后误差为 {left}"),
-        ("look for a scale before or inside the layer", "查找层前或层内多余的缩放"),
+        ("Undone, {left} is left", "还原后误差为 {left}"),
+        ("Look for a scale before or inside the layer", "查找层前或层内多余的缩放"),
     ),
     Entry(
         "weight-across",
         (
-            "the weight {shape} is read in another order (reshaped, not transposed)",
+            "The weight {shape} is read in another order (reshaped, not transposed)",
             "权重 {shape} 以另一种次序读取（用了 reshape 而非转置）",
         ),
         _LEFT,
-        ("transpose the weight in place of reshaping it", "对权重做转置，而不是 reshape"),
+        ("Transpose the weight in place of reshaping it", "对权重做转置，而不是 reshape"),
     ),
 )
 

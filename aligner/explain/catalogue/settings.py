@@ -14,8 +14,8 @@ _SEEN = (
 _NOTHING = ("", "")
 _WRITE = ("Write {written}", "写成 {written}")
 _EXPLICIT = (
-    "Say it: {written}; leave no default of the framework to chance",
-    "请显式写出：{written}，不要依赖框架的默认值",
+    "Write {written}; leave no default of the framework to chance",
+    "显式写出 {written}，不要依赖框架的默认值",
 )
 
 GENERAL: tuple[Entry, ...] = (

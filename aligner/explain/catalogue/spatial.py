@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from aligner.explain.catalogue.entry import Entry, Text
 
-_LEFT: Text = ("computed so from the reference's input, {left} is left", "用标杆输入这样计算，剩余误差 {left}")
+_LEFT: Text = ("Computed so from the reference's input, {left} is left", "用标杆输入这样计算，剩余误差 {left}")
 _BOTH: Text = (
-    "the port: {found}; the reference: {wanted}; {left} is left",
+    "The port: {found}; the reference: {wanted}; {left} is left",
     "待比对：{found}；标杆：{wanted}；剩余误差 {left}",
 )
 
@@ -14,7 +14,7 @@ WINDOWS: tuple[Entry, ...] = (
     Entry(
         "conv2d-padding-mode-reflect",
         (
-            "the convolution sees {found} beyond the border, the reference {wanted}",
+            "The convolution sees {found} beyond the border, the reference {wanted}",
             "卷积在边界外看到的是 {found}，标杆是 {wanted}",
         ),
         _LEFT,
@@ -26,95 +26,95 @@ WINDOWS: tuple[Entry, ...] = (
     Entry(
         "conv-padding",
         (
-            "the convolution begins {found} elements before its input, the reference's {wanted}",
+            "The convolution begins {found} elements before its input, the reference's {wanted}",
             "卷积从输入之前 {found} 个元素处开始，标杆为 {wanted}",
         ),
         _LEFT,
         (
-            "write {written}: pad_mode='same' pads unevenly with a stride",
+            "Write {written}: pad_mode='same' pads unevenly with a stride",
             "写成 {written}：步长大于 1 时 pad_mode='same' 的填充不对称",
         ),
     ),
     Entry(
         "causal-conv-padding",
         (
-            "a causal convolution is padded on both sides: {found} before instead of {wanted}",
+            "A causal convolution is padded on both sides: {found} before instead of {wanted}",
             "因果卷积在两侧都填充了：之前 {found}，应为 {wanted}",
         ),
         _LEFT,
         (
-            "pad {wanted} elements on the left only, then pad_mode='valid'",
+            "Pad {wanted} elements on the left only, then pad_mode='valid'",
             "只在左侧填充 {wanted} 个元素，再用 pad_mode='valid'",
         ),
     ),
     Entry(
         "conv-stride",
-        ("the convolution's stride is {found}, the reference's {wanted}", "卷积步长为 {found}，标杆为 {wanted}"),
+        ("The convolution's stride is {found}, the reference's {wanted}", "卷积步长为 {found}，标杆为 {wanted}"),
         _LEFT,
-        ("write stride={wanted}", "写成 stride={wanted}"),
+        ("Write stride={wanted}", "写成 stride={wanted}"),
     ),
     Entry(
         "convtranspose-output-padding-cpu-zero",
         (
-            "the rows that output_padding adds are empty: MindSpore's transposed convolution appends zeros on CPU",
+            "The rows that output_padding adds are empty: MindSpore's transposed convolution appends zeros on CPU",
             "output_padding 增加的行是空的：MindSpore 的转置卷积在 CPU 上只补零",
         ),
         (
-            "only {part} differ ({share} of all elements), and hold zero or the bias alone; {left} is left",
+            "Only {part} differ ({share} of all elements), and hold zero or the bias alone; {left} is left",
             "只有 {part} 不同（占 {share}），其值为零或仅为偏置；剩余误差 {left}",
         ),
         (
-            "leave output_padding out and cut less at the end: pad_mode='pad', padding=(p, p - output_padding, ...)",
+            "Leave output_padding out and cut less at the end: pad_mode='pad', padding=(p, p - output_padding, ...)",
             "去掉 output_padding，改为末端少裁剪：pad_mode='pad', padding=(p, p - output_padding, ...)",
         ),
     ),
     Entry(
         "pool-mean-or-max",
-        ("the pooling takes the {found}, the reference the {wanted}", "池化取的是 {found}，标杆取 {wanted}"),
+        ("The pooling takes the {found}, the reference the {wanted}", "池化取的是 {found}，标杆取 {wanted}"),
         _LEFT,
-        ("use the reference's kind of pooling", "使用与标杆同类的池化"),
+        ("Use the reference's kind of pooling", "使用与标杆同类的池化"),
     ),
     Entry(
         "pool-padding",
         (
-            "the pooling begins {found} elements before its input, the reference's {wanted}",
+            "The pooling begins {found} elements before its input, the reference's {wanted}",
             "池化从输入之前 {found} 个元素处开始，标杆为 {wanted}",
         ),
         _LEFT,
-        ("write {written}: pad_mode='same' pads unevenly", "写成 {written}：pad_mode='same' 的填充不对称"),
+        ("Write {written}: pad_mode='same' pads unevenly", "写成 {written}：pad_mode='same' 的填充不对称"),
     ),
     Entry(
         "maxpool-zero-padding-before",
         (
-            "the maximum sees zeros beyond the border, the reference's sees nothing there",
+            "The maximum sees zeros beyond the border, the reference's sees nothing there",
             "最大池化在边界外看到零，而标杆不计边界外",
         ),
         _LEFT,
         (
-            "write pad_mode='pad', padding=...; a pad before the pooling must be of -inf",
+            "Write pad_mode='pad', padding=...; a pad before the pooling must be of -inf",
             "写成 pad_mode='pad', padding=...；若先单独填充，须填 -inf",
         ),
     ),
     Entry(
         "avgpool-ceil-mode-divisor",
         (
-            "means of the last, partial windows divide by {found}, the reference's by {wanted}",
+            "Means of the last, partial windows divide by {found}, the reference's by {wanted}",
             "末端不完整窗口的均值除以 {found}，标杆除以 {wanted}",
         ),
         _LEFT,
         (
-            "write pad_mode='pad', ceil_mode=True; do not pad with zeros by hand",
+            "Write pad_mode='pad', ceil_mode=True; do not pad with zeros by hand",
             "写成 pad_mode='pad', ceil_mode=True；不要手工补零",
         ),
     ),
     Entry(
         "adaptive-avgpool-nondivisible",
         (
-            "adaptive pooling with windows that are {found}: the sizes do not divide, torch's windows overlap",
+            "Adaptive pooling with windows that are {found}: the sizes do not divide, torch's windows overlap",
             "自适应池化的窗口为 {found}：尺寸不能整除，torch 的窗口会重叠",
         ),
         _LEFT,
-        ("use nn.AdaptiveAvgPool2d", "使用 nn.AdaptiveAvgPool2d"),
+        ("Use nn.AdaptiveAvgPool2d", "使用 nn.AdaptiveAvgPool2d"),
     ),
 )
 
@@ -122,32 +122,32 @@ RESAMPLING: tuple[Entry, ...] = (
     Entry(
         "interpolate-bicubic-a-coefficient",
         (
-            "bicubic weights with a = {port_a}, the reference has a = {reference_a}: the framework's own, no setting",
+            "Bicubic weights with a = {port_a}, the reference has a = {reference_a}: the framework's own, no setting",
             "双三次插值系数 a = {port_a}，标杆 a = {reference_a}：框架自身差异，无法设置",
         ),
         _BOTH,
         (
-            "write the resampling by hand with a = {reference_a} (gather and weights)",
+            "Write the resampling by hand with a = {reference_a} (gather and weights)",
             "手写 a = {reference_a} 的双三次插值（gather 加权）",
         ),
     ),
     Entry(
         "interpolate-scale-factor-rounding",
         (
-            "the scale is taken from the sizes on one side and from scale_factor on the other",
+            "The scale is taken from the sizes on one side and from scale_factor on the other",
             "一侧按输入输出尺寸之比取坐标，另一侧按 scale_factor",
         ),
         _BOTH,
         (
-            "pass scale_factor where the reference does, size where it passes size",
+            "Pass scale_factor where the reference does, size where it passes size",
             "与标杆一致：标杆传 scale_factor 就传 scale_factor，传 size 就传 size",
         ),
     ),
     Entry(
         "upsample-grid",
-        ("the resampling reads other places: {found}", "重采样读取的位置不同：{found}"),
+        ("The resampling reads other places: {found}", "重采样读取的位置不同：{found}"),
         _BOTH,
-        ("choose the mode and align_corners that give {wanted}", "选择能得到 {wanted} 的 mode 与 align_corners"),
+        ("Choose the mode and align_corners that give {wanted}", "选择能得到 {wanted} 的 mode 与 align_corners"),
     ),
 )
 
@@ -155,37 +155,37 @@ MOVED: tuple[Entry, ...] = (
     Entry(
         "pixel-shuffle-vs-depth-to-space",
         (
-            "channels are taken as depth to space does (blocks first), not as PixelShuffle does",
+            "Channels are taken as depth to space does (blocks first), not as PixelShuffle does",
             "通道次序是 DepthToSpace 的（块在前），而不是 PixelShuffle 的",
         ),
         _LEFT,
-        ("use ops.pixel_shuffle or nn.PixelShuffle", "使用 ops.pixel_shuffle 或 nn.PixelShuffle"),
+        ("Use ops.pixel_shuffle or nn.PixelShuffle", "使用 ops.pixel_shuffle 或 nn.PixelShuffle"),
     ),
     Entry(
         "focus-slice-order",
-        ("space goes to depth in another order of channels", "空间转通道的次序不同"),
+        ("Space goes to depth in another order of channels", "空间转通道的次序不同"),
         _LEFT,
-        ("concatenate the slices in the reference's order", "按标杆的次序拼接切片"),
+        ("Concatenate the slices in the reference's order", "按标杆的次序拼接切片"),
     ),
     Entry(
         "flatten-nhwc-order",
-        ("the input is flattened in another order of axes: {axes}", "展平时轴的次序不同：{axes}"),
+        ("The input is flattened in another order of axes: {axes}", "展平时轴的次序不同：{axes}"),
         _LEFT,
-        ("bring the input back to NCHW before it is flattened", "展平前先把输入转回 NCHW"),
+        ("Bring the input back to NCHW before it is flattened", "展平前先把输入转回 NCHW"),
     ),
     Entry(
         "unfold-kernel-major",
         (
-            "the patches have the window ({kernel} places) before the channels ({channels}), the reference's after",
+            "The patches have the window ({kernel} places) before the channels ({channels}), the reference's after",
             "补丁中窗口（{kernel} 个位置）排在通道（{channels}）之前，标杆则在之后",
         ),
         _LEFT,
-        ("use ops.unfold, not nn.Unfold", "使用 ops.unfold，而不是 nn.Unfold"),
+        ("Use ops.unfold, not nn.Unfold", "使用 ops.unfold，而不是 nn.Unfold"),
     ),
     Entry(
         "pad-done-otherwise",
         (
-            "the padding is done as {found}; the reference's mode is {wanted}",
+            "The padding is done as {found}; the reference's mode is {wanted}",
             "填充方式为 {found}；标杆的模式为 {wanted}",
         ),
         _LEFT,

@@ -231,8 +231,8 @@ LOADING: tuple[Entry, ...] = (
         ),
         ("Both have the shape {port_shape}", "两者形状均为 {port_shape}"),
         (
-            "Share one Parameter: self.head.weight = self.embedding.embedding_table, instead of two with copied values",
-            "共享同一个 Parameter：self.head.weight = self.embedding.embedding_table，而不是复制两份",
+            "Let {port_parameter} be the very Parameter of {other} (nn.Embedding's is embedding_table), not a copy",
+            "令 {port_parameter} 与 {other} 为同一个 Parameter（nn.Embedding 的为 embedding_table），而不是复制一份",
         ),
     ),
     Entry(

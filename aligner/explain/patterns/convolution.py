@@ -11,7 +11,7 @@ import numpy as np
 
 from aligner.explain.case import distance
 from aligner.explain.patterns.pair import Floats, spots
-from aligner.explain.patterns.places import border, off
+from aligner.explain.patterns.places import border, indices, off
 from aligner.explain.patterns.scene import Scene
 from aligner.explain.patterns.windows import MODES, pairs, per_axis, placed, same
 from aligner.explain.suspect import Suspect
@@ -226,6 +226,6 @@ def _appended_zeros(scene: Scene) -> Iterator[Suspect]:
         guess[last] = plain.reshape([-1 if a == 1 else 1 for a in range(guess.ndim)])
     left = pair.proved(guess, pair.actual)
     if left is not None:
-        part = "; ".join(f"axis {axis}: last {end}" for axis, _, end in edges)
+        part = indices(edges)
         share = f"{100 * float(wrong.mean()):.3g} %"
         yield pair.suspect("convtranspose-output-padding-cpu-zero", left, 0.95, part=part, share=share)

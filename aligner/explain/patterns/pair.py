@@ -120,7 +120,7 @@ class Pair:
         told = dict(self.facts)
         told.update(facts)
         if left is not None:
-            told["left"] = f"{left:.1e}"
+            told["left"] = f"{left:.1e}" if left else "0"
         return Suspect(cause, told, change or {}, error=left, weight=weight)
 
 

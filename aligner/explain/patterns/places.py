@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Optional
 
 import numpy as np
@@ -79,11 +79,16 @@ def border(wrong: Floats) -> list[tuple[int, int, int]]:
 
 def _border(wrong: Floats) -> str:
     """The border in words, where nothing inside it is wrong."""
+    return indices(border(wrong))
+
+
+def indices(edges: Iterable[tuple[int, int, int]]) -> str:
+    """Borders as Python writes them, which needs no translation: "[:, :, :1], [:, :, -2:]"."""
     words = []
-    for axis, start, end in border(wrong):
-        sides = [f"first {start}" if start else "", f"last {end}" if end else ""]
-        words.append(f"axis {axis}: " + ", ".join(side for side in sides if side))
-    return "; ".join(words)
+    for axis, start, end in edges:
+        for side in ([f":{start}"] if start else []) + ([f"-{end}:"] if end else []):
+            words.append("[" + ", ".join([":"] * axis + [side]) + "]")
+    return ", ".join(words)
 
 
 def _slices(wrong: Floats) -> str:

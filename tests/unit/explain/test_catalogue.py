@@ -67,3 +67,15 @@ def test_a_cause_of_a_newer_aligner_is_told_by_its_id():
 
 def test_a_missing_fact_stays_visible():
     assert "<port_value>" in sentences("setting-differs", {}, "en")[0]
+
+
+CODE = re.compile(r"[._=(]|^(momentum|dilation|eps|relu,|torch's)$")
+"""Settings and functions keep their small letters."""
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
+def test_an_entry_begins_with_a_capital_and_has_no_full_stop(entry):
+    for english, _ in texts(entry).values():
+        assert not english[:1].islower() or CODE.search(english.split()[0])
+        assert not english.endswith((";", ":"))
+        assert not english.endswith(".") or english.endswith("...")

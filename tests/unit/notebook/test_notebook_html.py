@@ -97,7 +97,7 @@ def test_causes_and_their_proof_are_shown():
     text = Page(comparisons.proved()._repr_html_()).text
     for words in (
         "why LayerNorm's eps",
-        "change Say it: nn.LayerNorm",
+        "change Write nn.LayerNorm",
         "from 4.7e-04 to 2.4e-07: confirmed",
         "in 11 more",
     ):

@@ -26,14 +26,14 @@ def test_a_proved_cause_has_reason_change_and_both_errors():
 
 def test_what_is_not_proved_is_called_a_guess():
     rows = told(RATIO, SIGN)
-    assert rows[0] == ("guess", "the port's values are the reference's times 2")
-    assert rows[-1] == ("also", "possible, not proved: the port's values have the opposite sign")
+    assert rows[0] == ("guess", "The port's values are the reference's times 2")
+    assert rows[-1] == ("also", "The port's values have the opposite sign (possible, not proved)")
 
 
 def test_a_proof_ends_the_guessing_but_another_proof_is_told():
     assert [label for label, _ in told(EPS, RATIO)] == ["why", "seen", "change", "proof"]
     second = replace(RATIO, confirmed=True)
-    assert told(EPS, second)[-1] == ("also", "confirmed as well: the port's values are the reference's times 2")
+    assert told(EPS, second)[-1] == ("also", "The port's values are the reference's times 2 (confirmed as well)")
 
 
 def test_a_refuted_trial_is_no_cause():
