@@ -189,7 +189,7 @@ def _early(formula: Formula, number: int) -> Iterator[Edit]:
     inner = replace(term, factors=(replace(term.factors[0], function=formula.outer),))
     terms = (*formula.terms[:number], inner, *formula.terms[number + 1 :])
     facts = {"other": formula.outer, "inner": inner.text}
-    yield Edit(Formula(terms), "activation-before-sum", facts)
+    yield Edit(Formula(terms), "activation-before-sum", facts, 2)
 
 
 def changed(old: str, new: str) -> tuple[str, Mapping[str, Scalar]]:
