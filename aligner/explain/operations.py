@@ -31,6 +31,12 @@ WEIGHT = 0.35
 """That such an operation ran is no more than a hint."""
 
 
+DROPS = ("dropout",)
+"""A dropout that is a layer runs no operation in evaluation, and a function that is told so none that matters."""
+
+LIKELY = 0.45
+
+
 def suspects(case: Case, facts: dict[str, Scalar]) -> Iterator[Suspect]:
     """For code between layers whose operations are known; `facts` are those that every suspect has."""
     if case.operations is None:
@@ -39,6 +45,8 @@ def suspects(case: Case, facts: dict[str, Scalar]) -> Iterator[Suspect]:
     for trap in TRAPS:
         if _runs(ours, trap.reference) and _runs(theirs, trap.port):
             yield Suspect(trap.cause, facts, weight=WEIGHT)
+    if _runs(theirs, DROPS) and not _runs(ours, DROPS) and not case.training:
+        yield Suspect("dropout-active", facts, weight=LIKELY)
 
 
 def _plain(name: str) -> str:

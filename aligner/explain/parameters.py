@@ -135,7 +135,8 @@ def _untied(case: Case, role: str, actual: Value) -> Suspect:
     change: dict[str, Attribute] = {}
     if role == "bias" and case.port.attributes.get("bias") and case.reference.attributes.get("bias") is False:
         change = {"bias": False}
-    return Suspect("parameter-untied", told, change=change, weight=LIKELY)
+    cause = "parameter-untied" if len(actual.shape) > 1 else "parameter-extra"
+    return Suspect(cause, told, change=change, weight=LIKELY)
 
 
 def _could_share(value: Value, actual: Value) -> bool:

@@ -72,4 +72,16 @@ ENTRIES: tuple[Entry, ...] = (
             "检查各段拼接前所乘的系数（步长、锚框）：遗漏，或取自别的段",
         ),
     ),
+    Entry(
+        "dropout-active",
+        (
+            "A dropout runs here in evaluation, in the port only",
+            "评估模式下只有待比对在此处执行了 dropout",
+        ),
+        ("", ""),
+        (
+            "Pass training=self.training: ops.dropout drops unless it is told otherwise",
+            "传入 training=self.training：ops.dropout 默认处于训练模式",
+        ),
+    ),
 )

@@ -224,6 +224,15 @@ LOADING: tuple[Entry, ...] = (
         ),
     ),
     Entry(
+        "parameter-extra",
+        (
+            "Only the port has {port_parameter}; the reference has no such parameter",
+            "只有待比对网络拥有 {port_parameter}，标杆没有该参数",
+        ),
+        ("Its shape is {port_shape}", "其形状为 {port_shape}"),
+        ("Leave it out (has_bias=False for a bias)", "去掉该参数（偏置用 has_bias=False）"),
+    ),
+    Entry(
         "tied-weights-lost",
         (
             "{port_parameter} is a weight of its own; the reference uses {other} here as well",

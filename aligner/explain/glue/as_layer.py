@@ -8,7 +8,7 @@ from typing import Optional
 
 from aligner.explain.case import Case, Value
 from aligner.explain.glue.hand import Hand, Piece
-from aligner.explain.patterns import norms, pooling, upsampling
+from aligner.explain.patterns import norms, pooling, rearranging, upsampling
 from aligner.explain.patterns.pair import Pair
 from aligner.explain.patterns.scene import Scene
 from aligner.explain.suspect import Suspect
@@ -63,6 +63,8 @@ def _asked(pair: Pair, piece: Piece, normed: bool) -> Iterator[tuple[LayerSpec, 
     if normed and shape == wanted and pair.alike:
         yield LayerSpec("LayerNorm", {"normalized_shape": (shape[-1],), "eps": 1e-5, "affine": True}), norms.suspects
         yield LayerSpec("RMSNorm", {"normalized_shape": (shape[-1],), "eps": 1e-6, "affine": True}), norms.suspects
+    if len(shape) == len(wanted) == 4:
+        yield from _shuffles(shape, wanted)
     if len(shape) < 3 or shape[:2] != wanted[:2]:
         return
     if shape[2:] != wanted[2:] and pair.alike:
@@ -71,6 +73,14 @@ def _asked(pair: Pair, piece: Piece, normed: bool) -> Iterator[tuple[LayerSpec, 
     for kind in ("MaxPool", "AvgPool"):
         for settings in _pools(shape[2:], wanted[2:]):
             yield LayerSpec(f"{kind}{axes}d", settings), pooling.suspects
+
+
+def _shuffles(shape: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[tuple[LayerSpec, Rule]]:
+    """Channels that became pixels."""
+    n, c, h, w = shape
+    r = wanted[2] // h
+    if r > 1 and c % r**2 == 0 and wanted == (n, c // r**2, h * r, w * r):
+        yield LayerSpec("PixelShuffle", {"upscale_factor": r}), rearranging.suspects
 
 
 def _pools(sizes: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[Mapping[str, Attribute]]:

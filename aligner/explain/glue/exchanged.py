@@ -56,6 +56,8 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
             "written": old.text,
         }
         return resizing.cause(old.detail, new.detail), told, 0
+    if hows == {"pad", ""}:
+        return "pad-differs", facts, 0
     if hows == {"pad"}:
         return (*_padding(old, new, facts), 0)
     if all(how.startswith("sum by softmax") for how in hows):

@@ -11,7 +11,7 @@ import numpy as np
 
 from aligner.explain.case import Value, distance
 from aligner.explain.glue.edits import NAMED, Edit, changed, edits
-from aligner.explain.glue.exchanged import instead
+from aligner.explain.glue.exchanged import TURNS, instead
 from aligner.explain.glue.formula import Formula, Term, plain
 from aligner.explain.glue.functions import ACTIVATIONS, BACK
 from aligner.explain.glue.hand import Hand, Piece, name
@@ -124,7 +124,15 @@ def apart(reference: Formula, ported: Formula) -> str:
     parts = [f.view for formula in (reference, ported) for term in formula.terms for f in term.factors]
     if len({id(part.piece) for part in parts}) == 1 and {part.how for part in parts} <= {"chunk", "every"}:
         return "chunk-order"
+    turned = [part.how in TURNS for part in parts]
+    if any(turned) and _pieces(reference) == _pieces(ported) and all(part.plain or t for part, t in zip(parts, turned)):
+        return "view-vs-transpose"
     return "expression-differs"
+
+
+def _pieces(formula: Formula) -> list[list[tuple[str, int]]]:
+    """What each term is of, whatever its order and form."""
+    return sorted(sorted((f.function, id(f.view.piece)) for f in term.factors) for term in formula.terms)
 
 
 def solved(place: Place, wanted: Floats, whole: Floats) -> Optional[Formula]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aligner.explain import glue
+from aligner.explain import glue, operations
 from aligner.explain.catalogue import sentences
 from tests.unit.explain.cases import case, value
 
@@ -142,3 +142,41 @@ def test_parts_of_a_head_with_numbers_of_their_own_are_told(port, cause, numbers
 def test_numbers_for_every_place_are_no_parts():
     each = RANDOM.random((1, 96, 1)).astype(np.float32)
     assert not any("part-" in found.cause for found in told(BOXES, changed(slice(0, 2), lambda y: y * each), ()))
+
+
+MAPS, GAIN, BESIDE = drawn(2, 16, 16, 16), drawn(16), drawn(2, 16, 16, 16)
+LAST = (value(GAIN, "gain", "net"), value(BESIDE, "input.0", "net"), value(MAPS, layer="net.fc"))
+
+
+def test_a_reshape_for_a_transpose_is_told_in_a_sum_of_products():
+    reference = BESIDE + (MAPS * GAIN).transpose(0, 3, 1, 2)
+    found = told(reference, BESIDE + (MAPS * GAIN).reshape(BESIDE.shape), LAST)[0]
+    assert found.cause == "view-vs-transpose"
+
+
+def test_pixels_shuffled_by_a_function_are_told():
+    n, c, h, w = 2, 24, 5, 6
+    x = drawn(n, c, h, w)
+    right = x.reshape(n, 6, 2, 2, h, w).transpose(0, 1, 4, 2, 5, 3).reshape(n, 6, 2 * h, 2 * w)
+    blocks = x.reshape(n, 2, 2, 6, h, w).transpose(0, 3, 4, 1, 5, 2).reshape(n, 6, 2 * h, 2 * w)
+    assert told(right, blocks, (value(x, layer="net.conv"),))[0].cause == "pixel-shuffle-vs-depth-to-space"
+
+
+def test_padding_that_is_left_out_is_told():
+    x = drawn(2, 4, 12)
+    found = told(np.pad(x, ((0, 0), (0, 0), (3, 0))), x, (value(x, "input.0", "net"),))[0]
+    assert found.cause == "pad-differs"
+
+
+@pytest.mark.parametrize(
+    ("reference", "port", "training", "named"),
+    [
+        (("softmax",), ("softmax", "dropout"), False, True),
+        (("softmax", "dropout"), ("softmax", "dropout"), False, False),
+        (("softmax",), ("softmax", "dropout"), True, False),
+        (("softmax",), ("softmax",), False, False),
+    ],
+)
+def test_a_dropout_that_only_the_port_runs_is_a_hint(reference, port, training, named):
+    wrong = case(where="glue", operations=(reference, port), training=training)
+    assert any(found.cause == "dropout-active" for found in operations.suspects(wrong, {})) is named

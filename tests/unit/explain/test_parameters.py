@@ -203,6 +203,11 @@ def test_a_weight_of_its_own_where_the_reference_shares_is_told():
     (suspect,) = of_role(None, WIDE, known=[shared])
     assert suspect.cause == "tied-weights-lost"
     assert suspect.facts["other"] == "embedding.weight"
+
+
+def test_a_bias_that_only_the_port_has_is_one_too_many():
+    (suspect,) = of_role(None, drawn(6))
+    assert suspect.cause == "parameter-extra"
     (suspect,) = of_role(None, VECTOR, role="bias", reference={"bias": False}, port={"bias": True})
     assert suspect.change == {"bias": False}
 
