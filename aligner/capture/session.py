@@ -122,6 +122,8 @@ class Capture:
         header = {**describe(self._adapter, self._model, seed=self._options.seed), **self._options.header}
         if tuple(self._options.layers) != EVERYTHING:
             header["selected"] = list(self._options.layers)
+        if not self._options.weights:
+            header["weights"] = False
         self._began = time.monotonic()
         self._writer = self._sink or DumpWriter(self.path, header, force=self._options.force)
         try:

@@ -91,6 +91,8 @@ class Cases:
         return [e for e in mine if is_input(e.key.slot)], [e for e in mine if not is_input(e.key.slot)]
 
     def _parameters(self, side: int, layer: str) -> Mapping[str, Value]:
+        if not (self._nets[0].weighed and self._nets[1].weighed):
+            return {}  # those of one side would look as if the other lacked them
         return {role: _value(entry) for role, entry in self._nets[side].parameters.get(layer, {}).items()}
 
     def _alike(self, place: Place) -> tuple[Value, ...]:

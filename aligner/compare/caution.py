@@ -22,15 +22,25 @@ _STATE_MATTERS = frozenset(
 
 
 def cautions(
-    reference: Dump, port: Dump, nets: tuple[Net, Net], pairing: Pairing, readings: Sequence[Reading]
+    reference: Dump,
+    port: Dump,
+    nets: tuple[Net, Net],
+    pairing: Pairing,
+    readings: Sequence[Reading],
+    forced: bool = False,
 ) -> Iterator[Caution]:
-    """All warnings of a comparison."""
+    """All warnings of a comparison; a forced pass has judged each place by the precision it computes in."""
     for side, dump in (("reference", reference), ("port", port)):
         if not dump.complete:
             yield "dump-incomplete", {"side": side, "path": str(dump.path)}
         for note in dump.notes:
             yield note.message, {**note.facts, "layer": display(note.layer), "side": side}
-    yield from _circumstances(reference, port)
+    for message, facts in _circumstances(reference, port):
+        if not (forced and message == "amp-differs"):
+            yield message, facts
+    for side, net, dump in zip(("reference", "port"), nets, (reference, port)):
+        if not net.weighed and any(reading.over for reading in readings):
+            yield "weights-not-compared", {"side": side, "path": str(dump.path)}
     yield from _states(nets, pairing)
     yield from _values(readings)
 
@@ -39,7 +49,8 @@ def _circumstances(reference: Dump, port: Dump) -> Iterator[Caution]:
     ours, theirs = reference.header, port.header
     for name, message in (("training", "training-differs"), ("amp", "amp-differs"), ("dropout", "dropout-differs")):
         if name in ours and name in theirs and ours[name] != theirs[name]:
-            yield message, {"reference": str(ours[name]), "port": str(theirs[name])}
+            said = ("off" if value is None else str(value) for value in (ours[name], theirs[name]))
+            yield message, dict(zip(("reference", "port"), said))
     if theirs.get("forced") is True and theirs.get("reference_token") != reference.token:
         yield "forced-other-reference", {"reference": str(reference.path), "made": str(theirs.get("reference"))}
     steps = set(reference.steps), set(port.steps)

@@ -73,7 +73,11 @@ def conclude(
         origins=origins,
         layers=tuple(pairing.layers),
         first=next(iter(measured or failing), None),
-        warnings=(*cautions(reference, port, nets, pairing, readings), *_told(suspects), *_stumbled(failures)),
+        warnings=(
+            *cautions(reference, port, nets, pairing, readings, bool(checks)),
+            *_told(suspects),
+            *_stumbled(failures),
+        ),
         counts={outcome.value: counts.get(outcome.value, 0) for outcome in Outcome},
         specs=_specs((*origins, *suspects), nets),
         unpaired=_unpaired(nets, pairing),
@@ -118,7 +122,9 @@ def _traced(
     back = {other: one for one, other in pairing.calls.items()}
     trace = Trace(AMP_EPS if reference.header.get("amp") or port.header.get("amp") else 0.0, checks, tolerance)
     ours = {pair.port: pair.reference for pair in pairing.layers}
-    parameters = trace.parameters((r for r in readings if r.pair.key.phase is Phase.PARAMETER), ours)
+    parameters = trace.parameters(
+        (r for r in readings if r.pair.key.phase is Phase.PARAMETER and r.reason != LEFT_OUT), ours
+    )
     for step in sorted({reading.pair.key.step for reading in readings}):
         here = [reading for reading in readings if reading.pair.key.step == step]
         grouped: dict[CallId, list[Reading]] = {}

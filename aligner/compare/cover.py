@@ -22,7 +22,7 @@ from aligner.compare.layers import Pairing
 from aligner.compare.net import NEUTRAL, CallId, Net, Visit, is_input
 from aligner.compare.pairing import CALLS
 from aligner.compare.reading import Reading
-from aligner.record import Scalar, display
+from aligner.record import Phase, Scalar, display
 from aligner.selection import matches
 
 if TYPE_CHECKING:
@@ -143,7 +143,9 @@ class _Side:
         return None
 
     def _left_out(self, entry: Entry) -> bool:
-        """Whether the other side was captured without this layer (`--layers`)."""
+        """Whether the other side was captured without it: `--layers`, or for a parameter `--no-weights`."""
+        if entry.key.phase is Phase.PARAMETER:
+            return not self._other.weighed
         layer = self._names.get(entry.key.layer, entry.key.layer)
         return entry.key.phase in CALLS and bool(layer) and not matches(layer, self._other.selected)
 

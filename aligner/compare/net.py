@@ -66,6 +66,8 @@ class Net:
     out anew, and what they do shows in values that are compared."""
     selected: tuple[str, ...] = EVERYTHING
     """Patterns of the layers that were recorded at all (`aligner capture --layers`)."""
+    weighed: bool = True
+    """Parameters were recorded; not so with `aligner capture --no-weights`."""
 
     def kind(self, layer: str) -> str:
         """The layer's kind; "" for one that was not declared (the loss)."""
@@ -114,7 +116,15 @@ def survey(dump: Dump) -> Net:
             if visit is not None:
                 (visit.inputs if is_input(key.slot) else visit.outputs).append(entry)
     inner = frozenset(visit.call.layer for visit in visits if visit.children)
-    return Net(dump.layers, visits, parameters, inner, _constants(dump), _selected(dump))
+    return Net(
+        dump.layers,
+        visits,
+        parameters,
+        inner,
+        _constants(dump),
+        _selected(dump),
+        dump.header.get("weights") is not False,
+    )
 
 
 def _selected(dump: Dump) -> tuple[str, ...]:

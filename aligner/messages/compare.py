@@ -46,8 +46,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "仅待比对网络中存在。\n如属预期，请用 --allow-unmatched 允许；否则请在标杆中查找。",
     ),
     "unmatched-left-out": (
-        "The other dump was captured with --layers and left this layer out.",
-        "另一个转储采集时使用了 --layers，未包含此层。",
+        "The other dump was captured without this (--layers, --no-weights).",
+        "另一个转储采集时未包含此项（--layers、--no-weights）。",
     ),
     "unmatched-behind": (
         "Only one side has this as a layer; what comes before it already disagrees, so its effect cannot be judged.\n"
@@ -114,6 +114,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "dump-incomplete": (
         "The capture of the {side} {path} did not end well; what was captured until then is compared.",
         "{side} 转储 {path} 的采集没有正常结束；只比对此前已采集的内容。",
+    ),
+    "weights-not-compared": (
+        "The {side} {path} was captured with --no-weights: a layer that looks wrong may only have other weights.\n"
+        "Capture it again without --no-weights.",
+        "{side} 转储 {path} 采集时使用了 --no-weights：看似有误的层可能只是权重不同。\n请不加 --no-weights 重新采集。",
     ),
     "training-differs": (
         "The nets ran in other modes: training is {reference} in the reference, {port} in the port.\n"

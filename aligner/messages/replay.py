@@ -8,9 +8,22 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Capture the reference again without --no-weights, or go on with --allow-missing.",
         "{reference} 中没有权重，无法让待比对网络使用相同的权重（{left_port}）。\n请不加 --no-weights 重新采集标杆，或用 --allow-missing 继续。",
     ),
+    "weights-left-reference": (
+        "The port has no parameter for these of {reference}: {left_reference}.\n"
+        "Give the layer one (has_bias=True?), say where it is with --rename REF=PORT, or go on with --allow-missing.",
+        "待比对网络缺少 {reference} 中的以下参数：{left_reference}。\n"
+        "请为该层补上参数（has_bias=True？），用 --rename REF=PORT 指明对应关系，或用 --allow-missing 继续。",
+    ),
+    "weights-left-port": (
+        "{reference} has no parameter for these of the port: {left_port}.\n"
+        "Share or drop what the reference shares or lacks, say what they are with --rename REF=PORT, "
+        "or go on with --allow-missing.",
+        "{reference} 中没有与待比对网络以下参数对应的参数：{left_port}。\n"
+        "标杆共享或没有的参数请同样共享或去掉，用 --rename REF=PORT 指明对应关系，或用 --allow-missing 继续。",
+    ),
     "weights-left-over": (
         "Parameters have no counterpart. In {reference} only: {left_reference}. In the port only: {left_port}.\n"
-        "Say what belongs together with --rename REF=PORT, mend the port (has_bias?), or go on with --allow-missing.",
+        "Say what belongs together with --rename REF=PORT, correct the port (has_bias?), or go on with --allow-missing.",
         "部分参数没有对应项。仅在 {reference} 中：{left_reference}。仅在待比对网络中：{left_port}。\n"
         "请用 --rename REF=PORT 指明对应关系，修正移植代码（has_bias？），或用 --allow-missing 继续。",
     ),

@@ -63,9 +63,11 @@ class Replay:
         self.transfer = plan(*items, renames)
         ours, theirs = self.transfer.failing
         if (ours or theirs) and not allow_missing:
-            message = "weights-none" if not entries else "weights-left-over"
+            message = (
+                "weights-left-over" if ours and theirs else "weights-left-reference" if ours else "weights-left-port"
+            )
             raise ReplayError(
-                message,
+                message if entries else "weights-none",
                 reference=os.fspath(self.reference.path),
                 left_reference=left_over(ours),
                 left_port=left_over(theirs),

@@ -44,14 +44,14 @@ def compared_lines(comparison: Comparison, terminal: Terminal, limit: Optional[i
 
 def dump_line(header: Mapping[str, Any], language: str) -> str:
     """One dump: file, framework and version, how it ran, the net's class."""
-    mode = header.get("training")
+    mode, steps = header.get("training"), header.get("steps")
     words = [
         f"{header.get('framework', '?')} {header.get('framework_version', '')}".strip(),
         header.get("device"),
         header.get("mode"),
         f"amp {header['amp']}" if header.get("amp") else None,
         None if mode is None else say("train" if mode else "eval", language),
-        say("steps", language, count=header["steps"]) if header.get("steps", 1) != 1 else None,
+        say("steps", language, count=steps) if type(steps) is int and steps != 1 else None,
         header.get("model"),
         say("incomplete", language) if header.get("complete") is False else None,
     ]

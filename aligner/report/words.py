@@ -171,8 +171,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "covered": ("covered", "已涵盖"),
     "left-out": ("left out", "未采集"),
     "left-out-count": (
-        "{count:record} of layers that --layers left out of the other dump",
-        "{count} 条记录：另一个转储因 --layers 未采集这些层",
+        "{count:record} that --layers or --no-weights left out of the other dump",
+        "{count} 条记录：另一个转储因 --layers 或 --no-weights 未采集",
     ),
     "covered-count": (
         "{count:record} without a counterpart, or in another form: value or effect was compared elsewhere",

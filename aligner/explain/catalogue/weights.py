@@ -100,11 +100,14 @@ LAYOUT: tuple[Entry, ...] = (
     Entry(
         "parameter-swapped",
         (
-            "{port_parameter} holds the reference's {other} where it should hold {role}",
-            "{port_parameter} 存放的是标杆的 {other}，而应为 {role}",
+            "{port_parameter} holds the reference's {other}, not its own {role}",
+            "{port_parameter} 存放的是标杆的 {other}，而不是自己的 {role}",
         ),
         _LEFT,
-        ("Load {role} into {port_parameter}", "将 {role} 加载到 {port_parameter}"),
+        (
+            "Load the reference's {role} of this layer into {port_parameter}",
+            "将标杆中本层的 {role} 加载到 {port_parameter}",
+        ),
     ),
     Entry(
         "parameter-blocks-swapped",

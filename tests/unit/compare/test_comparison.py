@@ -14,6 +14,7 @@ from aligner.compare.verdict import DivergedError, Outcome
 from aligner.dump.reader import open_dump
 from aligner.dump.writer import DumpWriter
 from aligner.errors import DumpError, IncomparableError, UsageError
+from aligner.record import Phase
 from tests.unit.compare.memory_dump import Recorder
 from tests.unit.compare.nets import Side, dump, relu, residual_net, sample
 from tests.unit.compare.test_layers import other_names
@@ -458,6 +459,21 @@ def test_header_differences_and_notes_are_told():
     port.notes.append(type("Note", (), {"layer": "x", "message": "steps-differ", "facts": {"reference": 1, "port": 2}}))
     told = [message for message, _ in run(reference, port).warnings]
     assert told == ["dump-incomplete", "steps-differ", "training-differs", "amp-differs"]
+
+
+def test_weights_that_were_not_recorded_are_no_wrong_ones():
+    def unweighed(change=None):
+        made = dump(header={"weights": False}, change=change)
+        made.entries = [entry for entry in made.entries if entry.key.phase is not Phase.PARAMETER]
+        return made
+
+    result = run(unweighed(), dump())
+    assert result.aligned
+    assert not result.warnings
+    assert {v.reason for v in result.verdicts if v.key.phase is Phase.PARAMETER} == {"unmatched-left-out"}
+    result = run(unweighed(), dump(change={"blocks.1.fc1": lambda y: 2 * y}))
+    assert [origin.where for origin in result.origins] == ["layer"]
+    assert [message for message, _ in result.warnings] == ["weights-not-compared"]
 
 
 def test_unknown_rule_and_tolerance():

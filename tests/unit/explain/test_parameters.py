@@ -96,6 +96,15 @@ def test_values_of_another_parameter_are_found():
     assert first.facts["port_parameter"] == "block.layer.gamma"
 
 
+def test_the_parameter_of_another_layer_is_found():
+    others = [value(array, "weight", f"block.{name}") for name, array in (("q", drawn(12, 12)), ("k", SQUARE.T.copy()))]
+    first, *_ = of_role(SQUARE, others[0].load(), known=others)
+    assert first.cause == "parameter-swapped"
+    assert first.facts["other"] == "block.q.weight"
+    first, *_ = of_role(SQUARE, SQUARE + 1, known=others)
+    assert first.cause != "parameter-swapped"
+
+
 def test_zeros_are_not_taken_for_another_parameter():
     weights = {"weight": VECTOR, "bias": np.zeros(16, np.float32)}
     first, *_ = of_role(VECTOR, np.zeros(16, np.float32), "LayerNorm", parameters=weights)

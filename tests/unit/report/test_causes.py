@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from aligner.compare.place import Place
+from aligner.record import Key, Phase
 from aligner.report.causes import cause_rows, proof, unproved
+from aligner.report.origins import statement
 from tests.unit.report import comparisons
 from tests.unit.report.comparisons import EPS, RATIO, SHIFT, SIGN, diverged, origin
+
+KEY = Key(0, Phase.PARAMETER, "bn1", 0, "bias")
 
 
 def told(*causes, language="en", **changes):
@@ -72,3 +78,17 @@ def test_a_hostile_fact_shows_and_does_not_act():
 def test_layers_without_proof_are_worth_a_program():
     made = diverged(origins=(*comparisons.norms(1), origin(layer="a"), origin(layer="b", where="glue")))
     assert [o.layer for o in unproved(made)] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("key", "port", "said"),
+    [
+        (KEY, None, "wrong before anything runs: the parameter bias is missing in the port"),
+        (None, KEY, "wrong before anything runs: the parameter bias is not in the reference"),
+        (KEY, KEY, "wrong before anything runs: the parameter bias has another shape"),
+    ],
+)
+def test_a_parameter_of_one_side_is_not_of_another_shape(key, port, said):
+    place = Place("parameters", "bn1", key, port, None, 1e-6, False)
+    alone = {"deviation": None, "own_error": math.inf, "input_error": None}
+    assert statement(origin(where="parameters", slot="bias", place=place, **alone), 1e-3, "en") == said
