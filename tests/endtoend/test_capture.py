@@ -182,8 +182,8 @@ def test_estimate_writes_nothing(net, aligner):
         (["net.py:three"], 2, "tuple of 3"),
         (["net.py:nothing"], 2, "returned None"),
         (["net.py:objects"], 2, "numpy array of object, and torch has no tensor of that type"),
-        (["net.py:build", "--rename", "a=b"], 2, "--rename is about a reference's weights"),
-        (["net.py:build", "--allow-missing"], 2, "--allow-missing is about a reference's weights"),
+        (["net.py:build", "--rename", "a=b"], 2, "--rename is about a port"),
+        (["net.py:build", "--allow-missing"], 2, "--allow-missing is about a port"),
         (["net.py:text"], 2, "str is not a model of any framework"),
         (["net.py:trained"], 2, "training steps cannot be captured yet"),
         (["net.py:nix"], 2, "no function 'nix' in it"),
@@ -335,5 +335,5 @@ def test_layers_that_one_side_was_not_asked_for_do_not_fail(net, aligner, sides)
     done = aligner("compare", *sides)
     assert done.returncode == 0, done.stdout
     assert done.stdout.startswith("ALIGNED")
-    assert "of layers that --layers left out of the other dump" in " ".join(done.stdout.split())
+    assert "left out of the other dump" in " ".join(done.stdout.split())
     assert "Only the" not in done.stdout, "nothing is listed as missing"

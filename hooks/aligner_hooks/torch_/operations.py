@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Optional
 
-from torch import overrides
+import torch
 
 from aligner.adapter import Handle
 from aligner_hooks.torch_.calls import is_in_callback
@@ -34,6 +34,11 @@ _COMPUTED = {"T": "transpose", "mT": "transpose", "H": "adjoint", "mH": "adjoint
 # Python's names of operators where torch's differ.
 _OPERATORS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "invert": "bitwise_not"}
 _SWAPPED = frozenset({"sub", "div", "truediv", "floordiv", "pow", "mod", "matmul", "add", "mul", "and", "or", "xor"})
+
+
+def _overrides() -> Any:
+    """torch.overrides; a package that only imitates torch, and is told so by the adapter, has none."""
+    return getattr(torch, "overrides", None)
 
 
 def listen(told: Told) -> Handle:
@@ -66,9 +71,9 @@ class _Listener:
         self.told = told
         self.heard = True
         _EARS.listeners = (*_EARS.listeners, self)
-        if _EARS.mode is None and hasattr(overrides, "_push_mode"):
+        if _EARS.mode is None and hasattr(_overrides(), "_push_mode"):
             _EARS.mode = _mode()
-            overrides._push_mode(_EARS.mode)
+            _overrides()._push_mode(_EARS.mode)
 
     def remove(self) -> None:
         """Be told no longer; twice is harmless."""
@@ -80,18 +85,18 @@ def _take_away(mode: Any) -> None:
     """Take the mode off torch's stack, from under those that somebody has put on since and not taken off."""
     above = []
     while True:
-        top = overrides._pop_mode()
+        top = _overrides()._pop_mode()
         if top is mode:
             break
         above.append(top)
     for other in reversed(above):
-        overrides._push_mode(other)
+        _overrides()._push_mode(other)
 
 
 def _mode() -> Any:
     """A mode that tells all who listen and computes what would be computed anyway."""
 
-    class Telling(overrides.TorchFunctionMode):
+    class Telling(_overrides().TorchFunctionMode):  # type: ignore[misc]  # the base is known at run time only
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = None if is_in_callback() else name_of(function)
             if name is not None:
