@@ -9,6 +9,7 @@ from aligner.explain.glue import (
     as_layer,
     attention,
     differences,
+    elementwise,
     formulas,
     grids,
     joins,
@@ -66,6 +67,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield grids.diagonal(pair)
     yield joins.suspects(pair, hand)
     yield pixels.suspects(pair, hand)
+    yield elementwise.suspects(case, pair, hand)
     place = Place.of(case, pair, hand)
     yield formulas.suspects(place)
     yield order.suspects(place)

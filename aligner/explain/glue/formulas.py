@@ -63,6 +63,8 @@ def _idle(place: Place, formula: Formula) -> Iterator[str]:
 
 def refined(place: Place, formula: Formula, edit: Edit) -> Edit:
     """Another value in one's place, said closer: the same value turned otherwise, or a function not taken."""
+    if edit.cause in ("scale-extra", "gate-extra"):
+        return _taken_off(formula, edit)
     if edit.cause != "wrong-tensor" or edit.formula.outer != formula.outer:
         return edit
     pairs = [
@@ -84,6 +86,20 @@ def refined(place: Place, formula: Formula, edit: Edit) -> Edit:
                 made = function(np.asarray(one.array, np.float64))
             if made.shape == other.array.shape and distance(made, other.array) <= place.pair.limit:
                 return replace(edit, cause=cause, facts={**edit.facts, "function": word})
+    return edit
+
+
+def _taken_off(formula: Formula, edit: Edit) -> Edit:
+    """A single number that undoes the reference's factor is not multiplied by: the factor is forgotten."""
+    for number, (old, new) in enumerate(zip(formula.terms, edit.formula.terms)):
+        added = new.factors[-1]
+        if len(new.factors) != len(old.factors) + 1 or added.view.array.size != 1 or abs(old.coefficient) == 1.0:
+            continue
+        rest = new.coefficient * float(added().reshape(-1)[0])
+        if abs(abs(rest) - 1.0) < 1e-4:
+            terms = (*edit.formula.terms[:number], Term(old.factors, np.sign(rest)), *edit.formula.terms[number + 1 :])
+            facts: dict[str, Scalar] = {"other": old.text, "factor": f"{old.coefficient:.6g}"}
+            return Edit(replace(edit.formula, terms=terms), "scale-missing", facts)
     return edit
 
 

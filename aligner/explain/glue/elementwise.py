@@ -1,0 +1,207 @@
+"""Both sides are a function of one value, element by element: another function, another slope, or wrong beneath it.
+
+The value may be a part of what is handed on (what follows it was joined to it), or be summed up afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import combinations
+from typing import Optional
+
+import numpy as np
+
+from aligner.explain.case import Case, Value, distance
+from aligner.explain.glue import differences, formulas, renamed
+from aligner.explain.glue.edits import changed
+from aligner.explain.glue.functions import ACTIVATIONS, BACK, Function, spelled
+from aligner.explain.glue.hand import Hand, Piece
+from aligner.explain.glue.place import Place
+from aligner.explain.patterns.functions import leaky, softplus
+from aligner.explain.patterns.pair import Floats, Pair, at, spots
+from aligner.explain.suspect import Suspect
+from aligner.record import Scalar
+
+NEAR = 8
+"""Values in hand that the functions are tried on."""
+
+SUMMED = 1 << 16
+"""Elements of a value that is summed up afterwards that are looked at."""
+
+AFTER: Mapping[str, Callable[..., Floats]] = {"sum": np.sum, "mean": np.mean}
+
+BETAS = (0.5, 2.0, 3.0, 5.0, 10.0)
+SLOPES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.3)
+
+
+def _sharp(beta: float) -> Function:
+    return lambda x: softplus(beta * x) / beta
+
+
+def _sloped(slope: float) -> Function:
+    return lambda x: leaky(x, slope)
+
+
+def _flat(beta: float) -> Function:
+    return lambda y: np.where(beta * y > 30.0, y, np.log(np.expm1(np.minimum(beta * y, 30.0))) / beta)
+
+
+SOFTPLUS: Mapping[str, float] = {"Softplus": 1.0, **{f"Softplus(beta={beta:g})": beta for beta in BETAS}}
+LEAKY: Mapping[str, float] = {f"LeakyReLU({slope:g})": slope for slope in SLOPES}
+
+FUNCTIONS: Mapping[str, Function] = {
+    **ACTIVATIONS,
+    **{name: _sharp(beta) for name, beta in SOFTPLUS.items()},
+    **{name: _sloped(slope) for name, slope in LEAKY.items()},
+}
+
+INVERSE: Mapping[str, Function] = {
+    **{name: BACK[name] for name in ("Sigmoid", "Tanh", "ELU")},
+    **{name: _flat(beta) for name, beta in SOFTPLUS.items()},
+    **{name: _sloped(1.0 / slope) for name, slope in LEAKY.items()},
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A value in hand, what both sides may have made of it element by element, and what was done afterwards."""
+
+    piece: Piece
+    given: Floats
+    expected: Floats
+    actual: Floats
+    after: Callable[[Floats], Floats] = np.asarray
+    text: str = "{}"
+    whole: bool = False
+
+    def made(self, name: str) -> Floats:
+        """What a function and what follows it make of the value."""
+        with np.errstate(all="ignore"):
+            found = FUNCTIONS[name](np.asarray(self.given, np.float64)) if name else self.given
+            return np.asarray(self.after(np.asarray(found, np.float64)))
+
+
+def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
+    """At most one."""
+    if not (np.isfinite(pair.expected).all() and np.isfinite(pair.actual).all()):
+        return
+    for source in _sources(pair, hand):
+        ours = _function(source, source.expected, pair.limit)
+        if ours is None:
+            continue
+        theirs = _function(source, source.actual, pair.limit)
+        if theirs is not None and theirs != ours and not (source.whole and "" in (ours, theirs)):
+            yield _told(pair, source, ours, theirs)
+            return
+        found = _beneath(case, pair, source, ours) if theirs is None and source.whole and ours in INVERSE else None
+        if found is not None:
+            yield found
+            return
+
+
+def _function(source: Source, wanted: Floats, limit: float) -> Optional[str]:
+    """The function that gives these values; "" where they are the value itself."""
+    for name in ("", *FUNCTIONS):
+        if distance(source.made(name), wanted) <= limit:
+            return name
+    return None
+
+
+def _sources(pair: Pair, hand: Hand) -> Iterator[Source]:
+    shape = pair.expected.shape
+    pieces = [p for p in hand.pieces(lambda s: 1 <= len(s) <= 5) if p.array.dtype.kind == "f" and p.rank in (0, 1, 3)]
+    few = spots(pair.expected.size, 1 << 12)
+    for piece in [p for p in pieces if p.array.shape == shape][:NEAR]:
+        yield Source(piece, at(piece.array, few), at(pair.expected, few), at(pair.actual, few), whole=True)
+    for piece in [p for p in pieces if _shorter(p.array.shape, shape)][:NEAR]:
+        yield from _parts(pair, piece)
+    for piece in [p for p in pieces if p.array.ndim > len(shape) and p.rank == 1 and p.array.size][:NEAR]:
+        yield from _summed(pair, piece)
+
+
+def _shorter(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    apart = [(n, m) for n, m in zip(shape, wanted) if n != m]
+    return len(shape) == len(wanted) and len(apart) == 1 and 4 * apart[0][0] >= apart[0][1] > apart[0][0]
+
+
+def _parts(pair: Pair, piece: Piece) -> Iterator[Source]:
+    """The first or the last ones along the axis that is longer on the whole."""
+    shape = pair.expected.shape
+    axis = next(a for a, n in enumerate(piece.array.shape) if n != shape[a])
+    size = piece.array.shape[axis]
+    few = spots(piece.array.size, 1 << 12)
+    for start in (0, shape[axis] - size):
+        index = (slice(None),) * axis + (slice(start, start + size),)
+        one, other = pair.expected[index], pair.actual[index]
+        text = f"y[{':, ' * axis}{start}:{start + size}] = {{}}"
+        yield Source(piece, at(piece.array, few), at(one, few), at(other, few), text=text)
+
+
+def _summed(pair: Pair, piece: Piece) -> Iterator[Source]:
+    shape, array = pair.expected.shape, piece.array
+    for count in (1, 2, 3):
+        for axes in combinations(range(array.ndim), count):
+            rest = tuple(n for a, n in enumerate(array.shape) if a not in axes)
+            if rest != shape or array.size // pair.expected.size < 2:
+                continue
+            few = slice(0, None if 0 in axes else max(1, SUMMED * shape[0] // array.size))
+            given, part = (few, slice(None)) if 0 in axes else (few, few)
+            one, other = (np.asarray(side[part], np.float64) for side in (pair.expected, pair.actual))
+            for word, function in AFTER.items():
+                text = f"{word}({{}}, axis={axes if count > 1 else axes[0]})"
+                yield Source(piece, array[given], one, other, partial(function, axis=axes), text)
+
+
+def _told(pair: Pair, source: Source, ours: str, theirs: str) -> Suspect:
+    left = distance(source.made(theirs), source.actual)
+    value = f"[{source.piece.name}]"
+    codes: dict[str, Scalar] = {
+        "reference_code": source.text.format(spelled(ours, value) if ours else value),
+        "port_code": source.text.format(spelled(theirs, value) if theirs else value),
+        "other": value,
+    }
+    for cause, kind, setting, numbers in (
+        ("softplus-beta", "Softplus", "beta", SOFTPLUS),
+        ("leakyrelu-slope-default", "LeakyReLU", "negative_slope", LEAKY),
+    ):
+        if ours in numbers and theirs in numbers:
+            facts: dict[str, Scalar] = {"setting": setting, "kind": kind, "port_kind": kind}
+            facts.update(port_value=f"{numbers[theirs]:g}", reference_value=f"{numbers[ours]:g}")
+            return pair.suspect(cause, left, 0.92, None, **{**codes, **facts, "written": codes["reference_code"]})
+    if {ours, theirs} - {""} <= set(ACTIVATIONS):
+        cause, told = changed(ours, theirs)
+        return pair.suspect(cause, left, 0.9, None, **{**codes, **told})
+    word = "other" if ours and theirs else "missing" if ours else "extra"
+    facts = {"reference_function": ours or "identity", "port_function": theirs or "identity"}
+    return pair.suspect(f"activation-{word}", left, 0.9, None, **{**codes, **facts, "function": ours or theirs})
+
+
+def _beneath(case: Case, pair: Pair, source: Source, name: str) -> Optional[Suspect]:
+    """The mistake in what the function was taken of, told from what the port's value must have been of."""
+    with np.errstate(all="ignore"):
+        found = np.asarray(INVERSE[name](np.asarray(pair.actual, np.float64)))
+    right, value = np.asarray(source.piece.array), source.piece.value
+    if not np.isfinite(found).all() or distance(found, right) <= pair.limit:
+        return None
+    under = Pair(right, found, pair.limit, pair.facts)
+    kept = tuple(v for v in case.known if v is not value and (v.layer, v.call) != (value.layer, value.call))
+    ported = Value(value.layer, value.slot, value.call, value.dtype, found.shape, lambda: found)
+    inner = replace(case, expected=value, actual=ported, known=kept, later=())
+    for suspect in _asked(inner, under, Hand.of(inner)):
+        if suspect.error is not None and suspect.weight >= 0.7:
+            codes = {side: spelled(name, str(text)) for side, text in suspect.facts.items() if side.endswith("_code")}
+            return replace(suspect, facts={**suspect.facts, **codes, "beneath": name})
+    return None
+
+
+def _asked(inner: Case, under: Pair, hand: Hand) -> Iterator[Suspect]:
+    place = Place.of(inner, under, hand)
+    rules: tuple[Callable[[], Iterable[Suspect]], ...] = (
+        lambda: formulas.suspects(place),
+        lambda: differences.suspects(place),
+        lambda: renamed.suspects(under, hand),
+    )
+    for rule in rules:
+        yield from rule()
