@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.adapter import Adapter
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
 class Alone:
     """Runs single layers; nothing of the port is changed by it."""
 
-    def __init__(self, adapter: Adapter, model: Any, reference: Dump, port: Dump, plan: Plan) -> None:
+    def __init__(
+        self, adapter: Adapter, model: Any, reference: Dump, port: Dump, plan: Plan, silence_dropout: bool = False
+    ) -> None:
         self._adapter = adapter
+        self._silence_dropout = silence_dropout
         self._reference = reference
         self._port = port
         self._plan = plan
@@ -67,7 +71,10 @@ class Alone:
         args, kwargs = rebuild_arguments(call.inputs, lambda slot: self._argument(call, slot, dtype))
         if added is not None:
             args, kwargs = self._with(args, kwargs, added)
-        with self._adapter.running(copy):
+        with ExitStack() as stack:
+            stack.enter_context(self._adapter.running(copy))
+            if self._silence_dropout and self._adapter.training(copy):  # a copy comes without the port's hooks
+                stack.callback(self._adapter.silence_dropout(copy).remove)
             output = copy(*args, **kwargs)  # type: ignore[operator]  # a layer is called
         return self._deviation(call, output, told)
 

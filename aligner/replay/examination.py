@@ -19,7 +19,7 @@ import numpy as np
 
 from aligner.adapter import Adapter
 from aligner.compare.cases import Cases
-from aligner.compare.checks import Check, in_float32, to_facts
+from aligner.compare.checks import LIMIT, Check, in_float32, to_facts
 from aligner.compare.layers import Pairing, pair_layers
 from aligner.compare.net import CallId, is_input, survey
 from aligner.compare.pairing import Pair, pair_records
@@ -88,7 +88,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
                 forced.run(step, lambda step=step: subject.run(step))  # type: ignore[misc]  # bound now
             checks = _explained(subject, path, plan, forced)
         if plan.short is not None:
-            alone = Alone(subject.adapter, subject.model, subject.reference, port, plan)
+            alone = _lonely(subject, port, plan)
             checks = _alone(checks, alone, forced)
     middle = time.monotonic()
     trials = _try(subject, path, pairing, plan, checks, sink)
@@ -99,6 +99,10 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
     sink.update_header(forced=True, reference_token=subject.reference.token, precision=plan.short, timing=timing)
     wrong = {(check.owner, check.where, check.between) for check in checks if check.fails}
     return Summary(len(checks), len(wrong), trials[0], trials[1], ended - started)
+
+
+def _lonely(subject: Subject, port: Dump, plan: Plan) -> Alone:
+    return Alone(subject.adapter, subject.model, subject.reference, port, plan, subject.silence_dropout)
 
 
 def _plan(reference: Dump, port: Dump, pairing: Pairing) -> Plan:
@@ -194,6 +198,11 @@ def _alone(checks: Sequence[Check], alone: Alone, forced: ForcedPass) -> list[Ch
     What is right in float32 and finite is off by its precision, up to a point.
     """
     known: dict[tuple[int, str, int], Optional[float]] = {}
+    bounds: dict[tuple[int, str, int], float] = {}
+    for check in checks:
+        place = check.port.step, check.port.layer, check.port.call
+        if check.where == "layer":
+            bounds[place] = max(bounds.get(place, 0.0), check.error + LIMIT * check.expected)
     result = []
     for check in checks:
         place = check.port.step, check.port.layer, check.port.call
@@ -201,7 +210,7 @@ def _alone(checks: Sequence[Check], alone: Alone, forced: ForcedPass) -> list[Ch
             result.append(check)
             continue
         if place not in known:
-            known[place] = _in_float32(check, alone, forced)
+            known[place] = _in_float32(check, bounds[place], alone, forced)
         error = known[place]
         finite = np.isfinite(check.error) and (check.deviation is None or not check.deviation.nonfinite)
         if error is not None:
@@ -211,12 +220,18 @@ def _alone(checks: Sequence[Check], alone: Alone, forced: ForcedPass) -> list[Ch
     return result
 
 
-def _in_float32(check: Check, alone: Alone, forced: ForcedPass) -> Optional[float]:
-    """The layer's error in float32; what it made is kept if that is wrong. None if it cannot be run so."""
+def _in_float32(check: Check, bound: float, alone: Alone, forced: ForcedPass) -> Optional[float]:
+    """The layer's error in float32; what it made is kept if that is wrong. None if it cannot be run so.
+
+    `bound` is as wrong as it can be there: a copy that is further off than the layer itself and its rounding was not
+    run as the layer was.
+    """
     made: list[tuple[Key, str, Array]] = []
     try:
         error = alone.error(check, {}, (), "float32", lambda *output: made.append(output))
     except Exception:  # a layer that cannot be copied is judged by its own precision
+        return None
+    if not error <= bound:
         return None
     if replace(check, alone=error).hidden:
         for key, dtype, array in made:
@@ -228,7 +243,7 @@ def _try(subject: Subject, path: str, pairing: Pairing, plan: Plan, checks: list
     """Trials of what may be wrong with the layers that fail; how many were made, and how many proved something."""
     made = proved = 0
     with open_dump(path) as port:
-        alone = Alone(subject.adapter, subject.model, subject.reference, port, plan)
+        alone = _lonely(subject, port, plan)
         cases = Cases(subject.reference, port, (survey(subject.reference), survey(port)), pairing)
         found = [*small(checks, cases, alone)]  # may find that a check fails after all
         for kind, facts in (*found, *tried(checks, cases, alone), *described(checks, subject.adapter, alone)):

@@ -28,7 +28,9 @@ from aligner.compare.reading import LOW_PRECISION, read, visible_part
 from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.record import Array, Key, Phase, Record
+from aligner.replay.forms import mask_like, other_form, squeezed, tells_other_things
 from aligner.replay.precision import SHORT
+from aligner.replay.repetition import Mistakes
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
 
 if TYPE_CHECKING:
@@ -48,8 +50,10 @@ ARGUMENT = "argument-missing"
 EFFECT = 0.01
 """An argument that is off by so much more than what comes of it is meant in another way."""
 
-SAME = 0.02
-"""Two differences are one mistake if they are alike to this much of their size."""
+LOOKED_AT = 256
+"""Elements by which a value is known again."""
+
+Print = tuple[tuple[int, ...], str, bytes]
 
 Change = Callable[[Array, str], Array]
 
@@ -90,7 +94,7 @@ class _Frame:
     """The reference's layer of the last call inside that has ended."""
     loose: bool = False
     """Something in its hands could not be replaced by the reference's."""
-    differences: list[Numbers] = field(default_factory=list)
+    mistakes: Mistakes = field(default_factory=Mistakes)
     """What its own code has done wrong so far."""
     wrong: set[object] = field(default_factory=set)
     """Values of the reference that its code has got wrong so far, by their contents."""
@@ -100,6 +104,8 @@ class _Frame:
     """The reference's layer that ended last before it, in the call around."""
     doubtful: list[int] = field(default_factory=list)
     """Checks of arguments that it got in another form: whether that is wrong, its results tell."""
+    misled: bool = False
+    """One of them says other things than the reference's, whatever the form."""
 
 
 class ForcedPass:
@@ -117,6 +123,14 @@ class ForcedPass:
         self._step = 0
         self._stack: list[_Frame] = []
         self._numbers: dict[str, int] = {}
+        self._prints: dict[Key, Print] = {}
+        """What was kept in the dump."""
+        self._right: set[Print] = set()
+        """Values of the reference that the port has got into its hands in this run."""
+        self._taken = False
+        """The port's code handed on another value of those than the one that was due."""
+        self._spared: dict[int, bool] = {}
+        """By step: whether such a value is left as it is, for those who are to get it."""
         self._free: set[tuple[str, int]] = set()
         """Calls that raised on the reference's inputs and are left with their own."""
         self._owned: set[int] = set()
@@ -125,7 +139,24 @@ class ForcedPass:
         self._watched: Optional[Callable[[Check, Array, str], None]] = None
 
     def run(self, step: int, call: Callable[[], object]) -> None:
-        """One run of the port; `call` makes it. Layers that cannot take the reference's inputs keep their own."""
+        """One run of the port; `call` makes it. Layers that cannot take the reference's inputs keep their own.
+
+        Code that hands on the wrong one of two right values may go on with it as if it were the other, or use it where
+        it belongs as well. What it does shows in which of the two readings less is wrong.
+        """
+        known = len(self.checks)
+        self._held_run(step, call)
+        if not self._taken or step in self._spared:
+            return
+        mended = self.checks[known:]
+        self._spared[step] = True
+        del self.checks[known:]
+        self._held_run(step, call)
+        if _places(self.checks[known:]) >= _places(mended):
+            self._spared[step] = False
+            self.checks[known:] = mended
+
+    def _held_run(self, step: int, call: Callable[[], object]) -> None:
         for _ in range(4):
             known = len(self.checks)
             try:
@@ -156,6 +187,7 @@ class ForcedPass:
 
     def _run(self, step: int, call: Callable[[], object]) -> None:
         self._step, self._stack, self._numbers = step, [], {}
+        self._right, self._taken = set(), False
         ports = {call.layer for call in self._plan.calls}
         self._owned = {id(parameter.tensor) for parameter in self._adapter.parameters(self._model)}
         with ExitStack() as hooks:
@@ -223,7 +255,8 @@ class ForcedPass:
         mine = [(place, check) for place, check in mine if place not in frame.doubtful]
         handed = {self._content(self.checks[place]) for place in frame.doubtful}
         passed = any(check.where == "glue" and self._content(check) in handed for _, check in mine)
-        turned = passed or any(self.checks[place].reason == "shapes-differ" for place in frame.doubtful)
+        turned = passed or frame.misled
+        turned |= any(self.checks[place].reason == "shapes-differ" for place in frame.doubtful)
         wrong = any(p >= made or check.deviation is None or (turned and check.where == "glue") for p, check in mine)
         for place in frame.doubtful if not wrong else ():
             self.checks[place] = replace(self.checks[place], error=0.0, reason=OTHER_FORM)
@@ -284,22 +317,24 @@ class ForcedPass:
         if is_input(address.slot) and array.ndim == len(wanted.shape) and array.shape != wanted.shape:
             check = replace(check, error=math.inf, deviation=None, reason="shapes-differ")  # axes of one elsewhere
         doubtful = check.suspicious and is_input(address.slot) and place[0] == "glue" and self._watched is None
-        if doubtful and _mask_like(wanted) and self._without_effect(frame, check):
+        if doubtful and mask_like(wanted) and self._without_effect(frame, check):
             self.checks.append(replace(check, error=0.0, reason=OTHER_FORM))
             return None
-        doubtful = doubtful and _other_form(wanted, array, dtype)
+        doubtful = doubtful and other_form(wanted, array, dtype)
         if check.suspicious and owner is not None and place[0] == "glue" and not doubtful:
             check = self._settled(owner, check, wanted, array, dtype)
         if check.suspicious and self._watched is None:
             check = self._keep(check, dtype, array)
         if doubtful:
             frame.doubtful.append(len(self.checks))
+            frame.misled |= tells_other_things(wanted, array, dtype)
         self.checks.append(check)
         if doubtful:
             return None
         if self._watched is not None:
             self._watched(check, array, dtype)
         if same and self._disturb is None and self._plan.given is None:
+            self._right.add(_print(array))
             return None
         if (frame.path, frame.number) in self._free and is_input(address.slot):
             frame.loose = frame.loose or check.suspicious
@@ -313,7 +348,7 @@ class ForcedPass:
                 target.loose = True
             return None
         if check.suspicious and is_input(address.slot):
-            self._mend(tensor, other)
+            self._mend(tensor, other, array)
         return other
 
     def _without_effect(self, frame: _Frame, check: Check) -> bool:
@@ -367,23 +402,18 @@ class ForcedPass:
             return check
         with np.errstate(all="ignore"):
             difference: Numbers = _float64(decode(array, dtype)) - _float64(wanted.load())
-            size = float(np.linalg.norm(difference))
-            for before in owner.differences:
-                if before.size == difference.size and size > 0:
-                    share = float(before @ difference) / (float(before @ before) or 1.0)
-                    if float(np.linalg.norm(difference - share * before)) <= SAME * size:
-                        return replace(check, follows=True)
-        if np.isfinite(size) and len(owner.differences) < 4 and difference.nbytes <= 64 << 20:
-            owner.differences.append(difference)
-        return check
+        return replace(check, follows=True) if owner.mistakes.repeats(difference) else check
 
     def _keep(self, check: Check, dtype: str, array: Array) -> Check:
         return replace(check, kept=self.keep(check.port, dtype, array))
 
     def keep(self, key: Key, dtype: str, array: Array) -> bool:
         """Put a value into the port's dump; false if there are too many."""
+        if key in self._prints:
+            return self._prints[key] == _print(array)
         if self._sink is None or self._kept >= KEPT:
             return False
+        self._prints[key] = _print(array)
         self._kept += 1
         self.order += 1
         self._sink.write(Record(key._replace(phase=Phase.FORCED), self.order, dtype, array))
@@ -393,7 +423,7 @@ class ForcedPass:
         """The reference's value as the port would have it; None where the two are of another nature."""
         value, word = wanted.raw(), wanted.dtype
         one, other = DTYPES[wanted.dtype], DTYPES[dtype]
-        if value.size == array.size and _squeezed(value.shape) == _squeezed(array.shape):
+        if value.size == array.size and squeezed(value.shape) == squeezed(array.shape):
             value = value.reshape(array.shape)
         if self._disturb is not None and not one.exact:
             value = encode(self._disturb(decode(value, word), word), word)
@@ -404,34 +434,31 @@ class ForcedPass:
                 return None
             if other.exact or (dtype in SHORT and dtype == self._plan.short):
                 value, word = encode(decode(value, word), dtype), dtype
+        self._right.add(_print(value))
         return self._adapter.from_numpy(value, word)
 
-    def _mend(self, tensor: object, other: object) -> None:
+    def _mend(self, tensor: object, other: object, array: Array) -> None:
         """What the code around keeps is made right as well, where it is this very tensor."""
-        if id(tensor) not in self._owned:
+        taken = _print(array) in self._right
+        self._taken |= taken
+        if id(tensor) not in self._owned and not (taken and self._spared.get(self._step)):
             with suppress(ValueError):  # it keeps its own; a difference handed on is known again by its values
                 self._adapter.overwrite(tensor, other)
 
 
+def _print(array: Array) -> Print:
+    """What tells a value from others: its form, and bits from all over it."""
+    flat = array.reshape(-1)
+    return array.shape, array.dtype.str, flat[:: max(1, flat.size // LOOKED_AT)].tobytes()
+
+
+def _places(checks: Sequence[Check]) -> int:
+    """In how many places something is wrong."""
+    return len({(check.key.layer, check.key.call, check.where) for check in checks if check.fails})
+
+
 def _float64(array: Array) -> Numbers:
     return array.astype(np.float64).reshape(-1)
-
-
-def _other_form(wanted: Held, array: Array, dtype: str) -> bool:
-    """Whether the values cannot be set against each other one by one, or mean something by being true or false."""
-    one, other = DTYPES[wanted.dtype], DTYPES[dtype]
-    axes = array.ndim == len(wanted.shape) and array.shape != wanted.shape
-    return one.exact or other.exact or axes or _squeezed(wanted.shape) != _squeezed(array.shape)
-
-
-def _mask_like(wanted: Held) -> bool:
-    """Whether it has so few different values that it tells what to look at: each net may say that in its own way."""
-    values = wanted.load().reshape(-1)
-    return DTYPES[wanted.dtype].exact or np.unique(values[:: max(1, values.size // 4096)]).size <= 3
-
-
-def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(size for size in shape if size != 1)
 
 
 def _entry(held: Held) -> Any:

@@ -1,0 +1,50 @@
+"""In which forms two nets may hand over the same argument, and which differences are no matter of form."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aligner.compare.held import Held
+from aligner.dtypes import DTYPES, decode
+from aligner.record import Array
+
+FEW = 3
+"""Values that a mask has at most: seen, hidden, and one for what does not matter."""
+
+LOOKED_AT = 4096
+"""Elements that are looked at to tell a mask."""
+
+
+def other_form(wanted: Held, array: Array, dtype: str) -> bool:
+    """Whether the values cannot be set against each other one by one, or mean something by being true or false."""
+    one, other = DTYPES[wanted.dtype], DTYPES[dtype]
+    axes = array.ndim == len(wanted.shape) and array.shape != wanted.shape
+    return one.exact or other.exact or axes or squeezed(wanted.shape) != squeezed(array.shape)
+
+
+def mask_like(wanted: Held) -> bool:
+    """Whether it has so few different values that it tells what to look at: each net may say that in its own way."""
+    values = wanted.load().reshape(-1)
+    return DTYPES[wanted.dtype].exact or np.unique(values[:: max(1, values.size // LOOKED_AT)]).size <= FEW
+
+
+def tells_other_things(wanted: Held, array: Array, dtype: str) -> bool:
+    """Whether two masks, or two rows of numbers, cannot mean the same in any words.
+
+    True for False, or -inf for True, says the same wherever the one stands for the other. A mask that is wrong at some
+    places does not, nor do indices that are other ones.
+    """
+    if squeezed(wanted.shape) != squeezed(array.shape) or wanted.load().size == 0:
+        return False
+    one, other = np.nan_to_num(wanted.load().reshape(-1)), np.nan_to_num(decode(array, dtype).reshape(-1))
+    first, ours = np.unique(one, return_inverse=True)
+    second, theirs = np.unique(other, return_inverse=True)
+    if max(first.size, second.size) > FEW:
+        return DTYPES[wanted.dtype].exact and DTYPES[dtype].exact
+    pairs = np.unique(ours.reshape(-1) * second.size + theirs.reshape(-1)).size
+    return not pairs == first.size == second.size
+
+
+def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without axes of size one."""
+    return tuple(size for size in shape if size != 1)

@@ -1,0 +1,140 @@
+"""One mistake is one place, whichever way it goes through the code; and a right port in a short type has none."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402 - only after it is known to be there
+from torch.nn import functional as F  # noqa: E402 - as above
+
+import aligner  # noqa: E402 - as above
+from aligner.capture.session import Options  # noqa: E402 - as above
+
+
+def compared(tmp_path, net, port, *inputs, training=False):
+    """The comparison of a port, with the reference's weights, after a free run and a forced pass."""
+    net.train(training)
+    port.train(training)
+    with torch.no_grad(), aligner.capture(net, tmp_path / "ref.h5", silence_dropout=True):
+        net(*inputs)
+    replay = aligner.replay(tmp_path / "ref.h5", port)
+    with torch.no_grad(), replay.capture(tmp_path / "port.h5", Options(silence_dropout=True)):
+        port(*replay.inputs(0))
+    return aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
+
+
+def places(result):
+    return [(origin.layer, origin.where, origin.between) for origin in result.origins + result.suspects]
+
+
+class Cloud(nn.Module):
+    """What is pooled goes to one layer beside other values, spread, and to another one as it is."""
+
+    def __init__(self, pool=torch.amax, second=1.0):
+        super().__init__()
+        self.points, self.both, self.whole = nn.Conv1d(3, 24, 1), nn.Conv1d(27, 4, 1), nn.Linear(24, 5)
+        self.pool, self.second = pool, second
+
+    def forward(self, x):
+        pooled = self.pool(self.points(x), 2)
+        both = self.both(torch.cat([pooled.unsqueeze(2).expand(-1, -1, x.shape[2]), x], 1))
+        return both, self.whole(pooled * self.second)
+
+
+@pytest.mark.parametrize("second", [1.0, 1.1])
+def test_a_wrong_value_that_is_used_twice_is_one_place_and_a_second_mistake_is_another(tmp_path, second):
+    torch.manual_seed(0)
+    result = compared(tmp_path, Cloud(), Cloud(torch.mean, second), torch.randn(2, 3, 30))
+    wanted = [("", "glue", ("points", "both"))]
+    assert places(result) == wanted + [("", "glue", ("both", "whole"))] * (second != 1.0)
+
+
+class Attention(nn.Module):
+    """The mask says True where to look, or, `inverted`, where not to."""
+
+    def __init__(self, inverted=False):
+        super().__init__()
+        self.qkv, self.out, self.inverted = nn.Linear(8, 24), nn.Linear(8, 8), inverted
+
+    def forward(self, x, mask):
+        query, key, value = self.qkv(x).chunk(3, -1)
+        scores = (query @ key.transpose(1, 2)).masked_fill(mask if self.inverted else ~mask, float("-inf"))
+        return self.out(scores.softmax(-1) @ value)
+
+
+class Causal(nn.Module):
+    def __init__(self, inverted=False, shift=0):
+        super().__init__()
+        self.stem, self.layers = nn.Linear(6, 8), nn.ModuleList(Attention(inverted) for _ in range(2))
+        self.inverted, self.shift = inverted, shift
+
+    def forward(self, x):
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril(self.shift)
+        mask, x = ~mask if self.inverted else mask, self.stem(x)
+        for layer in self.layers:
+            x = x + layer(x, mask)
+        return x
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_a_mask_that_is_wrong_at_some_places_is_the_doing_of_the_code_that_made_it(tmp_path, inverted):
+    torch.manual_seed(0)
+    result = compared(tmp_path, Causal(), Causal(inverted, shift=1), torch.randn(2, 5, 6))
+    assert places(result) == [("", "glue", ("stem", "layers.0"))]
+
+
+class Step(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(12, 6)
+
+    def forward(self, x, state):
+        state = torch.tanh(self.mix(torch.cat([x, state], -1)))
+        return state * 0.5, state
+
+
+class Stack(nn.Module):
+    """Two cells, each with a state of its own, or, `lost`, both with the first one's."""
+
+    def __init__(self, lost=False):
+        super().__init__()
+        self.steps, self.lost = nn.ModuleList([Step(), Step()]), lost
+
+    def forward(self, x):
+        states = [x[0] * 0, x[0] * 0]
+        for y in x:
+            for number, step in enumerate(self.steps):
+                y, states[number] = step(y, states[0 if self.lost else number])
+        return states
+
+
+def test_a_value_that_was_taken_for_another_stays_right_for_those_who_are_to_get_it(tmp_path):
+    torch.manual_seed(0)
+    result = compared(tmp_path, Stack(), Stack(lost=True), torch.randn(9, 3, 6))
+    assert places(result) == [("", "glue", ("steps.0", "steps.1"))]
+
+
+class Dropping(nn.Module):
+    def __init__(self, half=False, apart=False):
+        super().__init__()
+        self.half_, self.apart = half, nn.ReflectionPad2d(1) if apart else None
+        self.conv = nn.Conv2d(3, 8, 3, padding=0 if apart else 1, padding_mode="zeros" if apart else "reflect")
+        self.norm, self.drop, self.fc = nn.BatchNorm2d(8), nn.Dropout(0.4), nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = x.half() if self.half_ else x
+        x = self.norm(self.conv(x if self.apart is None else self.apart(x)))
+        return self.fc(self.drop(F.relu(x)).mean((2, 3))).float()
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["dropout", "padding apart"])
+def test_a_right_port_in_half_precision_is_explained_also_where_a_copy_of_a_layer_runs_otherwise(tmp_path, apart):
+    torch.manual_seed(0)
+    net, port = Dropping(), Dropping(half=True, apart=apart)
+    port = copy.deepcopy(port).half()
+    result = compared(tmp_path, net, port, torch.randn(4, 3, 12, 12), training=True)
+    assert places(result) == []
+    assert result.aligned
