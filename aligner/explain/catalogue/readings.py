@@ -73,6 +73,15 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     Entry(
+        "part-rounded",
+        ("{outputs} outputs of each anchor are computed in {dtype}", "每个锚框有 {outputs} 个输出以 {dtype} 计算"),
+        (
+            "They can be written in {dtype}, the reference's cannot; {share} are {function} taken in {dtype}",
+            "它们可用 {dtype} 表示而标杆不能；其中 {share} 等于以 {dtype} 计算的 {function}",
+        ),
+        ("Look for a cast to {dtype} in {port_layer}", "检查 {port_layer} 中到 {dtype} 的类型转换"),
+    ),
+    Entry(
         "dropout-active",
         (
             "A dropout runs here in evaluation, in the port only",

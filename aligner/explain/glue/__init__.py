@@ -12,6 +12,7 @@ from aligner.explain.glue import (
     elementwise,
     formulas,
     grids,
+    heads,
     joins,
     masked,
     operations,
@@ -77,6 +78,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield as_layer.suspects(case, pair, hand)
     yield differences.suspects(place)
     yield grids.suspects(pair)
+    yield heads.suspects(pair, hand)
     yield renamed.suspects(pair, hand)
     yield parts.suspects(case, pair, hand)
     yield parts.peeled(case, pair, hand)
