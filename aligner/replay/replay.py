@@ -210,8 +210,11 @@ class Replay:
             self.examined = examine(subject, path, sink, order, seconds)
         except AlignerError:
             raise
-        except Exception as error:  # the net's own, mostly: a second run may fail where the first did not
-            sink.note(Note("", "forced-failed", {"error": f"{type(error).__name__}: {error}"[:300]}))
+        except BaseException as error:  # the net's own, mostly: a second run may fail where the first did not
+            said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            sink.note(Note("", "forced-failed", {"error": said[:300]}))
+            if not isinstance(error, (Exception, SystemExit)):
+                raise
 
     def _fill_buffers(self) -> None:
         """The reference's buffers once more: a run in train mode has changed the port's."""

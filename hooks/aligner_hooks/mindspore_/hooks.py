@@ -119,6 +119,7 @@ class _Hooks:
         if not self._active or cell is not self._cell():
             return None
         self._running = self._pre
+        runtime.stay_interruptible()
         operations.mute()
         try:
             return self._before(args, kwargs)
@@ -131,6 +132,7 @@ class _Hooks:
         if not self._active or cell is not self._cell():
             return None
         self._running = self._post
+        runtime.stay_interruptible()
         operations.mute()
         try:
             return self._after(args, kwargs, output)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -26,6 +28,18 @@ JIT_SWITCH = "MS_JIT"
 def in_graph_mode() -> bool:
     """Whether cells are compiled as a whole; `MS_JIT=0` turns that off as well."""
     return mindspore.get_context("mode") == mindspore.GRAPH_MODE and os.environ.get(JIT_SWITCH) != "0"
+
+
+def stay_interruptible() -> None:
+    """Let Ctrl-C be an exception again.
+
+    When it compiles its first operation, and other ones later, MindSpore's runtime puts a handler of its own below
+    Python's, which ends the process: nothing could be said and no dump closed.
+    """
+    if threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGINT)
+        if handler is not None:  # else it was not set from Python
+            signal.signal(signal.SIGINT, handler)
 
 
 @cache
