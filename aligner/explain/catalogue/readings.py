@@ -82,6 +82,37 @@ ENTRIES: tuple[Entry, ...] = (
         ("Look for a cast to {dtype} in {port_layer}", "检查 {port_layer} 中到 {dtype} 的类型转换"),
     ),
     Entry(
+        "norm-order",
+        (
+            "The value is divided by {instead}, in the reference by {other}",
+            "待比对除以 {instead}，标杆除以 {other}",
+        ),
+        _CODE,
+        _AS,
+    ),
+    Entry(
+        "root-missing",
+        (
+            "The value is divided by {instead}, the square of the length: a root is missing",
+            "待比对除以 {instead}，即长度的平方：缺少开方",
+        ),
+        _CODE,
+        _AS,
+    ),
+    Entry(
+        "buffer-differs",
+        ("{other} has other values in the port", "待比对中 {other} 的数值不同"),
+        (
+            "The reference computes {reference_code}; the port's {other} is off by up to {largest}, the same wherever"
+            " it is added: {left} is left without that",
+            "标杆计算 {reference_code}；待比对的 {other} 最多相差 {largest}，且各处相同：去掉后剩余误差 {left}",
+        ),
+        (
+            "Compare how both sides make {other}: its base, its order, its length",
+            "对照两边如何生成 {other}：底数、次序、长度",
+        ),
+    ),
+    Entry(
         "dropout-active",
         (
             "A dropout runs here in evaluation, in the port only",

@@ -9,6 +9,7 @@ from aligner.explain.glue import (
     as_layer,
     attention,
     differences,
+    divisors,
     elementwise,
     formulas,
     grids,
@@ -22,6 +23,7 @@ from aligner.explain.glue import (
     renamed,
     rounded,
     shapes,
+    tables,
 )
 from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.place import Place
@@ -69,6 +71,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield joins.suspects(pair, hand)
     yield pixels.suspects(pair, hand)
     yield elementwise.suspects(case, pair, hand)
+    yield divisors.suspects(pair, hand)
     place = Place.of(case, pair, hand)
     yield formulas.suspects(place)
     yield order.suspects(place)
@@ -82,6 +85,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield renamed.suspects(pair, hand)
     yield parts.suspects(case, pair, hand)
     yield parts.peeled(case, pair, hand)
+    yield tables.suspects(place)
 
 
 def _other_shape(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:

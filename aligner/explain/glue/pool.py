@@ -24,6 +24,8 @@ MAX_NORMED = 4
 MAX_NORMED_SIZE = 1 << 20
 LONGER = 6
 MAX_MATCHES = 100_000
+SLICED = 8
+"""Slices that something may have been added to, after it was scaled."""
 
 
 class Pool:
@@ -206,8 +208,9 @@ class Search:
             yield (Term((self.pool.atoms[number],), float(factor[number])),)
 
     def _mixed(self) -> Iterator[tuple[Term, ...]]:
-        """A value plus a number times another."""
-        for number, view in self._offered():
+        """A value, or the first ones of a table, plus a number times another."""
+        sliced = [(n, view) for n, view in enumerate(self.pool.views) if view.how == "slice"][:SLICED]
+        for number, view in (*self._offered(), *sliced):
             factor, same = _constant(self.wanted - self.raw[number], self.raw, self.noise)
             for other in np.flatnonzero(same):
                 if other != number and abs(factor[other]) > 1e-6:
