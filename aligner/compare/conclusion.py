@@ -21,6 +21,7 @@ from aligner.compare.origin import Birth, Trace
 from aligner.compare.place import Place
 from aligner.compare.reading import Reading
 from aligner.compare.tolerance import Tolerance
+from aligner.compare.turns import joined, loops
 from aligner.compare.verdict import Comparison, Origin, Outcome, Side, Verdict
 from aligner.record import Key, LayerSpec, Phase, Scalar, display
 
@@ -157,6 +158,10 @@ def _origins(
     groups: dict[object, list[int]] = {}
     for number in sorted(chosen, key=lambda n: (trace.births[n].key.step, trace.births[n].order)):
         groups.setdefault(trace.births[number].place, []).append(number)
+    born = {place: [trace.births[n] for n in numbers] for place, numbers in groups.items()}
+    for place, earlier in joined(born, loops(net.visits)).items():
+        if place != earlier:
+            groups[earlier] += groups.pop(place)
     ports: dict[str, str] = {}
     for pair in pairing.layers:
         ports.setdefault(pair.reference, pair.port)

@@ -6,6 +6,8 @@
 - It is a layer that only holds others (a wrapper), all of which have counterparts or are covered.
 - It holds no weights, and what the layer around it hands on agrees: a missing step would show there. The same goes
   for an argument that only one side passes to a layer whose outputs agree.
+- It is part of an output that the other side hands on in one piece (a packed sequence, here its data and its batch
+  sizes), and the code around goes on with values that agree.
 - It is a buffer that only counts, or a constant that the other side works out anew.
 
 Anything else stays unmatched. What the other side was not asked to record is allowed to be.
@@ -86,6 +88,7 @@ class _Side:
         self._visits = {visit.id: visit for visit in net.visits}
         self._place = {visit.id: index for index, visit in enumerate(net.visits)}
         self._whole = {v.id for v in other.visits if not v.children}
+        self._handed = {v.id: [entry.key.slot for entry in v.outputs] for v in other.visits}
 
     def mark(self, readings: Sequence[Reading]) -> None:
         """Judge the records of this side that have no counterpart."""
@@ -127,7 +130,9 @@ class _Side:
         if visit is None:
             return None
         if call in self._counterpart:
-            agrees = is_input(key.slot) and self._agreement.get(_Point(key.step, call, False))
+            if not is_input(key.slot):
+                return self._in_pieces(entry, visit)
+            agrees = self._agreement.get(_Point(key.step, call, False))
             return ("covered-output", {"layer": display(key.layer)}) if agrees else None
         around = self._around(visit)
         if around is None or _Point(key.step, around.id, False) not in self._agreement:
@@ -141,6 +146,15 @@ class _Side:
         if not paired and all(self._harmless(v, around, key.step) for v in (visit, *inside)):
             return "covered-around", {"layer": display(around.call.layer)}
         return None
+
+    def _in_pieces(self, entry: Entry, visit: Visit) -> _Why:
+        """An output in another structure than the other side's: what comes next in the call around tells of it."""
+        mine, theirs = entry.key.slot, self._handed.get(self._counterpart[visit.id], ())
+        nested = any(mine.startswith(f"{slot}.") or slot.startswith(f"{mine}.") for slot in theirs)
+        around = self._around(visit)
+        if not nested or around is None or not self._next_agrees(visit, around, entry.key.step):
+            return None
+        return "covered-around", {"layer": display(around.call.layer)}
 
     def _left_out(self, entry: Entry) -> bool:
         """Whether the other side was captured without it: `--layers`, or for a parameter `--no-weights`."""
@@ -182,8 +196,10 @@ class _Side:
 
     def _harmless(self, visit: Visit, around: Visit, step: int) -> bool:
         """Without weights, and what comes next in the call around it agrees."""
-        if self._net.weights(visit.call.layer):
-            return False
+        return not self._net.weights(visit.call.layer) and self._next_agrees(visit, around, step)
+
+    def _next_agrees(self, visit: Visit, around: Visit, step: int) -> bool:
+        """Whether what the call around goes on with agrees: what its next call gets, or what it hands on itself."""
         end = around.call.last
         for later in self._net.visits[self._place[visit.id] + 1 :]:
             if end is None or later.call.first > end:

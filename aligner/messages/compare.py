@@ -67,8 +67,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "它只是容器，其中的各层均已比对。",
     ),
     "covered-around": (
-        "It holds no weights, and what {layer} goes on with behind it agrees.",
-        "它没有权重，且 {layer} 在其后使用的数值一致。",
+        "What {layer} goes on with behind it agrees, and it holds no weights or has another structure.",
+        "{layer} 在其后使用的数值一致；它没有权重，或仅结构不同。",
     ),
     "covered-output": (
         "Only one side passes this argument, and the outputs of {layer} agree.",

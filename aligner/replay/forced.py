@@ -241,6 +241,8 @@ class ForcedPass:
         self._judge_arguments(frame, made)
         if frame.around is not None:
             frame.around.last = layer
+            wrong = any(check.suspicious for check in self.checks[frame.first :])
+            frame.around.loose |= wrong and not all(self._has_counterpart(frame, slot) for slot, _ in found)
         return substitute_result(output, others)
 
     def _judge_arguments(self, frame: _Frame, made: int) -> None:
@@ -274,6 +276,9 @@ class ForcedPass:
             address = Key(self._step, Phase.FORWARD, frame.path, frame.number, entry.key.slot)
             expected = self._expected(entry.dtype, entry.dtype)
             self.checks.append(Check(entry.key, address, "glue", owner, between, math.inf, expected, reason=ARGUMENT))
+
+    def _has_counterpart(self, frame: _Frame, slot: str) -> bool:
+        return Key(self._step, Phase.FORWARD, frame.path, frame.number, slot) in self._plan.entries
 
     def _replaced(
         self,

@@ -138,3 +138,96 @@ def test_a_right_port_in_half_precision_is_explained_also_where_a_copy_of_a_laye
     result = compared(tmp_path, net, port, torch.randn(4, 3, 12, 12), training=True)
     assert places(result) == []
     assert result.aligned
+
+
+class Reader(nn.Module):
+    """A loop over time, forwards or, `backwards`, as it should not be."""
+
+    def __init__(self, backwards=False):
+        super().__init__()
+        self.step, self.out, self.backwards = Step(), nn.Linear(6, 4), backwards
+
+    def forward(self, x):
+        state, said = x[0] * 0, []
+        for y in x.flip(0) if self.backwards else x:
+            state, _ = self.step(y, state)
+            said.append(self.out(state))
+        return torch.stack(said)
+
+
+def test_a_loop_that_reads_the_wrong_values_is_one_place_though_its_first_turn_follows_nothing(tmp_path):
+    torch.manual_seed(0)
+    result = compared(tmp_path, Reader(), Reader(backwards=True), torch.randn(6, 3, 6))
+    assert places(result) == [("", "glue", ("", "step"))]
+
+
+class Rows(nn.Module):
+    """Works on rows of different lengths, and hands on a packed sequence or a padded one."""
+
+    def __init__(self, packed, scale=1.0):
+        super().__init__()
+        self.weight, self.packed, self.scale = nn.Parameter(torch.randn(6, 8)), packed, scale
+
+    def forward(self, x, lengths):
+        y = torch.tanh(x @ self.weight) * self.scale
+        if self.packed:
+            y = nn.utils.rnn.pack_padded_sequence(y, lengths, batch_first=True, enforce_sorted=False)
+        return y, x.sum(1)
+
+
+class Lengths(nn.Module):
+    def __init__(self, packed=True, scale=1.0):
+        super().__init__()
+        self.rows, self.norm, self.fc = Rows(packed, scale), nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x, lengths):
+        y, _ = self.rows(x, lengths)
+        if self.rows.packed:
+            y, _ = nn.utils.rnn.pad_packed_sequence(y, batch_first=True)
+        else:
+            y = y * (torch.arange(x.shape[1]) < lengths[:, None])[..., None]
+        return self.fc(self.norm(y))
+
+
+@pytest.mark.parametrize(("scale", "wanted"), [(1.0, []), (1.1, [("", "glue", ("rows", "norm"))])])
+def test_an_output_in_another_structure_is_judged_by_what_the_net_goes_on_with(tmp_path, scale, wanted):
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 5, 6), torch.tensor([3, 5, 2])
+    result = compared(tmp_path, Lengths(), Lengths(packed=False, scale=scale), *inputs)
+    assert places(result) == wanted
+    assert result.aligned is not bool(wanted)
+
+
+class Forgetful(nn.Module):
+    """Takes the rows apart without saying how long they are, so that what it knows of them is wrong too."""
+
+    def __init__(self, given=True):
+        super().__init__()
+        self.rows, self.given = Long(), given
+        self.norm, self.fc, self.mix = nn.LayerNorm(8), nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x, lengths):
+        y, last = self.rows(x, lengths) if self.given else self.rows(x)
+        if isinstance(y, nn.utils.rnn.PackedSequence):
+            y, _ = nn.utils.rnn.pad_packed_sequence(y, batch_first=True)
+        return self.fc(self.norm(y)) + self.mix(last)[:, None]
+
+
+class Long(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 8))
+
+    def forward(self, x, lengths=None):
+        y = torch.tanh(x @ self.weight)
+        if lengths is None:
+            return y, y[:, -1]
+        packed = nn.utils.rnn.pack_padded_sequence(y, lengths, batch_first=True, enforce_sorted=False)
+        return packed, y[torch.arange(len(y)), lengths - 1]
+
+
+def test_what_a_call_without_an_argument_hands_on_unseen_is_no_second_place(tmp_path):
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 5, 6), torch.tensor([3, 5, 2])
+    result = compared(tmp_path, Forgetful(), Forgetful(given=False), *inputs)
+    assert places(result) == [("", "glue", ("", "rows"))]
