@@ -113,6 +113,18 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     Entry(
+        "angles-differ",
+        (
+            "A table of angles is made otherwise ({port_value}) than in the reference ({reference_value})",
+            "角度表的生成方式（{port_value}）与标杆（{reference_value}）不同",
+        ),
+        (
+            "Both tables are read back from their numbers; the port's, made anew, leaves {left}",
+            "两边的表均由数值反推；重新生成待比对的表后剩余误差 {left}",
+        ),
+        ("Make the table as the reference does: {reference_value}", "按标杆的方式生成：{reference_value}"),
+    ),
+    Entry(
         "dropout-active",
         (
             "A dropout runs here in evaluation, in the port only",

@@ -1,0 +1,68 @@
+"""A table of sines or cosines of places times frequencies, as rotary embeddings use it: its base, told from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from aligner.explain.case import distance
+from aligner.explain.patterns.pair import Floats, Pair
+from aligner.explain.suspect import Suspect
+
+CLOSE = 2e-4
+"""Angles of far places are not exact in float32."""
+
+
+class Table(NamedTuple):
+    """What such a table is of."""
+
+    function: str
+    layout: str
+    base: float
+
+
+def suspects(pair: Pair) -> Iterator[Suspect]:
+    """At most one, where both sides are such tables."""
+    if not pair.alike or pair.expected.ndim < 2 or np.abs(pair.expected).max() > 1.0 + 1e-5:
+        return
+    ours = _read(pair.expected)
+    theirs = None if ours is None else _read(pair.actual)
+    if ours is None or theirs is None or ours == theirs:
+        return
+    left = distance(_made(theirs, *_rows(pair.actual).shape), _rows(pair.actual))
+    if left * 8.0 > pair.before:
+        return
+    port, reference = (f"{table.function}, base {table.base:g}, in {table.layout}" for table in (theirs, ours))
+    yield pair.suspect("angles-differ", left, 0.9, None, port_value=port, reference_value=reference)
+
+
+def _rows(table: Floats) -> Floats:
+    """The places and the frequencies of a table that may stand several times in a batch."""
+    return np.asarray(table.reshape(-1, *table.shape[-2:])[0], np.float64)
+
+
+def _read(whole: Floats) -> Optional[Table]:
+    table = _rows(whole)
+    places, width = table.shape
+    if places < 3 or width < 4 or width % 2:
+        return None
+    function = "cos" if np.abs(table[0] - 1.0).max() < 1e-6 else "sin" if np.abs(table[0]).max() < 1e-6 else ""
+    if not function:
+        return None
+    layout = "halves" if np.abs(table[:, 0] - table[:, width // 2]).max() < 1e-6 else "pairs"
+    second = float(table[1, 1 if layout == "halves" else 2])
+    if not 0.0 < second < 1.0:
+        return None
+    frequency = float(np.arccos(second) if function == "cos" else np.arcsin(second))
+    base = float(f"{frequency ** (-width / 2):.3g}")
+    found = Table(function, layout, base)
+    return found if distance(_made(found, places, width), table) <= CLOSE else None
+
+
+def _made(table: Table, places: int, width: int) -> Floats:
+    frequencies = table.base ** (-np.arange(0, width, 2) / width)
+    angles = np.arange(places)[:, None] * frequencies
+    values = np.cos(angles) if table.function == "cos" else np.sin(angles)
+    return np.asarray(np.tile(values, 2) if table.layout == "halves" else np.repeat(values, 2, axis=1))
