@@ -22,6 +22,9 @@ from aligner.report.words import say
 MANY = 1e5
 """Beyond this the exact multiple of what rounding explains says no more."""
 
+KIND = "kind-differs"
+"""The cause that says that the layers are of other kinds."""
+
 NAMED = 8
 """Further places of one mistake that are named."""
 
@@ -87,6 +90,8 @@ def reasons(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
     if origin.where == "layer" and specs is not None and differ(*specs):
         cause = likeliest(origin)
         told = set() if cause is None else {*cause.change, cause.facts.get("setting")}
+        if any(other.id == KIND and (other is cause or other.confirmed) for other in origin.causes):
+            told.add(KIND)
         found += [("", text) for text in settings(*specs, language, told)]
     return found
 
@@ -163,11 +168,11 @@ def settings(reference: LayerSpec, port: LayerSpec, language: str, told: Iterabl
     """The settings that differ, one sentence each, without those told already; or that none does."""
     absent = say("setting-absent", language)
     pairs = [*differences(reference, port, absent)]
-    if reference.kind != port.kind:
-        pairs.insert(0, (say("setting-kind", language), reference.kind, port.kind))
-    if not pairs:
-        return [say("settings-same", language)]
     known = set(told)
+    if reference.kind != port.kind and KIND not in known:
+        pairs.insert(0, (say("setting-kind", language), reference.kind, port.kind))
+    if not pairs and reference.kind == port.kind:
+        return [say("settings-same", language)]
     return [
         say("setting", language, name=printable(name), reference=value(mine), port=value(other))
         for name, mine, other in pairs

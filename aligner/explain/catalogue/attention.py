@@ -133,7 +133,7 @@ HEADS: tuple[Entry, ...] = (
             "拆分多头的次序不同：{port_value}；标杆：{reference_value}",
         ),
         (
-            "x.reshape(batch, length, heads, size).swapaxes(1, 2), not one reshape to (batch, heads, length, size)",
+            "Write x.reshape(batch, length, heads, size).swapaxes(1, 2), not reshape(batch, heads, length, size)",
             "写成 x.reshape(batch, length, heads, size).swapaxes(1, 2)，不能一次 reshape 成 (batch, heads, ...)",
         ),
     ),
@@ -144,7 +144,7 @@ HEADS: tuple[Entry, ...] = (
             "合并多头的次序不同：{port_value}；标杆：{reference_value}",
         ),
         (
-            "x.swapaxes(1, 2).reshape(batch, length, width)",
+            "Write x.swapaxes(1, 2).reshape(batch, length, width)",
             "写成 x.swapaxes(1, 2).reshape(batch, length, width)",
         ),
     ),

@@ -202,7 +202,7 @@ VALUES: tuple[Entry, ...] = (
         ),
         ("Put back in order, {left} is left", "恢复次序后剩余误差 {left}"),
         (
-            "x.reshape(n, groups, c // groups, h, w).swapaxes(1, 2), with groups before c // groups",
+            "Write x.reshape(n, groups, c // groups, h, w).swapaxes(1, 2), with groups before c // groups",
             "写成 x.reshape(n, groups, c // groups, h, w).swapaxes(1, 2)，groups 在前",
         ),
     ),
@@ -231,7 +231,11 @@ REDUCTIONS: tuple[Entry, ...] = (
     ),
     _entry(
         "softmax-axis",
-        ("{instead} goes over another axis: the reference has {other}", "{instead} 的轴不同：标杆为 {other}"),
+        (
+            "The softmax goes over another axis: {instead}, the reference has {other}",
+            "softmax 的轴不同：{instead}，标杆为 {other}",
+        ),
+        ("Take it as the reference does: {other}", "与标杆保持一致：{other}"),
     ),
     _entry("softmax-missing", ("{other} is not taken", "缺少 {other}")),
     _entry("softmax-extra", ("{instead} is taken, the reference takes none", "多做了 {instead}，标杆没有")),

@@ -34,8 +34,9 @@ def edits(plan: Plan, others: Sequence[Piece] = ()) -> Iterator[Edit]:
         yield from _ropes(plan)
     if plan.weighted:
         for axis in (-2, -3):
-            yield _edit(plan, "softmax-axis", "axis of the softmax", plan.axis, axis, axis=axis)
-        yield _edit(plan, "softmax-missing", "softmax", "taken", "not taken", weighted=False)
+            yield _edit(plan, "softmax-axis", "axis", plan.axis, axis, axis=axis)
+        missing = _edit(plan, "softmax-missing", "softmax", "taken", "not taken", weighted=False)
+        yield replace(missing, facts={**missing.facts, "other": "softmax(scores)"})
     if plan.given is not None or len(plan.sources) > 1:
         yield from _taken(plan, others)
 

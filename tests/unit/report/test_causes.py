@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from aligner.compare.place import Place
-from aligner.record import Key, Phase
+from aligner.record import Key, LayerSpec, Phase
 from aligner.report.causes import cause_rows, proof, unproved
-from aligner.report.origins import statement
+from aligner.report.origins import reasons, statement
 from tests.unit.report import comparisons
 from tests.unit.report.comparisons import EPS, RATIO, SHIFT, SIGN, diverged, origin
 
@@ -92,3 +92,12 @@ def test_a_parameter_of_one_side_is_not_of_another_shape(key, port, said):
     place = Place("parameters", "bn1", key, port, None, 1e-6, False)
     alone = {"deviation": None, "own_error": math.inf, "input_error": None}
     assert statement(origin(where="parameters", slot="bias", place=place, **alone), 1e-3, "en") == said
+
+
+def test_another_kind_of_layer_is_told_once():
+    specs = {"bn1": (LayerSpec("GELU"), LayerSpec("ReLU"))}
+    other = replace(EPS, id="kind-differs", facts={"kind": "GELU", "port_kind": "ReLU", "written": "nn.GELU()"})
+    for causes, rows in (((), 1), ((other,), 0), ((RATIO, replace(other, confirmed=False)), 1)):
+        made = origin(causes=causes)
+        texts = [text for label, text in reasons(made, diverged(origins=(made,), specs=specs), "en") if not label]
+        assert texts == ["layer: GELU in the reference, ReLU in the port"] * rows
