@@ -113,6 +113,15 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     Entry(
+        "eps-differs",
+        (
+            "What keeps the divisor from zero is {port_value}, in the reference {reference_value}",
+            "防止除零的 eps 为 {port_value}，标杆为 {reference_value}",
+        ),
+        _CODE,
+        _AS,
+    ),
+    Entry(
         "angles-differ",
         (
             "A table of angles is made otherwise ({port_value}) than in the reference ({reference_value})",

@@ -21,6 +21,7 @@ from aligner.explain.glue import (
     parts,
     pixels,
     renamed,
+    responses,
     rounded,
     shapes,
     tables,
@@ -72,6 +73,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield pixels.suspects(pair, hand)
     yield elementwise.suspects(case, pair, hand)
     yield divisors.suspects(pair, hand)
+    yield responses.suspects(pair, hand)
     place = Place.of(case, pair, hand)
     yield formulas.suspects(place)
     yield order.suspects(place)

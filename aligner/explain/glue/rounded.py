@@ -14,7 +14,7 @@ from aligner.explain.glue.formulas import solved
 from aligner.explain.glue.functions import FUNCTIONS
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.views import View
-from aligner.explain.patterns.limits import grid
+from aligner.explain.patterns.limits import GRIDS, grid
 from aligner.explain.patterns.pair import Floats
 from aligner.explain.suspect import Suspect
 
@@ -59,7 +59,9 @@ def suspects(place: Place) -> Iterator[Suspect]:
 def _tried(place: Place, formula: Formula) -> Optional[Suspect]:
     views = list(dict.fromkeys(factor.view for term in formula.terms for factor in term.factors))
     for word, short in TYPES.items():
-        for view in views:
+        single = formula.single
+        plain = single is not None and not single.function and word in GRIDS
+        for view in () if plain else views:
             found = _met(place, formula, _of(formula, {view: short(view.array)}), word, view.text)
             if found is not None:
                 return found

@@ -89,3 +89,30 @@ def test_noise_proves_nothing(seed):
     for right in (over(X, length), 4.0 * X + TABLE[:9]):
         assert found(right, right * (1 + 0.01 * random.standard_normal(right.shape))) == []
         assert found(right, random.standard_normal(right.shape)) == []
+
+
+FEATURES, GAMMA, BETA = drawn(3, 6, 6, 8) + 0.5, drawn(1, 1, 1, 8), drawn(1, 1, 1, 8)
+
+
+def response(axis=-1, eps=1e-6, over_axes=(1, 2)):
+    norm = np.sqrt(np.square(FEATURES).sum(over_axes, keepdims=True))
+    return GAMMA * (FEATURES * (norm / (norm.mean(axis, keepdims=True) + eps))) + BETA + FEATURES
+
+
+@pytest.mark.parametrize(
+    ("port", "cause"),
+    [(response(axis=0), "reduction-axis"), (response(eps=0.05), "eps-differs")],
+)
+def test_another_response_norm_is_told(port, cause):
+    wrong = case(
+        kind="ResponseNorm",
+        expected=response().astype(np.float32),
+        actual=np.asarray(port, np.float32),
+        inputs=(FEATURES,),
+        parameters={"gamma": GAMMA, "beta": BETA},
+        rounding=1e-7,
+    )
+    first = next(suspect for suspect in glue.suspects(wrong) if suspect.error is not None and suspect.weight >= 0.7)
+    assert first.cause == cause
+    assert first.error < 1e-5
+    assert "<" not in "".join(sentences(cause, first.facts, "en"))
