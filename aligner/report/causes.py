@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from aligner.compare.verdict import Comparison, Origin
@@ -41,7 +42,8 @@ def proof(cause: Cause, language: str) -> str:
     if cause.error_after is None:
         return say("proof-none", language)
     done = say("proof-change" if cause.change else "proof-undone", language)
-    errors = "proof-errors" if cause.error_before is not None else "proof-error"
+    known = cause.error_before is not None and math.isfinite(cause.error_before)  # not where the shapes differ
+    errors = "proof-errors" if known else "proof-error"
     end = say("proof-confirmed" if cause.confirmed else "proof-open", language)
     return say(errors, language, done=done, before=before, after=after) + end
 
@@ -49,6 +51,7 @@ def proof(cause: Cause, language: str) -> str:
 def _further(first: Cause, causes: Iterable[Cause], language: str) -> list[str]:
     """Other causes; guesses only where nothing is proved, for a proof ends the guessing."""
     others = [c for c in causes if c is not first and not c.refuted and (c.confirmed or not first.confirmed)]
+    others = [c for c in others if not c.change or c.change != first.change]  # else the same in other words
     word = "also-confirmed" if first.confirmed else "also-possible"
     return [
         say(word, language, cause=printable(sentences(other.id, other.facts, language)[0])) for other in others[:ALSO]

@@ -158,6 +158,9 @@ def _off(origin: Origin, tolerance: float, language: str) -> str:
     if origin.deviation is not None and origin.deviation.nonfinite:
         return say("off-nonfinite", language)
     if origin.place is not None and None in (origin.place.key, origin.place.port):
+        alone = origin.place.key or origin.place.port
+        if alone is None or alone.slot != origin.slot:  # a part of it: a tuple for a tensor
+            return say("off-form", language)
         return say("off-missing" if origin.place.port is None else "off-extra", language)
     if origin.deviation is None and not math.isfinite(origin.own_error):
         return say("off-shape", language)

@@ -89,6 +89,7 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "off-error": ("is off by {value}", "误差为 {value}"),
     "off-shape": ("has another shape", "形状不同"),
+    "off-form": ("has another form", "形式不同"),
     "off-missing": ("is missing in the port", "在待比对网络中不存在"),
     "off-extra": ("is not in the reference", "在标杆中不存在"),
     "off-nonfinite": ("has NaN or Inf on one side only", "仅在一侧出现 NaN 或 Inf"),

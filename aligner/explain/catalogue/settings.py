@@ -266,8 +266,8 @@ ACTIVATIONS: tuple[Entry, ...] = (
             "Softmax 作用于轴 {port_value}（MindSpore 默认 -1），标杆为 {reference_value}",
         ),
         (
-            "dim=None is axis 1 of two and four axes in PyTorch, and axis 0 else",
-            "PyTorch 中 dim=None 在二维和四维时为轴 1，其余为轴 0",
+            "The values add up to one along axis {port_value}",
+            "数值沿轴 {port_value} 求和为一",
         ),
         ("Write {written}", "写成 {written}"),
     ),

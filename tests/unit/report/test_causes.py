@@ -38,6 +38,8 @@ def test_what_is_not_proved_is_called_a_guess():
 
 def test_a_proof_ends_the_guessing_but_another_proof_is_told():
     assert [label for label, _ in told(EPS, RATIO)] == ["why", "seen", "change", "proof"]
+    same = replace(EPS, id="setting-differs")
+    assert [label for label, _ in told(EPS, same)] == ["why", "seen", "change", "proof"]
     second = replace(RATIO, confirmed=True)
     assert told(EPS, second)[-1] == ("also", "The port's values are the reference's times 2 (confirmed as well)")
 
@@ -58,6 +60,7 @@ def test_settings_that_were_put_right_in_vain_are_told_of():
     ("changes", "said"),
     [
         ({"confirmed": True}, "with this undone the error falls from 5.0e-01 to 3.0e-04: confirmed"),
+        ({"error_before": math.inf, "confirmed": True}, "with this undone the error is 3.0e-04: confirmed"),
         ({"error_before": None}, "with this undone the error is 3.0e-04: not proved, more than rounding is left"),
         ({"error_after": None}, "none: this was not tried"),
     ],
@@ -86,6 +89,7 @@ def test_layers_without_proof_are_worth_a_program():
         (KEY, None, "wrong before anything runs: the parameter bias is missing in the port"),
         (None, KEY, "wrong before anything runs: the parameter bias is not in the reference"),
         (KEY, KEY, "wrong before anything runs: the parameter bias has another shape"),
+        (None, KEY._replace(slot="bias.0"), "wrong before anything runs: the parameter bias has another form"),
     ],
 )
 def test_a_parameter_of_one_side_is_not_of_another_shape(key, port, said):
