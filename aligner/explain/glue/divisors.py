@@ -55,6 +55,9 @@ def _divided(pair: Pair, piece: Piece, whole: Floats) -> Optional[Length]:
     x, made = np.asarray(piece.array, np.float64), np.asarray(whole, np.float64)
     for count in (1, 2, 3):
         for axes in combinations(range(x.ndim), count):
+            few = tuple(slice(None) if a in axes else slice(n // 2, n // 2 + 1) for a, n in enumerate(x.shape))
+            if _divisor(x[few], made[few], axes, 10 * pair.limit) is None:
+                continue
             divisor = _divisor(x, made, axes, pair.limit)
             if divisor is None:
                 continue

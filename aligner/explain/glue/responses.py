@@ -13,7 +13,7 @@ from aligner.explain.glue.hand import Hand, Piece
 from aligner.explain.patterns.pair import Floats, Pair
 from aligner.explain.suspect import Suspect
 
-LARGEST = 1 << 22
+LARGEST = 1 << 20
 
 Axes = tuple[int, ...]
 
@@ -34,7 +34,7 @@ def suspects(pair: Pair, hand: Hand) -> Iterator[Suspect]:
     width = [p for p in hand.pieces(lambda s: int(np.prod(s)) in (shape[-1], shape[1])) if p.rank == 2]
     given = [p for p in hand.pieces(lambda s: s == shape) if p.rank in (0, 3)]
     for piece in given[:2]:
-        for scale, shift in ((a, b) for a in width[:4] for b in width[:4] if a is not b):
+        for scale, shift in ((a, b) for a in width[:3] for b in width[:3] if a is not b):
             found = _compared(pair, piece, scale, shift)
             if found is not None:
                 yield found
@@ -73,11 +73,11 @@ def _share(scaled: Floats, x: Floats, wanted: Floats, limit: float) -> Optional[
     """What the values were scaled with, read as a share."""
     for count in (1, 2):
         for axes in combinations(range(1, x.ndim), count):
-            below = np.square(scaled).sum(axis=axes, keepdims=True)
-            if not (below > 0).all():
+            few = tuple(slice(None) if a in axes else slice(n // 2, n // 2 + 1) for a, n in enumerate(x.shape))
+            if _factors(scaled[few], wanted[few], axes, 100 * limit) is None:
                 continue
-            factors = (scaled * wanted).sum(axis=axes, keepdims=True) / below
-            if distance(factors * scaled, wanted) > 10 * limit:
+            factors = _factors(scaled, wanted, axes, 10 * limit)
+            if factors is None:
                 continue
             norm = np.sqrt(np.square(x).sum(axis=axes, keepdims=True))
             for axis in range(x.ndim):
@@ -89,6 +89,15 @@ def _share(scaled: Floats, x: Floats, wanted: Floats, limit: float) -> Optional[
                 if eps >= 0.0 and distance(_made(x, share), factors) <= 10 * limit:
                     return share
     return None
+
+
+def _factors(scaled: Floats, wanted: Floats, axes: Axes, limit: float) -> Optional[Floats]:
+    """One number for each slice, where the wanted values are the scaled ones times it."""
+    below = np.square(scaled).sum(axis=axes, keepdims=True)
+    if not (below > 0).all():
+        return None
+    factors = (scaled * wanted).sum(axis=axes, keepdims=True) / below
+    return factors if distance(factors * scaled, wanted) <= limit else None
 
 
 def _made(x: Floats, share: Share) -> Floats:
