@@ -10,7 +10,17 @@ import pytest
 
 from aligner.compare.checks import LIMIT, ROUNDING, Check, from_facts, to_facts
 from aligner.compare.deviation import Deviation
+from aligner.compare.pairing import Pair
+from aligner.compare.reading import Reading
 from aligner.record import Key, Phase
+
+
+class Entry:
+    """As much of a record as a pair needs."""
+
+    def __init__(self, key):
+        self.key = key
+
 
 KEY = Key(1, Phase.FORWARD, "block.norm", 2, "output.0")
 DEVIATION = Deviation(1.0, 0.5, 0.4, 0.3, 0.9, 3, 10, (0, 1), (0, 0), 0, 1.5, (1, 2), (0.5, 1.5))
@@ -71,3 +81,14 @@ def test_a_layer_that_is_wrong_in_float32_is_looked_into_in_float32():
     assert hidden.hidden
     assert hidden.rounding == ROUNDING
     assert hidden.ratio == pytest.approx(200)
+
+
+def test_what_a_short_type_hides_does_not_make_its_value_red():
+    entry = Entry(KEY)
+    red = Reading(Pair(entry, entry), over=True)
+    assert not red.good
+    for changes, good in (({"alone": 2e-4}, True), ({"alone": 2e-7}, True), ({"error": 0.1}, False)):
+        red.check = replace(CLEAN, **{"error": 4e-4, "expected": 4e-4, **changes})
+        assert red.good is good
+    red.check = replace(CLEAN, error=4e-4, expected=4e-4, alone=2e-4, isolated=False)
+    assert not red.good
