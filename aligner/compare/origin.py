@@ -244,8 +244,11 @@ class Trace:
             if source is not None and source.time >= call.first:
                 sources = _only(source)
             where, between = ("layer", None) if leaf else ("glue", (self._before(scene), ""))
+            owner, check = call.layer, self._checks.get(reading.pair.key)
+            if leaf and check is not None and check.owner != owner:  # another layer was called in its place
+                owner, where, between = check.owner, check.where, check.between
             entry = reading.pair.entry
-            birth = Birth(call.layer, where, reading, entry.key, entry.order, sources.error, between)
+            birth = Birth(owner, where, reading, entry.key, entry.order, sources.error, between)
             state = self._judge(reading, sources, birth, entry.order, scene.parameters)
             outer.made.add(state)
             agree = agree and not state.over

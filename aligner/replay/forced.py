@@ -234,6 +234,8 @@ class ForcedPass:
         layer = frame.call.layer
         if frame.inner:
             place: tuple[str, str, Optional[tuple[str, str]]] = ("glue", layer, (frame.last, ""))
+        elif frame.around is not None and frame.around.call is not None and self._stands_in(path, layer):
+            place = ("glue", frame.around.call.layer, (frame.before, layer))
         else:
             place = ("layer", layer, None)
         made = len(self.checks)
@@ -276,6 +278,13 @@ class ForcedPass:
             address = Key(self._step, Phase.FORWARD, frame.path, frame.number, entry.key.slot)
             expected = self._expected(entry.dtype, entry.dtype)
             self.checks.append(Check(entry.key, address, "glue", owner, between, math.inf, expected, reason=ARGUMENT))
+
+    def _stands_in(self, path: str, layer: str) -> bool:
+        """Whether this layer of the port was called for the reference's `layer`, which the port has as another one."""
+        own = self._plan.layers
+        if own.get(path, layer) == layer or not any(own[other] == layer for other in own if other != path):
+            return False
+        return any(parameter.layer == path for parameter in self._adapter.parameters(self._model))
 
     def _has_counterpart(self, frame: _Frame, slot: str) -> bool:
         return Key(self._step, Phase.FORWARD, frame.path, frame.number, slot) in self._plan.entries

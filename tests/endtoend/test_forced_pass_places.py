@@ -231,3 +231,24 @@ def test_what_a_call_without_an_argument_hands_on_unseen_is_no_second_place(tmp_
     inputs = torch.randn(3, 5, 6), torch.tensor([3, 5, 2])
     result = compared(tmp_path, Forgetful(), Forgetful(given=False), *inputs)
     assert places(result) == [("", "glue", ("", "rows"))]
+
+
+class Normed(nn.Module):
+    """Two norms; with `again`, the first one is called in the second one's place."""
+
+    def __init__(self, again=False):
+        super().__init__()
+        self.norm1, self.fc1, self.norm2, self.fc2 = nn.LayerNorm(8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+        self.again = again
+
+    def forward(self, x):
+        x = x + self.fc1(self.norm1(x))
+        return x + self.fc2((self.norm1 if self.again else self.norm2)(x))
+
+
+def test_a_layer_that_is_called_in_anothers_place_is_the_doing_of_the_code_around(tmp_path):
+    torch.manual_seed(0)
+    net = Normed()
+    for parameter in net.parameters():
+        parameter.data.normal_()
+    assert places(compared(tmp_path, net, Normed(again=True), torch.randn(2, 3, 8))) == [("", "glue", ("fc1", "norm2"))]
