@@ -41,6 +41,8 @@ def _compared(pair: Pair, piece: Piece, axis: int) -> Optional[Suspect]:
     ours, theirs = (_line(piece.array, side, axis, pair.limit) for side in (pair.expected, pair.actual))
     if ours is None or theirs is None or not (ours[1].any() or theirs[1].any()):
         return None  # a mere factor is told of as a factor
+    if (ours[0] == 1.0).all() and (theirs[0] == 1.0).all():
+        return None  # and what is merely added as an addend
     turned = (ours[0][::-1], ours[1][::-1])
     twice = (ours[0] * ours[0], ours[0] * ours[1] + ours[1])
     cause = "normalize-0-255-vs-0-1"

@@ -73,6 +73,11 @@ def test_a_mere_factor_of_an_image_is_no_other_range():
     assert told(IMAGE / 255.0, IMAGE, READ)[0].cause == "scale-missing"
 
 
+def test_a_mean_with_the_other_sign_is_an_addend():
+    known = (*READ, value(MEAN, "mean", "net"))
+    assert told(IMAGE - MEAN, IMAGE + MEAN, known)[0].cause == "addend-sign"
+
+
 def half(x):
     return x.astype(np.float16).astype(np.float32)
 
