@@ -15,7 +15,7 @@ from aligner.compare.reading import read
 from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.record import Array, Attribute, Call, Key, Phase
-from aligner.replay.forced import Plan
+from aligner.replay.frames import Plan
 from aligner.structure import Tensors, flatten_result, rebuild_arguments
 
 if TYPE_CHECKING:

@@ -28,7 +28,9 @@ from aligner.dump.reader import Dump, Entry, open_dump
 from aligner.findings import CHECK
 from aligner.record import Array, Key, Phase
 from aligner.replay.alone import Alone
-from aligner.replay.forced import ForcedPass, Plan, noise
+from aligner.replay.forced import ForcedPass
+from aligner.replay.frames import Plan
+from aligner.replay.noise import noise
 from aligner.replay.precision import usual
 from aligner.replay.trials import described, small, tried
 

@@ -21,7 +21,8 @@ from aligner.dump.reader import Dump, open_dump
 from aligner.findings import EXPECTED
 from aligner.record import Array, Key, Note, Phase
 from aligner.replay.examination import as_it_was
-from aligner.replay.forced import ForcedPass, Plan
+from aligner.replay.forced import ForcedPass
+from aligner.replay.frames import Plan
 
 if TYPE_CHECKING:
     from aligner.capture.session import Sink

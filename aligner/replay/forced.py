@@ -14,23 +14,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
 from aligner.adapter import Adapter, Arguments
-from aligner.compare.checks import OTHER_FORM, ROUNDING, Check
+from aligner.compare.checks import OTHER_FORM, Check
 from aligner.compare.held import Held
 from aligner.compare.net import CallId, is_input
-from aligner.compare.pairing import Pair
-from aligner.compare.reading import LOW_PRECISION, read, visible_part
-from aligner.compare.tolerance import Tolerance
+from aligner.compare.reading import read
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.record import Array, Key, Phase, Record
 from aligner.replay.forms import mask_like, other_form, squeezed, tells_other_things
+from aligner.replay.frames import Frame, Plan
+from aligner.replay.judgement import RULE, Place, expected, judged
+from aligner.replay.noise import Change
 from aligner.replay.precision import SHORT
-from aligner.replay.repetition import Mistakes
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
 
 if TYPE_CHECKING:
@@ -55,58 +55,6 @@ LOOKED_AT = 256
 
 Print = tuple[tuple[int, ...], str, bytes]
 
-Change = Callable[[Array, str], Array]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Which of the port's values stands for which of the reference's, by the free run."""
-
-    entries: Mapping[Key, Entry]
-    """The reference's record by the port's address."""
-    calls: Mapping[CallId, CallId]
-    """The reference's call by the port's; numbers count within a step."""
-    missing: Mapping[tuple[int, CallId], Sequence[Entry]] = field(default_factory=dict)
-    """Arguments that only the reference's call was given, by step and the port's call."""
-    results: Mapping[tuple[int, CallId], Sequence[Pair]] = field(default_factory=dict)
-    """What calls made in the free run, on both sides, by step and the port's call."""
-    layers: Mapping[str, str] = field(default_factory=dict)
-    """The reference's layer by the port's."""
-    short: Optional[str] = None
-    """The short float type that the port usually computes in."""
-    given: Optional[str] = None
-    """The float type that all floats are handed on in; None keeps the reference's."""
-    held: bool = True
-    """Every layer is held to the reference; else only the net's inputs are, and rounding grows as it does."""
-
-
-@dataclass
-class _Frame:
-    """A call of the port that is under way."""
-
-    path: str
-    number: int
-    call: Optional[CallId]
-    around: Optional[_Frame]
-    """The nearest call around it that has a counterpart."""
-    inner: bool = False
-    last: str = ""
-    """The reference's layer of the last call inside that has ended."""
-    loose: bool = False
-    """Something in its hands could not be replaced by the reference's."""
-    mistakes: Mistakes = field(default_factory=Mistakes)
-    """What its own code has done wrong so far."""
-    wrong: set[object] = field(default_factory=set)
-    """Values of the reference that its code has got wrong so far, by their contents."""
-    first: int = 0
-    """Checks that were made before it began."""
-    before: str = ""
-    """The reference's layer that ended last before it, in the call around."""
-    doubtful: list[int] = field(default_factory=list)
-    """Checks of arguments that it got in another form: whether that is wrong, its results tell."""
-    misled: bool = False
-    """One of them says other things than the reference's, whatever the form."""
-
 
 class ForcedPass:
     """Runs of the port in which nothing is inherited; `checks` is the result."""
@@ -119,9 +67,8 @@ class ForcedPass:
         self._plan = plan
         self._sink = sink
         self._kept = 0
-        self._rule = Tolerance()
         self._step = 0
-        self._stack: list[_Frame] = []
+        self._stack: list[Frame] = []
         self._numbers: dict[str, int] = {}
         self._prints: dict[Key, Print] = {}
         """What was kept in the dump."""
@@ -209,14 +156,14 @@ class ForcedPass:
         number = self._numbers.get(path, 0)
         self._numbers[path] = number + 1
         around = next((f for f in reversed(self._stack) if f.call is not None), None)
-        frame = _Frame(path, number, self._plan.calls.get(CallId(path, number)), around, first=len(self.checks))
+        frame = Frame(path, number, self._plan.calls.get(CallId(path, number)), around, first=len(self.checks))
         self._stack.append(frame)
         if frame.call is None:
             return args, kwargs
         found: Tensors = []
         flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
         if around is None:
-            place: tuple[str, str, Optional[tuple[str, str]]] = ("inputs", frame.call.layer, None)
+            place: Place = ("inputs", frame.call.layer, None)
         else:
             around.inner = True
             frame.before = around.last
@@ -233,7 +180,7 @@ class ForcedPass:
         flatten_result(output, self._adapter.is_tensor, found)
         layer = frame.call.layer
         if frame.inner:
-            place: tuple[str, str, Optional[tuple[str, str]]] = ("glue", layer, (frame.last, ""))
+            place: Place = ("glue", layer, (frame.last, ""))
         elif frame.around is not None and frame.around.call is not None and self._stands_in(path, layer):
             place = ("glue", frame.around.call.layer, (frame.before, layer))
         else:
@@ -247,7 +194,7 @@ class ForcedPass:
             frame.around.loose |= wrong and not all(self._has_counterpart(frame, slot) for slot, _ in found)
         return substitute_result(output, others)
 
-    def _judge_arguments(self, frame: _Frame, made: int) -> None:
+    def _judge_arguments(self, frame: Frame, made: int) -> None:
         """Arguments in another form, or not given at all, are wrong where what was made of them is.
 
         Then what is wrong inside comes of it. `made` is where the checks of the results begin.
@@ -276,8 +223,8 @@ class ForcedPass:
         owner, between = frame.around.call.layer, (frame.before, frame.call.layer)
         for entry in missing:
             address = Key(self._step, Phase.FORWARD, frame.path, frame.number, entry.key.slot)
-            expected = self._expected(entry.dtype, entry.dtype)
-            self.checks.append(Check(entry.key, address, "glue", owner, between, math.inf, expected, reason=ARGUMENT))
+            explained = expected(self._plan.short, entry.dtype, entry.dtype)
+            self.checks.append(Check(entry.key, address, "glue", owner, between, math.inf, explained, reason=ARGUMENT))
 
     def _stands_in(self, path: str, layer: str) -> bool:
         """Whether this layer of the port was called for the reference's `layer`, which the port has as another one."""
@@ -286,15 +233,15 @@ class ForcedPass:
             return False
         return any(parameter.layer == path for parameter in self._adapter.parameters(self._model))
 
-    def _has_counterpart(self, frame: _Frame, slot: str) -> bool:
+    def _has_counterpart(self, frame: Frame, slot: str) -> bool:
         return Key(self._step, Phase.FORWARD, frame.path, frame.number, slot) in self._plan.entries
 
     def _replaced(
         self,
-        frame: _Frame,
-        owner: Optional[_Frame],
+        frame: Frame,
+        owner: Optional[Frame],
         found: Tensors,
-        place: tuple[str, str, Optional[tuple[str, str]]],
+        place: Place,
     ) -> Mapping[str, object]:
         """Check each tensor, and say what to put in the places of those that differ at all."""
         others: dict[str, object] = {}
@@ -310,12 +257,12 @@ class ForcedPass:
 
     def _checked(
         self,
-        frame: _Frame,
-        owner: Optional[_Frame],
+        frame: Frame,
+        owner: Optional[Frame],
         tensor: object,
         entry: Entry,
         address: Key,
-        place: tuple[str, str, Optional[tuple[str, str]]],
+        place: Place,
     ) -> Optional[object]:
         dtype = self._adapter.dtype(tensor)
         if dtype not in DTYPES:
@@ -326,7 +273,7 @@ class ForcedPass:
             return None
         wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())
         same = dtype == entry.dtype and array.shape == wanted.shape and np.array_equal(array, wanted.raw())
-        check = self._check(wanted, Held(address, 0, dtype, array), place, same)
+        check = judged(self._plan.short, wanted, Held(address, 0, dtype, array), place, same)
         check = replace(check, isolated=not (owner is not None and owner.loose))
         if is_input(address.slot) and array.ndim == len(wanted.shape) and array.shape != wanted.shape:
             check = replace(check, error=math.inf, deviation=None, reason="shapes-differ")  # axes of one elsewhere
@@ -365,42 +312,18 @@ class ForcedPass:
             self._mend(tensor, other, array)
         return other
 
-    def _without_effect(self, frame: _Frame, check: Check) -> bool:
+    def _without_effect(self, frame: Frame, check: Check) -> bool:
         """Whether the free run's results agree although this argument does not: the two mean the same by it."""
         pairs = self._plan.results.get((self._step, CallId(frame.path, frame.number)), ())
-        readings = [read(pair, self._rule) for pair in pairs]
+        readings = [read(pair, RULE) for pair in pairs]
         return bool(readings) and not any(r.over or r.severity > EFFECT * check.error for r in readings)
-
-    def _check(self, wanted: Held, found: Held, place: tuple[str, str, Optional[tuple[str, str]]], same: bool) -> Check:
-        where, owner, between = place
-        expected = self._expected(wanted.dtype, found.dtype)
-        if same:
-            return Check(wanted.key, found.key, where, owner, between, 0.0, expected)
-        reading = read(Pair(_entry(wanted), _entry(found)), self._rule)
-        visible = reading.deviation and visible_part(_entry(wanted), _entry(found), reading.deviation)
-        if visible:  # masks hide by -inf or by a large number; what is seen counts
-            values = (part.astype(np.float64) for part in visible)
-            parts = (Held(held.key, 0, "float64", part) for held, part in zip((wanted, found), values))
-            reading = read(Pair(*map(_entry, parts)), self._rule)
-        error = reading.severity
-        return Check(
-            wanted.key, found.key, where, owner, between, error, expected, reading.deviation, reading.reason,
-            dict(reading.facts),
-        )  # fmt: skip  # one line for one thing
-
-    def _expected(self, wanted: str, found: str) -> float:
-        """What rounding explains before it is measured. A type shorter than is usual here explains nothing."""
-        eps = DTYPES[wanted].eps or 0.0
-        if self._plan.short is not None:
-            eps = max(eps, DTYPES[self._plan.short].eps or 0.0)
-        return max(ROUNDING, LOW_PRECISION * eps)
 
     def _content(self, check: Check) -> object:
         """What tells the reference's value from others: equal where it is handed on as it is."""
         entry = self._plan.entries.get(check.port)
         return None if entry is None else entry.content
 
-    def _known_wrong(self, owner: Optional[_Frame], check: Check) -> Check:
+    def _known_wrong(self, owner: Optional[Frame], check: Check) -> Check:
         """The same value handed to another layer is the same mistake."""
         entry = self._plan.entries.get(check.port)
         if owner is None or entry is None:
@@ -409,7 +332,7 @@ class ForcedPass:
         owner.wrong.add(entry.content)
         return replace(check, follows=True) if known else check
 
-    def _settled(self, owner: _Frame, check: Check, wanted: Held, array: Array, dtype: str) -> Check:
+    def _settled(self, owner: Frame, check: Check, wanted: Held, array: Array, dtype: str) -> Check:
         """Whether the same code was off by this already: a shortcut carries a mistake past the layers."""
         check = self._known_wrong(owner, check) if check.isolated and is_input(check.key.slot) else check
         if wanted.shape != array.shape or not check.isolated or check.follows:
@@ -473,19 +396,3 @@ def _places(checks: Sequence[Check]) -> int:
 
 def _float64(array: Array) -> Numbers:
     return array.astype(np.float64).reshape(-1)
-
-
-def _entry(held: Held) -> Any:
-    """As what measuring takes it for: it asks for nothing of an Entry that a Held lacks."""
-    return held
-
-
-def noise(scale: float, seed: int = 0) -> Change:
-    """A change that rounding could have made, of this relative size."""
-    random = np.random.default_rng(seed)
-
-    def change(array: Array, dtype: str) -> Array:
-        factors = 1.0 + scale * random.uniform(-1.0, 1.0, array.shape)
-        return np.asarray(np.multiply(array, factors))
-
-    return change

@@ -1,0 +1,65 @@
+"""What a forced pass knows beforehand (Plan), and of each call that is under way (Frame)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Optional
+
+from aligner.compare.net import CallId
+from aligner.compare.pairing import Pair
+from aligner.record import Key
+from aligner.replay.repetition import Mistakes
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Entry
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which of the port's values stands for which of the reference's, by the free run."""
+
+    entries: Mapping[Key, Entry]
+    """The reference's record by the port's address."""
+    calls: Mapping[CallId, CallId]
+    """The reference's call by the port's; numbers count within a step."""
+    missing: Mapping[tuple[int, CallId], Sequence[Entry]] = field(default_factory=dict)
+    """Arguments that only the reference's call was given, by step and the port's call."""
+    results: Mapping[tuple[int, CallId], Sequence[Pair]] = field(default_factory=dict)
+    """What calls made in the free run, on both sides, by step and the port's call."""
+    layers: Mapping[str, str] = field(default_factory=dict)
+    """The reference's layer by the port's."""
+    short: Optional[str] = None
+    """The short float type that the port usually computes in."""
+    given: Optional[str] = None
+    """The float type that all floats are handed on in; None keeps the reference's."""
+    held: bool = True
+    """Every layer is held to the reference; else only the net's inputs are, and rounding grows as it does."""
+
+
+@dataclass
+class Frame:
+    """A call of the port that is under way."""
+
+    path: str
+    number: int
+    call: Optional[CallId]
+    around: Optional[Frame]
+    """The nearest call around it that has a counterpart."""
+    inner: bool = False
+    last: str = ""
+    """The reference's layer of the last call inside that has ended."""
+    loose: bool = False
+    """Something in its hands could not be replaced by the reference's."""
+    mistakes: Mistakes = field(default_factory=Mistakes)
+    """What its own code has done wrong so far."""
+    wrong: set[object] = field(default_factory=set)
+    """Values of the reference that its code has got wrong so far, by their contents."""
+    first: int = 0
+    """Checks that were made before it began."""
+    before: str = ""
+    """The reference's layer that ended last before it, in the call around."""
+    doubtful: list[int] = field(default_factory=list)
+    """Checks of arguments that it got in another form: whether that is wrong, its results tell."""
+    misled: bool = False
+    """One of them says other things than the reference's, whatever the form."""
