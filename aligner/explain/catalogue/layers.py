@@ -87,18 +87,6 @@ NORMS: tuple[Entry, ...] = (
         ),
     ),
     Entry(
-        "norm-running-statistics",
-        (
-            "The port normalises with its running statistics, the reference with those of the batch",
-            "待比对使用滑动统计量，标杆使用批次统计量",
-        ),
-        _FORMS,
-        (
-            "Call set_train(True), or pass use_batch_statistics=True",
-            "调用 set_train(True)，或传入 use_batch_statistics=True",
-        ),
-    ),
-    Entry(
         "layernorm-channels-first",
         ("The norm runs along another axis: {form}", "归一化沿着另一个轴：{form}"),
         _FORMS,

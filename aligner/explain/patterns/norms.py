@@ -80,7 +80,7 @@ def _over(found: str, wanted: str) -> tuple[str, str, str]:
     if wanted == "running" and found.startswith("0"):
         return "bn-train-at-eval", "", found
     if found == "running":
-        return "norm-running-statistics", "", found
+        return "bn-train-flag-default", "", found
     if found.startswith("groups") and wanted.startswith("groups"):
         return "groupnorm-args-swapped", "num_groups", found.split()[1]
     one_axis = "," not in found and "," not in wanted

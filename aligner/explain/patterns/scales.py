@@ -56,9 +56,12 @@ def slope(x: Floats, y: Floats) -> float:
 
 
 def _ddof(ratio: float) -> float:
-    """The nearest sqrt((n-1)/n) or its inverse, of an n up to 256; 0 where there is none."""
+    """The nearest sqrt((n-1)/n) or its inverse, of an n from 3 to 256; 0 where there is none.
+
+    Of two values it would be sqrt(2), which is far more often a gain that somebody forgot.
+    """
     square = min(ratio, 1.0 / ratio) ** 2 if ratio > 0 else 0.0
-    if not 0.45 < square < 0.997:
+    if not 0.6 < square < 0.997:
         return 0.0
     n = round(1.0 / (1.0 - square))
     root = math.sqrt((n - 1) / n)

@@ -220,7 +220,7 @@ def test_batch_norms():
     each = F.instance_norm(IMAGE, None, None, w, b, True, 0.1, 1e-5)
     assert proved("BatchNorm", settings, IMAGE, right, eps, layer, port={}).cause == "bn-eps-dropped"
     assert proved("BatchNorm", settings, IMAGE, right, batch, layer).cause == "bn-train-at-eval"
-    assert proved("BatchNorm", settings, IMAGE, batch, right, layer).cause == "norm-running-statistics"
+    assert proved("BatchNorm", settings, IMAGE, batch, right, layer).cause == "bn-train-flag-default"
     assert proved("BatchNorm", settings, IMAGE, right, each, layer).cause == "norm-axes"
 
 

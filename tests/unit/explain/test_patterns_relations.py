@@ -83,6 +83,11 @@ def test_a_ratio_made_of_sizes_is_named(ratio, told):
     assert first(R, R * np.float32(ratio)).facts["ratio"].endswith(told)
 
 
+@pytest.mark.parametrize("gain", [2**0.5, 0.5**0.5, 2.0])
+def test_a_forgotten_gain_is_no_standard_deviation(gain):
+    assert first(R, np.asarray(R * gain, np.float32), 1e-7).cause == "constant-ratio"
+
+
 def test_an_attention_scale_by_head_size_is_named():
     assert first(draw(2, 5, 64), draw(2, 5, 64) * np.float32(0.25)).facts["ratio"] == "0.25 = 1/sqrt(16) = 1/4"
 
