@@ -18,7 +18,7 @@ Rule = Callable[[Case], Iterable[Suspect]]
 SETTINGS: tuple[str, ...] = ("arguments", "parameters", "attributes")
 """Modules that look at settings and parameters only."""
 
-NUMBERS: tuple[str, ...] = ("patterns", "glue")
+NUMBERS: tuple[str, ...] = ("patterns", "glue", "inputs")
 """Packages that look into the tensors, which takes longer."""
 
 

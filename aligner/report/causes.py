@@ -22,11 +22,9 @@ ALSO = 2
 
 def cause_rows(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
     """The likeliest cause in full and others in a line each; or that none is known."""
-    if origin.where == "inputs":
-        return []
     first = likeliest(origin)
     if first is None:
-        return _unknown(origin, comparison, language)
+        return [] if origin.where == "inputs" else _unknown(origin, comparison, language)
     title, evidence, fix = (printable(text) for text in sentences(first.id, first.facts, language))
     label = "why" if first.confirmed else "guess"
     rows = [(label, title), ("seen", evidence), ("change", fix), ("proof", proof(first, language))]

@@ -24,6 +24,7 @@ TOPICS: tuple[str, ...] = (
     "attention",
     "arguments",
     "readings",
+    "inputs",
 )
 """Modules of this package, each with `ENTRIES: tuple[Entry, ...]`."""
 

@@ -38,7 +38,7 @@ def suspects(pair: Pair, hand: Hand) -> Iterator[Suspect]:
 
 
 def _compared(pair: Pair, piece: Piece, axis: int) -> Optional[Suspect]:
-    ours, theirs = (_line(piece.array, side, axis, pair.limit) for side in (pair.expected, pair.actual))
+    ours, theirs = (line(piece.array, side, axis, pair.limit) for side in (pair.expected, pair.actual))
     if ours is None or theirs is None or not (ours[1].any() or theirs[1].any()):
         return None  # a mere factor is told of as a factor
     if (ours[0] == 1.0).all() and (theirs[0] == 1.0).all():
@@ -57,7 +57,7 @@ def _compared(pair: Pair, piece: Piece, axis: int) -> Optional[Suspect]:
     return pair.suspect(cause, left, 0.92, None, other=f"[{piece.name}]", axis=axis, **codes)
 
 
-def _line(given: Floats, made: Floats, axis: int, limit: float) -> Optional[Line]:
+def line(given: Floats, made: Floats, axis: int, limit: float) -> Optional[Line]:
     """The line through each channel, if all elements are on it."""
     x, y = (np.moveaxis(side, axis, 0).reshape(side.shape[axis], -1) for side in (given, made))
     few = thin(x.shape, (0,))
@@ -94,13 +94,13 @@ def _same(one: Line, other: Line) -> bool:
 
 
 def _spelled(line: Line, piece: Piece) -> str:
-    factors, addends = (_listed(numbers) for numbers in line)
+    factors, addends = (listed(numbers) for numbers in line)
     product = f"[{piece.name}]" + ("" if factors == "1" else f" * {factors}")
     if addends.startswith("-"):
         return f"{product} - {addends[1:]}"
     return product + ("" if addends == "0" else f" + {addends}")
 
 
-def _listed(numbers: Floats) -> str:
+def listed(numbers: Floats) -> str:
     words = [f"{number:.4g}" for number in numbers]
     return words[0] if len(set(words)) == 1 else f"({', '.join(words)})"
