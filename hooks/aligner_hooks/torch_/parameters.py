@@ -11,7 +11,8 @@ from torch import nn
 from aligner.adapter import Parameter
 from aligner.record import Array
 from aligner_hooks.torch_ import layers, tensors
-from aligner_hooks.torch_.settings import is_transposed_linear
+from aligner_hooks.torchlike.layers import Place
+from aligner_hooks.torchlike.settings import is_transposed_linear
 
 
 def walk(model: Any) -> Iterator[Parameter]:
@@ -34,7 +35,7 @@ def walk(model: Any) -> Iterator[Parameter]:
             yield from _parameter(place, name, tensor, seen, buffer=True)
 
 
-def _parameter(place: layers.Place, name: str, tensor: Any, seen: set[int], buffer: bool) -> Iterator[Parameter]:
+def _parameter(place: Place, name: str, tensor: Any, seen: set[int], buffer: bool) -> Iterator[Parameter]:
     # A lazy layer's parameter has no shape yet; cautions() tells of it.
     if tensor is None or id(tensor) in seen or layers.is_unmaterialised(tensor):
         return

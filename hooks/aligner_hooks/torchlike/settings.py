@@ -1,16 +1,14 @@
-"""Settings of torch layers that need more than a look: paddings, pools, norms, attention.
+"""Settings of layers that need more than a look: paddings, pools, norms, attention.
 
 Each function here takes a layer and returns its settings in the forms that aligner.vocabulary defines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from aligner.record import Attribute
 from aligner.vocabulary import INTERPOLATING
@@ -27,6 +25,8 @@ PADDERS: dict[str, tuple[str, ...]] = {
     "circular": tuple(f"CircularPad{n}d" for n in (1, 2, 3)),
 }
 
+# The distance from 1 to the next number.
+_SPACING = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 _LONGEST_WORD = 200
 _MOST_ATTRIBUTES = 64
 
@@ -59,11 +59,11 @@ def plain(value: Any) -> Attribute:
     return str(value)
 
 
-def plain_own(layer: Any) -> Settings:
-    """The public plain attributes of a layer of the user's own."""
+def plain_own(layer: Any, of_every_module: Container[str] = ("training",)) -> Settings:
+    """The public plain attributes of a layer of the user's own, without those that every module has."""
     found: dict[str, Attribute] = {}
     for name, value in vars(layer).items():
-        if name.startswith("_") or name == "training" or not _is_plain(value):
+        if name.startswith("_") or name in of_every_module or not _is_plain(value):
             continue
         found[name] = plain(value)
         if len(found) == _MOST_ATTRIBUTES:
@@ -154,7 +154,7 @@ def rms_norm(layer: Any) -> Settings:
     eps = layer.eps
     if eps is None:
         weight = layer.weight
-        eps = torch.finfo(torch.float32 if weight is None else weight.dtype).eps
+        eps = _SPACING["float32" if weight is None else str(weight.dtype).rpartition(".")[2]]
     return {
         "normalized_shape": plain(layer.normalized_shape),
         "eps": plain(eps),
@@ -236,7 +236,5 @@ def transformer_layer(layer: Any) -> Settings:
 
 
 def _activation(value: Any) -> str:
-    """The word for an activation given as a function or a layer: "relu", "gelu"."""
-    if isinstance(value, nn.Module):
-        return type(value).__name__.lower()
-    return str(getattr(value, "__name__", value))
+    """The word for an activation given as a function or a layer, which has no name of its own: "relu", "gelu"."""
+    return str(getattr(value, "__name__", type(value).__name__.lower()))
