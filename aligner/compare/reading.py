@@ -117,17 +117,22 @@ def excuse_rounding(reading: Reading) -> None:
 def excuse_mask(reading: Reading, tolerance: Tolerance) -> None:
     """Additive masks write "nothing is to be seen here" as -inf, -1e9 or the least float: the same, at the same places.
 
-    A softmax makes zero of each. The other values, which it does see, must agree.
+    A softmax makes zero of each. The other values, which it does see, must agree. Where it sees nothing else, -inf and
+    -1e9 are not the same: a forced pass has found out.
     """
     one, other, deviation = reading.pair.reference, reading.pair.port, reading.deviation
     if one is None or other is None or deviation is None or deviation.exact or not reading.over:
+        return
+    wrong = reading.check is not None and reading.check.fails
+    if reading.check is not None and wrong and math.isinf(reading.check.error):
         return
     visible = visible_part(one, other, deviation)
     if visible is None:
         return
     seen, found = visible[0].astype(np.float64), visible[1].astype(np.float64)
     scale = scale_of(math.sqrt(float(np.mean(np.square(seen)))))
-    if np.isfinite(found).all() and (np.abs(found - seen) <= tolerance.value * (scale + np.abs(seen))).all():
+    near = np.isfinite(found).all() and (np.abs(found - seen) <= tolerance.value * (scale + np.abs(seen))).all()
+    if near and not wrong:
         reading.over, reading.covered, reading.reason = False, True, "covered-mask"
     else:  # what is hidden agrees; what is seen is judged by itself
         parts = Held(one.key, 0, "float64", seen), Held(other.key, 0, "float64", found)

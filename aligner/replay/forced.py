@@ -26,7 +26,7 @@ from aligner.compare.net import CallId, is_input
 from aligner.compare.reading import read
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.record import Array, Key, Phase, Record
-from aligner.replay.forms import mask_like, other_form, squeezed, tells_other_things
+from aligner.replay.forms import mask_like, other_form, sees_nothing, squeezed, tells_other_things
 from aligner.replay.frames import Frame, Plan
 from aligner.replay.judgement import RULE, Place, expected, judged
 from aligner.replay.noise import Change
@@ -256,13 +256,7 @@ class ForcedPass:
         return others
 
     def _checked(
-        self,
-        frame: Frame,
-        owner: Optional[Frame],
-        tensor: object,
-        entry: Entry,
-        address: Key,
-        place: Place,
+        self, frame: Frame, owner: Optional[Frame], tensor: object, entry: Entry, address: Key, place: Place
     ) -> Optional[object]:
         dtype = self._adapter.dtype(tensor)
         if dtype not in DTYPES:
@@ -277,11 +271,14 @@ class ForcedPass:
         check = replace(check, isolated=not (owner is not None and owner.loose))
         if is_input(address.slot) and array.ndim == len(wanted.shape) and array.shape != wanted.shape:
             check = replace(check, error=math.inf, deviation=None, reason="shapes-differ")  # axes of one elsewhere
-        doubtful = check.suspicious and is_input(address.slot) and place[0] == "glue" and self._watched is None
-        if doubtful and mask_like(wanted) and self._without_effect(frame, check):
+        argument = is_input(address.slot) and place[0] == "glue" and self._watched is None
+        blind = argument and not same and not check.suspicious and sees_nothing(wanted, array, dtype)
+        check = replace(check, error=math.inf, deviation=None) if blind else check
+        doubtful = check.suspicious and argument
+        if doubtful and (blind or mask_like(wanted)) and self._without_effect(frame, check):
             self.checks.append(replace(check, error=0.0, reason=OTHER_FORM))
             return None
-        doubtful = doubtful and other_form(wanted, array, dtype)
+        doubtful = doubtful and (blind or other_form(wanted, array, dtype))
         if check.suspicious and owner is not None and place[0] == "glue" and not doubtful:
             check = self._settled(owner, check, wanted, array, dtype)
         if check.suspicious and self._watched is None:

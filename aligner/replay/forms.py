@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
 from aligner.compare.held import Held
+from aligner.compare.reading import HIDDEN
 from aligner.dtypes import DTYPES, decode
 from aligner.record import Array
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Numbers = npt.NDArray[Any]
+
 FEW = 3
 """Values that a mask has at most: seen, hidden, and one for what does not matter."""
+
+UNEVEN = 0.05
+"""Scores that differ by more than this share their weights otherwise; numbers near -1e4 are rounded to 1e-3."""
 
 LOOKED_AT = 4096
 """Elements that are looked at to tell a mask."""
@@ -43,6 +54,33 @@ def tells_other_things(wanted: Held, array: Array, dtype: str) -> bool:
         return DTYPES[wanted.dtype].exact and DTYPES[dtype].exact
     pairs = np.unique(ours.reshape(-1) * second.size + theirs.reshape(-1)).size
     return not pairs == first.size == second.size
+
+
+def sees_nothing(wanted: Held, array: Array, dtype: str) -> bool:
+    """Whether somewhere all along an axis is hidden in both, and a softmax would not make the same of the two.
+
+    Of -inf alone it makes NaN, of -1e9 alone shares that are equal, of -1e4 and scores what it makes of the scores.
+    """
+    if DTYPES[wanted.dtype].exact or DTYPES[dtype].exact or wanted.shape != array.shape or not array.size:
+        return False
+    one, other = (np.asarray(side, np.float64) for side in (wanted.load(), decode(array, dtype)))
+    hidden = one <= -HIDDEN
+    if not hidden.any() or not np.array_equal(hidden, other <= -HIDDEN):
+        return False
+    return any(_uneven(one, other, hidden, axis) for axis, size in enumerate(array.shape) if size > 1)
+
+
+def _uneven(one: Numbers, other: Numbers, hidden: Numbers, axis: int) -> bool:
+    """Whether slices along the axis that are hidden as a whole differ beside a number for each slice."""
+    dead = np.flatnonzero(hidden.all(axis=axis).reshape(-1))[:LOOKED_AT]
+    if not dead.size:
+        return False
+    rows = [np.moveaxis(side, axis, -1).reshape(-1, side.shape[axis])[dead] for side in (one, other)]
+    infinite = [np.isinf(row) for row in rows]
+    if not np.array_equal(*infinite):
+        return True
+    first, second = (np.where(np.isinf(row), 0.0, row - row.max(axis=1, keepdims=True)) for row in rows)
+    return bool(np.abs(first - second).max() > UNEVEN)
 
 
 def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -125,6 +125,71 @@ MASKS: tuple[Entry, ...] = (
     ),
 )
 
+PRECISION: tuple[Entry, ...] = (
+    _entry(
+        "attention-fill-fp16-overflow",
+        (
+            "The mask's fill is -inf in {dtype}: a query that sees no key gets NaN",
+            "掩码填充值在 {dtype} 中变为 -inf：看不到任何键的查询得到 NaN",
+        ),
+        (
+            "Add the mask in float32, or fill once with the least number of the type: finfo(dtype).min",
+            "以 float32 加上掩码，或只用该类型的最小值 finfo(dtype).min 填充一次",
+        ),
+    ),
+    _entry(
+        "attention-softmax-fp16-overflow",
+        (
+            "The scores overflow {dtype} (65504): infinite scores make NaN of the softmax",
+            "注意力分数超出 {dtype} 的范围（65504）：无穷的分数使 softmax 得到 NaN",
+        ),
+        (
+            "Scale the query before the product, and compute scores and softmax in float32",
+            "先缩放 query 再相乘，分数与 softmax 用 float32 计算",
+        ),
+    ),
+    _entry(
+        "attention-in-short-float",
+        (
+            "Attention computes {setting} in {dtype}, the reference in {reference_value}",
+            "注意力中以 {dtype} 计算：{setting}；标杆使用 {reference_value}",
+        ),
+        ("Cast first: scores.astype(ms.float32)", "先转换：scores.astype(ms.float32)"),
+    ),
+    _entry(
+        "ascend-matmul-precision-mode",
+        (
+            "The device multiplies in {dtype}: rounded to it are {setting}",
+            "设备以 {dtype} 做矩阵乘：被舍入的是 {setting}",
+        ),
+        (
+            "Set the device to high precision (op_precision.matmul_allow_hf32(False), precision_mode "
+            "must_keep_origin_dtype), or judge the net by that type's rounding",
+            "将设备设为高精度（op_precision.matmul_allow_hf32(False)，precision_mode 设为 "
+            "must_keep_origin_dtype），或按该类型的舍入误差评判网络",
+        ),
+    ),
+    _entry(
+        "flash-attention-fully-masked-row",
+        (
+            "A query that sees no key gets {port_value}, in the reference {reference_value}",
+            "看不到任何键的查询得到 {port_value}，标杆为 {reference_value}",
+        ),
+        (
+            "Leave padding rows out of the comparison, or give them what the reference does",
+            "比对时忽略填充行，或使其结果与标杆一致",
+        ),
+    ),
+    _entry(
+        "flash-attention-mask-one-discards",
+        (
+            "The fused attention hides where its mask is true; the reference's mask says what is seen",
+            "融合注意力算子在掩码为真处遮住；标杆的掩码为真处可见",
+        ),
+        ("Pass ops.logical_not(mask)", "传入 ops.logical_not(mask)"),
+    ),
+)
+
 HEADS: tuple[Entry, ...] = (
     _entry(
         "head-split-order",
@@ -197,6 +262,17 @@ ROTARY: tuple[Entry, ...] = (
         ),
         ("Use the base {reference_value}", "底数改为 {reference_value}"),
     ),
+    _entry(
+        "rotary-precision",
+        (
+            "The rotary embedding rounds {setting} to {dtype}: far places turn by a wrong angle",
+            "旋转位置编码将 {setting} 舍入到 {dtype}：位置越远角度误差越大",
+        ),
+        (
+            "Compute places, frequencies, sines and cosines in float32 (rotary_dtype)",
+            "位置、频率、正弦与余弦均用 float32 计算（rotary_dtype）",
+        ),
+    ),
 )
 
-ENTRIES: tuple[Entry, ...] = (*SCORES, *MASKS, *HEADS, *ROTARY)
+ENTRIES: tuple[Entry, ...] = (*SCORES, *MASKS, *PRECISION, *HEADS, *ROTARY)

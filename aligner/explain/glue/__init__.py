@@ -15,6 +15,9 @@ from aligner.explain.glue import (
     grids,
     heads,
     joins,
+    loss_inputs,
+    loss_totals,
+    losses,
     masked,
     operations,
     order,
@@ -32,6 +35,9 @@ from aligner.explain.patterns.pair import Pair
 from aligner.explain.suspect import Suspect
 from aligner.vocabulary import KINDS
 
+FEW = 6
+"""Fewer numbers than these fit too many formulas: only what a loss is may be told of them."""
+
 WEAK = {"channel-ratio", "channel-shift", "ratio-and-shift", "negative-side-scaled"}
 """Relations that hold but say little: other rules are asked, too."""
 
@@ -47,6 +53,7 @@ def suspects(case: Case) -> Iterator[Suspect]:
     if pair is None:
         yield from operations.suspects(case)
         return
+    yield from masked.fills(case, pair)
     if pair.alike and pair.before <= pair.limit / 20.0:
         return
     hand = Hand.of(case)
@@ -68,6 +75,11 @@ def _of_own(case: Case) -> bool:
 
 def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     """The rules for values of one shape, the surest first; each is asked when those before it proved nothing."""
+    yield loss_inputs.suspects(case, pair, hand)
+    yield losses.suspects(case, pair, hand)
+    if pair.expected.size < FEW:
+        yield loss_totals.suspects(case, pair, hand)
+        return
     yield grids.diagonal(pair)
     yield joins.suspects(pair, hand)
     yield pixels.suspects(pair, hand)
@@ -91,6 +103,8 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
 
 
 def _other_shape(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
+    yield loss_inputs.suspects(case, pair, hand)
+    yield losses.suspects(case, pair, hand)
     yield joins.suspects(pair, hand)
     yield shapes.suspects(pair, hand)
     yield as_layer.suspects(case, pair, hand)

@@ -34,8 +34,8 @@ def edits(plan: Plan, others: Sequence[Piece] = ()) -> Iterator[Edit]:
         yield from _ropes(plan)
     if plan.weighted:
         for axis in (-2, -3):
-            yield _edit(plan, "softmax-axis", "axis", plan.axis, axis, axis=axis)
-        missing = _edit(plan, "softmax-missing", "softmax", "taken", "not taken", weighted=False)
+            yield altered(plan, "softmax-axis", "axis", plan.axis, axis, axis=axis)
+        missing = altered(plan, "softmax-missing", "softmax", "taken", "not taken", weighted=False)
         yield replace(missing, facts={**missing.facts, "other": "softmax(scores)"})
     if plan.given is not None or len(plan.sources) > 1:
         yield from _taken(plan, others)
@@ -49,11 +49,12 @@ def _taken(plan: Plan, others: Sequence[Piece]) -> Iterator[Edit]:
             if other is not source and other.array.shape == source.array.shape:
                 sources = (*plan.sources[:number], other, *plan.sources[number + 1 :])
                 old, new = f"[{source.name}]", f"[{other.name}]"
-                edit = _edit(plan, "wrong-tensor", whose[number], old, new, sources=sources)
+                edit = altered(plan, "wrong-tensor", whose[number], old, new, sources=sources)
                 yield replace(edit, facts={**edit.facts, "other": old, "instead": new})
 
 
-def _edit(plan: Plan, cause: str, setting: str, old: Scalar, new: Scalar, **changes: object) -> Edit:
+def altered(plan: Plan, cause: str, setting: str, old: Scalar, new: Scalar, **changes: object) -> Edit:
+    """The plan with fields of it changed; `setting` is told to be `new` in place of `old`."""
     facts: dict[str, Scalar] = {"setting": setting, "reference_value": old, "port_value": new}
     facts.update(other=f"{setting} {old}", instead=f"{setting} {new}")
     return Edit(replace(plan, **changes), cause, facts)  # type: ignore[arg-type]  # fields of Plan by name
@@ -72,7 +73,7 @@ def _scales(plan: Plan) -> Iterator[Edit]:
     ):
         if not math.isclose(scale, plan.scale):
             cause = "attention-scale-missing" if scale == 1.0 else "scale-other"
-            yield _edit(plan, cause, "scale", number(plan.scale, plan), number(scale, plan), scale=scale)
+            yield altered(plan, cause, "scale", number(plan.scale, plan), number(scale, plan), scale=scale)
 
 
 def _masks(plan: Plan) -> Iterator[Edit]:
@@ -84,29 +85,29 @@ def _masks(plan: Plan) -> Iterator[Edit]:
         for fill in (-1e4, -1e9, -np.inf, -100.0, -10.0, 0.0, 1e-9, -1e-9, -1.0):
             if fill != plan.fill:
                 cause = "attention-mask-fill-1e4" if fill <= -1e4 else "mask-fill-other"
-                yield _edit(plan, cause, "value of masked scores", f"{plan.fill:g}", f"{fill:g}", fill=fill)
+                yield altered(plan, cause, "value of masked scores", f"{plan.fill:g}", f"{fill:g}", fill=fill)
 
 
 def _masked(plan: Plan) -> Iterator[Edit]:
     if plan.causal:
         for other in ("causal", "causal, not itself", "causal, one ahead"):
             if other != plan.causal:
-                yield _edit(plan, "causal-mask-diagonal", "mask", plan.causal, other, causal=other)
-        yield _edit(plan, "causal-mask-missing", "mask", "causal", "none", causal="")
-        yield _edit(plan, "mha-mask-inverted", "mask", "causal", "causal, inverted", causal="causal, inverted")
+                yield altered(plan, "causal-mask-diagonal", "mask", plan.causal, other, causal=other)
+        yield altered(plan, "causal-mask-missing", "mask", "causal", "none", causal="")
+        yield altered(plan, "mha-mask-inverted", "mask", "causal", "causal, inverted", causal="causal, inverted")
     else:
-        yield _edit(plan, "mask-extra", "mask", "none", "causal", causal="causal")
+        yield altered(plan, "mask-extra", "mask", "none", "causal", causal="causal")
     if plan.causal or plan.mask is not None:
-        yield _edit(plan, "mask-after-softmax", "mask", "before the softmax", "after it", late=True)
+        yield altered(plan, "mask-after-softmax", "mask", "before the softmax", "after it", late=True)
     if plan.mask is None:
         return
     name = f"[{plan.mask.name}]"
-    yield _edit(plan, "attention-mask-missing", "mask", name, "none", mask=None, sense="")
+    yield altered(plan, "attention-mask-missing", "mask", name, "none", mask=None, sense="")
     if plan.sense in ("keep", "drop"):
         other = "drop" if plan.sense == "keep" else "keep"
         words = {"keep": "seen where true", "drop": "hidden where true"}
-        yield _edit(plan, "mha-mask-inverted", name, words[plan.sense], words[other], sense=other)
-        yield _edit(plan, "mask-added-as-numbers", name, words[plan.sense], "added to the scores", sense="add")
+        yield altered(plan, "mha-mask-inverted", name, words[plan.sense], words[other], sense=other)
+        yield altered(plan, "mask-added-as-numbers", name, words[plan.sense], "added to the scores", sense="add")
 
 
 def _splits(plan: Plan) -> Iterator[Edit]:
@@ -114,30 +115,32 @@ def _splits(plan: Plan) -> Iterator[Edit]:
         ("viewed", "(batch, head, length, channel) by a reshape alone"),
         ("channel first", "(channel, head)"),
     ):
-        yield _edit(
+        yield altered(
             plan, "head-split-order", "split into heads", "(length, head, channel), then transposed", word, split=split
         )
     for merge, word in (("viewed", "a reshape without transposing back"), ("channel first", "(channel, head)")):
         if plan.stage == "mixed":
-            yield _edit(
+            yield altered(
                 plan, "head-merge-order", "merge of the heads", "transposed back, then a reshape", word, merge=merge
             )
     if plan.groups != plan.heads:
         other = "tile" if plan.repeat == "repeat" else "repeat"
-        yield _edit(plan, "gqa-repeat-vs-tile", "key and value heads", plan.repeat, other, repeat=other)
+        yield altered(plan, "gqa-repeat-vs-tile", "key and value heads", plan.repeat, other, repeat=other)
     for heads in range(1, 65):
         if heads != plan.heads and plan.groups == plan.heads and plan.stage == "mixed" and plan.given is None:
             width = head_size(plan) * plan.heads
             if width % heads == 0:
                 for scale in (plan.scale, 1 / math.sqrt(width // heads)):
-                    yield _edit(plan, "head-count", "heads", plan.heads, heads, heads=heads, groups=heads, scale=scale)
+                    yield altered(
+                        plan, "head-count", "heads", plan.heads, heads, heads=heads, groups=heads, scale=scale
+                    )
 
 
 def _sources(plan: Plan) -> Iterator[Edit]:
     if len(plan.sources) == 1:
         for layout in ("parts", "by head", "by channel", "viewed"):
             if layout != plan.layout and plan.groups == plan.heads:
-                edit = _edit(plan, "qkv-interleaved-layout", "q, k, v in one", plan.layout, layout, layout=layout)
+                edit = altered(plan, "qkv-interleaved-layout", "q, k, v in one", plan.layout, layout, layout=layout)
                 told = {"port_parameter": plan.sources[0].name, "order": layout, "wanted": plan.layout}
                 yield replace(edit, facts={**edit.facts, **told})
     whose = ["query", "key", "value"]
@@ -146,14 +149,14 @@ def _sources(plan: Plan) -> Iterator[Edit]:
         if order != plan.order:
             old, new = (", ".join(whose[o.index(i)] for i in range(3)) for o in (plan.order, order))
             cause = "wrong-tensor" if len(plan.sources) == 3 else "chunk-order"
-            edit = _edit(plan, cause, "order", old, new, order=order)
+            edit = altered(plan, cause, "order", old, new, order=order)
             yield replace(edit, facts={**edit.facts, "other": old, "instead": new})
     if len(plan.sources) == 3:
         for instead in ((0, 0, 2), (0, 1, 1), (1, 1, 2), (0, 1, 0), (0, 2, 2)):
             order = tuple(plan.order[i] for i in instead)
             changed = next(i for i in range(3) if instead[i] != i)
             old, new = (f"[{plan.sources[o[changed]].name}]" for o in (plan.order, order))
-            yield _edit(plan, "wrong-tensor", whose[changed], old, new, order=order)
+            yield altered(plan, "wrong-tensor", whose[changed], old, new, order=order)
 
 
 def _ropes(plan: Plan) -> Iterator[Edit]:
@@ -161,14 +164,14 @@ def _ropes(plan: Plan) -> Iterator[Edit]:
         return
     for other in ROTATIONS:
         if other != plan.rope:
-            yield _edit(plan, "rope-interleaved-vs-half", "rotary embedding", plan.rope, other, rope=other)
-    yield _edit(plan, "rope-missing", "rotary embedding", "query and key", "nothing", rope="")
+            yield altered(plan, "rope-interleaved-vs-half", "rotary embedding", plan.rope, other, rope=other)
+    yield altered(plan, "rope-missing", "rotary embedding", "query and key", "nothing", rope="")
     for only in ("query", "key"):
-        yield _edit(plan, "rope-missing", "rotary embedding", "query and key", f"the {only}", rope_of=only)
-    yield _edit(plan, "rope-sign", "rotary embedding", "forwards", "backwards", rope_sign=-1.0)
+        yield altered(plan, "rope-missing", "rotary embedding", "query and key", f"the {only}", rope_of=only)
+    yield altered(plan, "rope-sign", "rotary embedding", "forwards", "backwards", rope_sign=-1.0)
     for theta in (1e4, 1e3, 1e5, 5e5, 1e6):
         if theta != plan.theta:
-            yield _edit(
+            yield altered(
                 plan, "rope-theta", "base of the rotary embedding", f"{plan.theta:g}", f"{theta:g}", theta=theta
             )
 
@@ -213,6 +216,11 @@ def spelled(plan: Plan) -> str:
         words.append(f"mask={' and '.join(masks)}")
     if masks and np.isfinite(plan.fill):
         words.append(f"fill={plan.fill:g}")
+    for told, stages in ((plan.short, plan.rounded), (plan.rope_short, plan.rope_rounded)):
+        if told:
+            words.append(f"{told} for {' and '.join(stages)}")
+    if plan.dead:
+        words.append(f"queries that see nothing={plan.dead}")
     for name, usual in (("split", "transposed"), ("merge", "transposed"), ("layout", "parts"), ("axis", -1)):
         if getattr(plan, name) != usual:
             words.append(f"{name}={getattr(plan, name)}")

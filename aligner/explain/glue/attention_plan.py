@@ -9,6 +9,7 @@ import numpy as np
 
 from aligner.explain.glue.hand import Piece
 from aligner.explain.patterns.functions import softmax
+from aligner.explain.patterns.limits import grid
 from aligner.explain.patterns.pair import Floats
 
 
@@ -50,6 +51,14 @@ class Plan:
     """The length is the first axis, the batch the second."""
     weighted: bool = True
     """The softmax is taken."""
+    short: str = ""
+    """A shorter float type, and at which of STAGES values are rounded to it."""
+    rounded: tuple[str, ...] = ()
+    dead: str = ""
+    """What queries get that see no key: "zero", "mean" of all values, or what the softmax makes of it."""
+    rope_short: str = ""
+    rope_rounded: tuple[str, ...] = ()
+    """The same of the rotary embedding's ANGLES."""
     given: Optional[Piece] = None
     """Scores that were in hand already, or weights (`weighted` is False); the one source is the value then."""
 
@@ -69,6 +78,15 @@ ROTATIONS = {
 }
 """Rotary embeddings: how the angles are laid out over the channels, and which channels are paired how."""
 
+STAGES = ("query and key", "product", "scores", "weights", "value", "result")
+"""Where a shorter type may come in, in the order of computing. "scores" are scaled, and masked."""
+
+ANGLES = ("places", "frequencies", "angles", "tables")
+"""The same of a rotary embedding; tables are the sines and cosines."""
+
+DEAD = -1e4
+"""What is added to a score that is not to be seen."""
+
 Heads = tuple[Floats, Floats, Floats]
 Kept = dict[object, tuple[Floats, Floats]]
 """Scores before mask and scale, and values: what plans share."""
@@ -85,7 +103,7 @@ def made(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats] = None) -
         return None
     hidden, added = covered
     with np.errstate(all="ignore"):
-        scores = scores * plan.scale + added
+        scores = _short(plan, "scores", _short(plan, "scores", scores * plan.scale) + added)
         if plan.late:
             weights = np.where(hidden, 0.0, softmax(scores, plan.axis))
         else:
@@ -93,7 +111,21 @@ def made(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats] = None) -
             if plan.stage == "scores":
                 return scores
             weights = softmax(scores, plan.axis) if plan.weighted else scores
-        return weights if plan.stage == "weights" else _merged(plan, np.asarray(weights @ value))
+        weights = _short(plan, "weights", _alive(plan, weights, hidden | (added <= DEAD)))
+        mixed = weights if plan.stage == "weights" else np.asarray(weights @ _short(plan, "value", value))
+        return weights if plan.stage == "weights" else _merged(plan, _short(plan, "result", mixed))
+
+
+def _short(plan: Plan, stage: str, values: Floats) -> Floats:
+    return np.asarray(grid(values, plan.short), np.float64) if stage in plan.rounded else values
+
+
+def _alive(plan: Plan, weights: Floats, hidden: Floats) -> Floats:
+    """The weights with those of queries that see nothing put in their place."""
+    if not plan.dead:
+        return weights
+    dead = np.broadcast_to(hidden, weights.shape).all(axis=-1, keepdims=True)
+    return np.where(dead, 1.0 / weights.shape[-1] if plan.dead == "mean" else 0.0, weights)
 
 
 def _scores(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats]) -> tuple[Floats, Floats]:
@@ -102,8 +134,10 @@ def _scores(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats]) -> tu
     some = items.tobytes(), None if rows is None else rows.tobytes()
     ids = tuple(id(piece) for piece in plan.sources)
     mark = (ids, plan.order, plan.layout, plan.heads, plan.groups, plan.split, plan.repeat)
-    turn = (plan.rope, plan.rope_of, plan.rope_sign, plan.theta)
-    if (mark, turn, some, plan.length_first) not in kept:
+    turn = (plan.rope, plan.rope_of, plan.rope_sign, plan.theta, plan.rope_short, plan.rope_rounded)
+    short = (plan.short, "query and key" in plan.rounded, "product" in plan.rounded)
+    known = (mark, turn, short, some, plan.length_first)
+    if known not in kept:
         query, key, value = _heads(plan, items)
         query, key = _turned(plan, query, key)
         if plan.groups != plan.heads:
@@ -112,8 +146,10 @@ def _scores(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats]) -> tu
             query = query[:, :, rows]
         if key.shape[3] != query.shape[3] or key.shape[1] != query.shape[1] or value.shape[:3] != key.shape[:3]:
             raise ValueError("heads do not fit")
-        kept[mark, turn, some, plan.length_first] = np.asarray(query @ key.transpose(0, 1, 3, 2)), value
-    return kept[mark, turn, some, plan.length_first]
+        query, key = (_short(plan, "query and key", x) for x in (query, key))
+        product = np.asarray(query @ key.transpose(0, 1, 3, 2))
+        kept[known] = _short(plan, "product", product), value
+    return kept[known]
 
 
 def _given(plan: Plan, items: Floats, rows: Optional[Floats]) -> tuple[Floats, Floats]:
@@ -176,21 +212,39 @@ def _parts(plan: Plan, x: Floats, counts: tuple[int, ...]) -> list[Floats]:
 
 def _turned(plan: Plan, query: Floats, key: Floats) -> tuple[Floats, Floats]:
     if plan.rope and plan.rope_of != "key":
-        query = rotated(query, plan.rope, plan.theta, plan.rope_sign)
+        query = rotated(query, plan.rope, plan.theta, plan.rope_sign, plan.rope_short, plan.rope_rounded)
     if plan.rope and plan.rope_of != "query":
-        key = rotated(key, plan.rope, plan.theta, plan.rope_sign)
+        key = rotated(key, plan.rope, plan.theta, plan.rope_sign, plan.rope_short, plan.rope_rounded)
     return query, key
 
 
-def rotated(x: Floats, kind: str, theta: float, sign: float = 1.0) -> Floats:
-    """Rotary position embedding of heads (batch, head, length, channel)."""
+def rotated(
+    x: Floats, kind: str, theta: float, sign: float = 1.0, short: str = "", stages: tuple[str, ...] = ()
+) -> Floats:
+    """Rotary position embedding of heads (batch, head, length, channel); `stages` of it rounded to a short type."""
     length, size = x.shape[2], x.shape[3]
     if size % 2:
         return x
     layout, pairing = ROTATIONS[kind]
-    angle = sign * np.arange(length)[:, None] * theta ** (-np.arange(0, size, 2) / size)[None]
-    angle = np.concatenate([angle, angle], axis=-1) if layout == "half" else np.repeat(angle, 2, axis=-1)
-    return np.asarray(x * np.cos(angle) + _paired(x, pairing) * np.sin(angle))
+    cos, sin = tables(length, size, theta, short, stages)
+    cos, sin = (
+        np.concatenate([table, table], axis=-1) if layout == "half" else np.repeat(table, 2, axis=-1)
+        for table in (cos, sign * sin)
+    )
+    return np.asarray(x * cos + _paired(x, pairing) * sin)
+
+
+def tables(
+    places: int, size: int, theta: float, short: str = "", stages: tuple[str, ...] = ()
+) -> tuple[Floats, Floats]:
+    """Cosines and sines of places times frequencies, with those of ANGLES that are asked for rounded."""
+
+    def rounded(stage: str, values: Floats) -> Floats:
+        return np.asarray(grid(values, short), np.float64) if stage in stages else np.asarray(values)
+
+    frequencies = rounded("frequencies", theta ** (-np.arange(0, size, 2) / size))
+    angles = rounded("angles", rounded("places", np.arange(places, dtype=np.float64))[:, None] * frequencies)
+    return rounded("tables", np.cos(angles)), rounded("tables", np.sin(angles))
 
 
 def _paired(x: Floats, pairing: str) -> Floats:

@@ -33,7 +33,9 @@ def suspects(place: Place) -> Iterator[Suspect]:
 
 
 def _plausible(place: Place, outer: str) -> bool:
-    low = min(float(np.nanmin(place.wanted)), float(np.nanmin(place.found)))
+    known = np.concatenate([place.wanted, place.found])
+    known = known[~np.isnan(known)]
+    low = float(known.min()) if known.size else 0.0
     if outer == "ReLU":
         return low == 0.0
     return leaks(place.wanted) if outer.startswith("Leaky") else -0.28 < low < 0.0

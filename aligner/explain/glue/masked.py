@@ -7,11 +7,19 @@ from typing import Optional
 
 import numpy as np
 
-from aligner.explain.case import HUGE
+from aligner.explain.case import HUGE, Case, distance
 from aligner.explain.patterns.functions import softmax
+from aligner.explain.patterns.limits import LARGEST, grid
 from aligner.explain.patterns.pair import Floats, Pair
 from aligner.explain.patterns.scales import name_of
 from aligner.explain.suspect import Suspect
+
+SCORES = 0.1
+"""How large scores may be beside the number that hides them."""
+
+SHORTS = ("float16", "bfloat16")
+ROUGH = {"float16": 2e-3, "bfloat16": 1.6e-2}
+"""What computing in a short type leaves besides rounding to it once."""
 
 
 def suspects(pair: Pair) -> Iterator[Suspect]:
@@ -21,6 +29,49 @@ def suspects(pair: Pair) -> Iterator[Suspect]:
     found = _scores(pair) or _weights(pair)
     if found is not None:
         yield found
+
+
+def fills(case: Case, pair: Pair) -> Iterator[Suspect]:
+    """The same places are hidden by other numbers, which matters in rows that are hidden as a whole."""
+    if not pair.alike or pair.expected.ndim < 2 or case.actual is None:
+        return
+    ours, theirs = (side <= -HUGE for side in (pair.expected, pair.actual))
+    if not ours.any() or not (ours == theirs).all() or not _blind(ours):
+        return
+    if not (_one_number(pair.expected[ours]) and _one_number(pair.actual[ours])):
+        return
+    fill = [float(np.median(side[ours])) for side in (pair.expected, pair.actual)]
+    if np.isclose(fill[0], fill[1], rtol=0.5):
+        return
+    word = "" if ours.all() else _short(pair, ~ours, case.actual.dtype)
+    if word is None:
+        return
+    told = [f"{number:.6g}" for number in fill]
+    codes = {f"{side}_code": f"masked(scores, {number})" for side, number in zip(("reference", "port"), told)}
+    facts = {"setting": "value of masked scores", "reference_value": told[0], "port_value": told[1], **codes}
+    facts.update(other=codes["reference_code"], instead=codes["port_code"], dtype=word or case.actual.dtype)
+    overflow = fill[1] <= -LARGEST and facts["dtype"] == "float16" and fill[0] > -np.inf
+    cause = "attention-fill-fp16-overflow" if overflow else "attention-mask-fill-1e4"
+    left = distance(pair.actual[~ours], grid(pair.expected, word)[~ours] if word else pair.expected[~ours])
+    yield pair.suspect(cause, left, 0.95, None, **facts)
+
+
+def _blind(hidden: Floats) -> bool:
+    """Whether some row has nothing to be seen."""
+    return hidden.shape[-1] > 1 and bool(hidden.all(axis=-1).any())
+
+
+def _one_number(hidden: Floats) -> bool:
+    """Whether all is hidden by one number, perhaps with the score still in it."""
+    return bool(np.isneginf(hidden).all() or float(np.ptp(hidden)) <= SCORES * abs(float(np.median(hidden))))
+
+
+def _short(pair: Pair, seen: Floats, dtype: str) -> Optional[str]:
+    """The type that what is seen was rounded to: "" for none, None where it is off otherwise."""
+    wanted, found = pair.expected[seen], pair.actual[seen]
+    if distance(found, wanted) <= pair.limit:
+        return dtype if dtype == "float16" else ""
+    return next((word for word in SHORTS if distance(found, grid(wanted, word)) <= ROUGH[word]), None)
 
 
 def _scores(pair: Pair) -> Optional[Suspect]:

@@ -11,8 +11,11 @@ from aligner.explain.patterns.pair import Floats, Pair, figure
 from aligner.explain.patterns.scales import listed, slope
 from aligner.explain.suspect import Suspect
 
-GRIDS = {"bfloat16": 16, "float16": 13, "tf32": 13}
-"""Low bits of a float32 that each short float lacks; float16 has fewer exponents too."""
+GRIDS = {"bfloat16": 16, "float16": 13, "tf32": 13, "hf32": 12}
+"""Low bits of a float32 that each short float lacks; float16 has fewer exponents too.
+
+tf32 and hf32 are what devices make of the operands of products on their own: they appear in no dtype.
+"""
 
 LARGEST = 65504.0
 """The largest float16."""
@@ -158,7 +161,7 @@ def _rounded(pair: Pair) -> Optional[Suspect]:
             return pair.suspect(
                 "bf16-output-rounding" if word == "bfloat16" else "rounding-grid", left, 0.7, dtype=word
             )
-        if pair.before < {"bfloat16": 3e-2, "float16": 4e-3, "tf32": 4e-3}[word]:
+        if pair.before < {"bfloat16": 3e-2, "float16": 4e-3, "tf32": 4e-3, "hf32": 2e-3}[word]:
             return pair.suspect("rounding-grid", None, 0.5, dtype=word)
     return None
 
