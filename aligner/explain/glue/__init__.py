@@ -15,9 +15,6 @@ from aligner.explain.glue import (
     grids,
     heads,
     joins,
-    loss_inputs,
-    loss_totals,
-    losses,
     masked,
     operations,
     order,
@@ -34,9 +31,6 @@ from aligner.explain.glue.place import Place
 from aligner.explain.patterns.pair import Pair
 from aligner.explain.suspect import Suspect
 from aligner.vocabulary import KINDS
-
-FEW = 6
-"""Fewer numbers than these fit too many formulas: only what a loss is may be told of them."""
 
 WEAK = {"channel-ratio", "channel-shift", "ratio-and-shift", "negative-side-scaled"}
 """Relations that hold but say little: other rules are asked, too."""
@@ -75,11 +69,6 @@ def _of_own(case: Case) -> bool:
 
 def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     """The rules for values of one shape, the surest first; each is asked when those before it proved nothing."""
-    yield loss_inputs.suspects(case, pair, hand)
-    yield losses.suspects(case, pair, hand)
-    if pair.expected.size < FEW:
-        yield loss_totals.suspects(case, pair, hand)
-        return
     yield grids.diagonal(pair)
     yield joins.suspects(pair, hand)
     yield pixels.suspects(pair, hand)
@@ -103,8 +92,6 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
 
 
 def _other_shape(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
-    yield loss_inputs.suspects(case, pair, hand)
-    yield losses.suspects(case, pair, hand)
     yield joins.suspects(pair, hand)
     yield shapes.suspects(pair, hand)
     yield as_layer.suspects(case, pair, hand)
