@@ -62,7 +62,14 @@ class Cases:
             known=self._known(place.owner, expected) if around and expected is not None else self._alike(place),
             later=self._later(place.owner, expected) if around and expected is not None else (),
             operations=self._operations(place) if around else None,
+            consumer=self._consumer(place) if around else None,
         )
+
+    def _consumer(self, place: Place) -> Optional[LayerSpec]:
+        """The layer that the code around it hands the value to."""
+        if place.key is None or not is_input(place.key.slot) or place.key.layer == place.owner:
+            return None
+        return _spec(self._nets[0], place.key.layer)
 
     def _operations(self, place: Place) -> Optional[tuple[tuple[str, ...], tuple[str, ...]]]:
         """What the parent's code ran between the two layers, on both sides; None where one side does not tell."""

@@ -65,6 +65,8 @@ class Case:
     """Glue: what the reference's parent had in hand only afterwards; a port may do things in another order."""
     operations: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
     """Glue: operations that ran between the two layers, of reference and port, where known."""
+    consumer: Optional[LayerSpec] = None
+    """Glue: settings of the reference's layer that the value goes into; None where the parent returns it."""
 
 
 def distance(found: Array, wanted: Array) -> float:

@@ -17,6 +17,7 @@ from aligner.explain.patterns import (
     convolution,
     embedding,
     linear,
+    losses,
     norms,
     pooling,
     rearranging,
@@ -43,6 +44,7 @@ LAYERS: tuple[Rule, ...] = (
     rearranging.suspects,
     embedding.suspects,
     recurrent.suspects,
+    losses.suspects,
 )
 """What is known of layers; each leaves alone what it is not made for."""
 

@@ -1,0 +1,181 @@
+"""A loss that is a layer: which wrong loss of the same tensors gives what the port made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Optional
+
+import numpy as np
+
+from aligner.explain import spelling
+from aligner.explain.case import distance
+from aligner.explain.patterns.loss_forms import TORCH_CLAMP, Given, Loss
+from aligner.explain.patterns.loss_mistakes import Mistake, mistakes
+from aligner.explain.patterns.pair import Floats, Pair
+from aligner.explain.patterns.scene import Scene
+from aligner.explain.suspect import Suspect
+from aligner.record import LayerSpec, Scalar
+
+EXACT = 4e-6
+"""Relative distance within which a formula is the reference's loss: one number alone must be met closely."""
+
+APART = 10.0
+"""How many times nearer to the port's value than the right loss a wrong one must come."""
+
+
+def suspects(scene: Scene) -> Iterator[Suspect]:
+    """The mistake that gives the port's value; the reference's own must come out by the same means."""
+    base = BASES.get(scene.kind, _none)(scene)
+    if base is None or not gives(base, scene.pair.expected, EXACT):
+        return
+    yield from told(scene.pair, base, constants(scene.case.reference, scene.case.port), scene.case.reference)
+
+
+def told(pair: Pair, base: Loss, own: Iterable[float], spec: Optional[LayerSpec] = None) -> Iterator[Suspect]:
+    """The first mistake in the right loss that gives the port's value; one for each cause that does."""
+    before, seen = close(base(), pair.actual), set()
+    for mistake in mistakes(base, own):
+        left = close(mistake.loss(), pair.actual)
+        if mistake.cause in seen or left > pair.limit or left * APART > before:
+            continue
+        seen.add(mistake.cause)
+        yield pair.suspect(mistake.cause, left, 0.93, None, **_facts(mistake, base, spec))
+
+
+def gives(loss: Loss, wanted: Floats, limit: float) -> bool:
+    """Whether the loss is this value."""
+    return close(loss(), wanted) <= limit
+
+
+def close(found: Optional[Floats], wanted: Floats) -> float:
+    """Relative distance, whatever the two shapes; inf for other counts of numbers, and where something is no number."""
+    if found is None or found.size != wanted.size or not np.isfinite(wanted).all():
+        return float("inf")
+    return distance(found.reshape(-1), wanted.astype(np.float64).reshape(-1))
+
+
+def constants(*specs: LayerSpec) -> tuple[float, ...]:
+    """Numbers that stand in the settings of layers: margins and temperatures that people gave."""
+    values = [value for spec in specs for value in spec.attributes.values()]
+    found = {float(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= 100}
+    return tuple(sorted(found))[:12]
+
+
+def _facts(mistake: Mistake, base: Loss, spec: Optional[LayerSpec]) -> dict[str, Scalar]:
+    names = [mistake.setting] if spec is not None and mistake.setting in spec.attributes else []
+    function = FUNCTIONS.get(base.family, "ops.mse_loss")
+    written = f"{function}(..., {mistake.setting}={mistake.reference})"
+    if spec is not None and names:
+        written = spelling.written(spec, names)
+    return {
+        "loss": base.family,
+        "setting": mistake.setting,
+        "reference_value": mistake.reference,
+        "port_value": mistake.port,
+        "written": written,
+        "given": ", ".join(given.text for given in base.given),
+    }
+
+
+FUNCTIONS: Mapping[str, str] = {
+    "cross entropy": "ops.cross_entropy",
+    "soft cross entropy": "ops.cross_entropy",
+    "binary cross entropy": "ops.binary_cross_entropy_with_logits",
+    "L1 loss": "ops.l1_loss",
+    "Huber loss": "ops.huber_loss",
+    "smooth L1 loss": "ops.smooth_l1_loss",
+    "KL divergence": "ops.kl_div",
+    "Gaussian NLL": "ops.gaussian_nll_loss",
+    "cosine embedding": "ops.cosine_embedding_loss",
+    "triplet margin": "ops.triplet_margin_loss",
+    "margin ranking": "ops.margin_ranking_loss",
+    "hinge embedding": "ops.hinge_embedding_loss",
+    "multi margin": "ops.multi_margin_loss",
+}
+"""A loss -> what people write for it in MindSpore."""
+
+
+def _none(_scene: Scene) -> Optional[Loss]:
+    return None
+
+
+def _base(family: str, count: int, *same: str, **names: str) -> Callable[[Scene], Optional[Loss]]:
+    """A loss of `count` tensors; settings of the same names, or of others: our word = the layer's."""
+    table = {**{name: name for name in same}, **names}
+
+    def base(scene: Scene) -> Optional[Loss]:
+        if len(scene.inputs) != count:
+            return None
+        given = tuple(Given(f"input.{number}", array) for number, array in enumerate(scene.inputs))
+        settings = {ours: scene.case.reference.attributes.get(theirs) for ours, theirs in table.items()}
+        settings["reduction"] = scene.setting("reduction", "mean")
+        return Loss(family, given, {name: value for name, value in settings.items() if value is not None})
+
+    return base
+
+
+def class_axis(scores: Floats, labels: Floats) -> Optional[int]:
+    """Where the classes are, in the scores: torch has them second."""
+    if scores.ndim == labels.ndim + 1:
+        if scores.shape[:1] + scores.shape[2:] == labels.shape:
+            return 1
+        if scores.shape[:-1] == labels.shape:
+            return -1
+    return None
+
+
+def _cross_entropy(logs: str) -> Callable[[Scene], Optional[Loss]]:
+    plain = _base("cross entropy", 2, ignore="ignore_index", smoothing="label_smoothing")
+    soft = _base("soft cross entropy", 2)
+
+    def base(scene: Scene) -> Optional[Loss]:
+        loss = plain(scene)
+        if loss is None:
+            return None
+        scores, labels = scene.inputs
+        weight, axis = scene.parameter("weight"), class_axis(scores, labels)
+        if axis is None and scores.shape == labels.shape and weight is None and not scene.number("label_smoothing", 0):
+            made = soft(scene)
+            how = scene.setting("reduction", "mean")
+            return made and made.changed(axis=1 if scores.ndim > 1 else 0, reduction=how)
+        if axis is None:
+            return None
+        whole = Loss(loss.family, (loss.given[0], Given("labels", labels.astype(np.int64))), loss.settings)
+        return whole.changed(axis=axis, logs=logs, weight=weight)
+
+    return base
+
+
+def _binary(logits: bool) -> Callable[[Scene], Optional[Loss]]:
+    plain = _base("binary cross entropy", 2)
+
+    def base(scene: Scene) -> Optional[Loss]:
+        loss = plain(scene)
+        more: dict[str, Any] = {"logits": logits, "clamp": TORCH_CLAMP, "weight": scene.parameter("weight")}
+        if scene.parameter("pos_weight") is not None:
+            more["pos_weight"] = scene.parameter("pos_weight")
+        return None if loss is None else loss.changed(**more)
+
+    return base
+
+
+BASES: Mapping[str, Callable[[Scene], Optional[Loss]]] = {
+    "CrossEntropyLoss": _cross_entropy("log_softmax"),
+    "NLLLoss": _cross_entropy("given"),
+    "BCELoss": _binary(False),
+    "BCEWithLogitsLoss": _binary(True),
+    "L1Loss": _base("L1 loss", 2),
+    "MSELoss": _base("MSE loss", 2),
+    "SmoothL1Loss": _base("smooth L1 loss", 2, edge="beta"),
+    "HuberLoss": _base("Huber loss", 2, edge="delta"),
+    "KLDivLoss": _base("KL divergence", 2, "log_target"),
+    "GaussianNLLLoss": _base("Gaussian NLL", 3, "full", "eps"),
+    "PoissonNLLLoss": _base("Poisson NLL", 2, "log_input", "full", "eps"),
+    "CosineEmbeddingLoss": _base("cosine embedding", 3, "margin"),
+    "TripletMarginLoss": _base("triplet margin", 3, "margin", "p", "eps", "swap"),
+    "MarginRankingLoss": _base("margin ranking", 3, "margin"),
+    "HingeEmbeddingLoss": _base("hinge embedding", 2, "margin"),
+    "SoftMarginLoss": _base("soft margin", 2),
+    "MultiMarginLoss": _base("multi margin", 2, "margin", "p"),
+}
+"""Kind of layer -> the loss that the reference computes."""
