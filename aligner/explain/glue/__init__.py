@@ -10,19 +10,27 @@ from aligner.explain.glue import (
     attention,
     differences,
     divisors,
+    dropped,
     elementwise,
     formulas,
     grids,
     heads,
+    integers,
     joins,
+    loss_inputs,
+    loss_totals,
+    losses,
     masked,
     operations,
     order,
     parts,
+    picked,
     pixels,
     renamed,
     responses,
     rounded,
+    sampled,
+    scalars,
     shapes,
     tables,
 )
@@ -31,6 +39,9 @@ from aligner.explain.glue.place import Place
 from aligner.explain.patterns.pair import Pair
 from aligner.explain.suspect import Suspect
 from aligner.vocabulary import KINDS
+
+FEW = 6
+"""Fewer numbers than these fit too many formulas: only what a loss is may be told of them."""
 
 WEAK = {"channel-ratio", "channel-shift", "ratio-and-shift", "negative-side-scaled"}
 """Relations that hold but say little: other rules are asked, too."""
@@ -69,12 +80,22 @@ def _of_own(case: Case) -> bool:
 
 def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     """The rules for values of one shape, the surest first; each is asked when those before it proved nothing."""
+    yield loss_inputs.suspects(case, pair, hand)
+    yield losses.suspects(case, pair, hand)
+    if pair.expected.size < FEW:
+        yield loss_totals.suspects(case, pair, hand)
+        return
     yield grids.diagonal(pair)
     yield joins.suspects(pair, hand)
     yield pixels.suspects(pair, hand)
     yield elementwise.suspects(case, pair, hand)
     yield divisors.suspects(pair, hand)
     yield responses.suspects(pair, hand)
+    yield scalars.suspects(pair, hand)
+    yield sampled.suspects(pair, hand)
+    yield picked.suspects(pair, hand)
+    yield integers.suspects(pair, hand)
+    yield dropped.suspects(case, pair, hand)
     place = Place.of(case, pair, hand)
     yield formulas.suspects(place)
     yield order.suspects(place)
@@ -92,7 +113,10 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
 
 
 def _other_shape(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
+    yield loss_inputs.suspects(case, pair, hand)
+    yield losses.suspects(case, pair, hand)
     yield joins.suspects(pair, hand)
+    yield picked.suspects(pair, hand)
     yield shapes.suspects(pair, hand)
     yield as_layer.suspects(case, pair, hand)
     yield renamed.suspects(pair, hand)
