@@ -10,12 +10,10 @@ from aligner.explain.glue import (
     attention,
     differences,
     divisors,
-    dropped,
     elementwise,
     formulas,
     grids,
     heads,
-    integers,
     joins,
     loss_inputs,
     loss_totals,
@@ -24,13 +22,10 @@ from aligner.explain.glue import (
     operations,
     order,
     parts,
-    picked,
     pixels,
     renamed,
     responses,
     rounded,
-    sampled,
-    scalars,
     shapes,
     tables,
 )
@@ -91,11 +86,6 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield elementwise.suspects(case, pair, hand)
     yield divisors.suspects(pair, hand)
     yield responses.suspects(pair, hand)
-    yield scalars.suspects(pair, hand)
-    yield sampled.suspects(pair, hand)
-    yield picked.suspects(pair, hand)
-    yield integers.suspects(pair, hand)
-    yield dropped.suspects(case, pair, hand)
     place = Place.of(case, pair, hand)
     yield formulas.suspects(place)
     yield order.suspects(place)
@@ -116,7 +106,6 @@ def _other_shape(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspec
     yield loss_inputs.suspects(case, pair, hand)
     yield losses.suspects(case, pair, hand)
     yield joins.suspects(pair, hand)
-    yield picked.suspects(pair, hand)
     yield shapes.suspects(pair, hand)
     yield as_layer.suspects(case, pair, hand)
     yield renamed.suspects(pair, hand)
