@@ -25,6 +25,7 @@ TOPICS: tuple[str, ...] = (
     "arguments",
     "readings",
     "inputs",
+    "operations",
 )
 """Modules of this package, each with `ENTRIES: tuple[Entry, ...]`."""
 

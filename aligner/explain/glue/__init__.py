@@ -10,10 +10,12 @@ from aligner.explain.glue import (
     attention,
     differences,
     divisors,
+    dropped,
     elementwise,
     formulas,
     grids,
     heads,
+    integers,
     joins,
     loss_inputs,
     loss_totals,
@@ -22,15 +24,20 @@ from aligner.explain.glue import (
     operations,
     order,
     parts,
+    picked,
     pixels,
     renamed,
     responses,
     rounded,
+    sampled,
+    scalars,
     shapes,
     tables,
+    turned,
 )
 from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.place import Place
+from aligner.explain.patterns import angles
 from aligner.explain.patterns.pair import Pair
 from aligner.explain.suspect import Suspect
 from aligner.vocabulary import KINDS
@@ -79,6 +86,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield losses.suspects(case, pair, hand)
     if pair.expected.size < FEW:
         yield loss_totals.suspects(case, pair, hand)
+        yield scalars.suspects(pair, hand)
         return
     yield grids.diagonal(pair)
     yield joins.suspects(pair, hand)
@@ -86,11 +94,18 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield elementwise.suspects(case, pair, hand)
     yield divisors.suspects(pair, hand)
     yield responses.suspects(pair, hand)
+    yield scalars.suspects(pair, hand)
+    yield sampled.suspects(pair, hand)
+    yield picked.suspects(pair, hand)
+    yield integers.suspects(pair, hand)
+    yield dropped.suspects(case, pair, hand)
     place = Place.of(case, pair, hand)
     yield formulas.suspects(place)
     yield order.suspects(place)
     yield rounded.suspects(place)
     yield masked.suspects(pair)
+    yield turned.suspects(pair, hand)
+    yield angles.suspects(pair)
     yield attention.suspects(case, pair, hand)
     yield as_layer.suspects(case, pair, hand)
     yield differences.suspects(place)
@@ -106,6 +121,7 @@ def _other_shape(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspec
     yield loss_inputs.suspects(case, pair, hand)
     yield losses.suspects(case, pair, hand)
     yield joins.suspects(pair, hand)
+    yield picked.suspects(pair, hand)
     yield shapes.suspects(pair, hand)
     yield as_layer.suspects(case, pair, hand)
     yield renamed.suspects(pair, hand)

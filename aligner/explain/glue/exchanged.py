@@ -10,7 +10,7 @@ from aligner.explain.glue.views import View
 from aligner.record import Scalar
 
 NORMS = {"standardize", "standardize_by_std", "standardize_by_std_n", "rms_norm", "centre", "share", "cumsum"}
-REDUCTIONS = {"mean", "max", "sum", "min", "norm", "std", "var", "std_n", "var_n"}
+REDUCTIONS = {"mean", "max", "sum", "min", "norm", "std", "var", "std_n", "var_n", "median", "numpy median"}
 ENDS = {"first", "last", "second", "last but one", "slice", "stride", "index"}
 TURNS = {"transpose", "reshape", "turned and reshaped"}
 
@@ -41,8 +41,10 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
         return cause, facts, 0
     if hows in ({"std", "std_n"}, {"var", "var_n"}, {"standardize_by_std", "standardize_by_std_n"}):
         return "std-ddof", {**facts, "ratio": f"{new.text} for {old.text}"}, 0
+    if hows == {"median", "numpy median"}:
+        return "median-numpy-vs-torch", facts, 0
     if old.how == new.how and old.how in REDUCTIONS:
-        return "reduction-axis", facts, 0
+        return _axes(old, new), facts, 0
     if hows <= REDUCTIONS | ENDS and hows & REDUCTIONS:
         return "reduction-other", facts, 0
     if hows <= ENDS | {"chunk", "every", ""} and hows != {""}:
@@ -65,6 +67,12 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
     if hows <= TURNS:
         return "view-vs-transpose", facts, 0
     return _along(old, new, facts)
+
+
+def _axes(old: View, new: View) -> str:
+    """Means of maps over their places, channels first on one side and last on the other, have a name of their own."""
+    places = {view.detail for view in (old, new)} == {"axis (2, 3)", "axis (1, 2)"}
+    return "mean-wrong-axes-nhwc" if places and old.how == "mean" and old.piece.array.ndim == 4 else "reduction-axis"
 
 
 def _padding(old: View, new: View, facts: dict[str, Scalar]) -> tuple[str, Mapping[str, Scalar]]:

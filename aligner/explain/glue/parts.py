@@ -10,7 +10,7 @@ from typing import Optional
 import numpy as np
 
 from aligner.explain.case import Case, distance
-from aligner.explain.glue import as_layer, differences, formulas, views
+from aligner.explain.glue import as_layer, differences, formulas, scalars, views
 from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.views import View
@@ -66,6 +66,7 @@ def _alone(case: Case, pair: Pair, hand: Hand, axis: int, part: slice, text: str
     small = Pair(pair.expected[index], pair.actual[index], pair.limit, pair.facts)
     held = hand.cut(axis - pair.expected.ndim, part, pair.expected.shape[axis])
     place = Place.of(case, small, held)
+    yield from (_told(suspect, text) for suspect in scalars.suspects(small, held))
     yield from (_told(suspect, text) for suspect in formulas.suspects(place))
     yield from (_told(suspect, text) for suspect in as_layer.suspects(case, small, held))
     yield from (_told(suspect, text) for suspect in differences.suspects(place))

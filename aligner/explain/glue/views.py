@@ -204,6 +204,8 @@ def _over(piece: Piece, axes: tuple[int, ...], shape: Shape) -> Iterator[View]:
         results["var"] = array.var(axis=axes, ddof=1)
         results["std_n"] = array.std(axis=axes)
         results["var_n"] = array.var(axis=axes)
+    if count > 2 and count % 2 == 0:
+        results["median"], results["numpy median"] = _medians(array, axes)
     if len(axes) == 1:
         results["first"] = array.take(0, axis=axes[0])
         results["last"] = array.take(-1, axis=axes[0])
@@ -211,6 +213,15 @@ def _over(piece: Piece, axes: tuple[int, ...], shape: Shape) -> Iterator[View]:
         results["last but one"] = array.take(max(-2, -count), axis=axes[0])
     for how, result in results.items():
         yield View(piece, how, f"axis {where}", f"{how}([{piece.name}], axis={where})", result.reshape(shape))
+
+
+def _medians(array: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """Of an even count the lower of the two in the middle, as torch takes it, and their mean."""
+    kept = [size for axis, size in enumerate(array.shape) if axis not in axes]
+    rows = np.moveaxis(array, axes, range(-len(axes), 0)).reshape(*kept, -1)
+    middle = rows.shape[-1] // 2
+    rows = np.partition(rows, (middle - 1, middle), axis=-1)
+    return rows[..., middle - 1], 0.5 * (rows[..., middle - 1] + rows[..., middle])
 
 
 def normed(piece: Piece, wanted: Shape) -> Iterator[View]:
