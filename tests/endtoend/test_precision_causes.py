@@ -142,3 +142,68 @@ def test_zeros_for_a_query_that_sees_nothing(tmp_path, fill, wanted):
     _, found = first_cause(answer(tmp_path, net, port, x, mask(blind=True)))
     assert found.id == "flash-attention-fully-masked-row"
     assert (found.facts["reference_value"], found.facts["port_value"]) == (wanted, "zeros")
+
+
+def tables(places, kind):
+    """Cosines and sines for places and heads of eight channels."""
+    at, frequencies = torch.arange(float(places)), 10000.0 ** (-torch.arange(0, 8, 2) / 8)
+    if kind == "angles":
+        at, frequencies = at.bfloat16(), frequencies.bfloat16()
+    if kind == "places":
+        at = at.bfloat16().float()
+    angles = torch.outer(at, frequencies).repeat(1, 2)
+    made = angles.cos(), angles.sin()
+    return [(table.half() if kind == "tables" else table).float() for table in made]
+
+
+class Rotary(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = [kind]
+
+    def forward(self, x):
+        return tables(x.shape[1], self.kind[0])
+
+
+class Dot(nn.Module):
+    def forward(self, q, k, v):
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+class Turned(nn.Module):
+    """Attention with rotary embeddings, the tables or the products in a layer of their own if asked for."""
+
+    def __init__(self, kind, apart=""):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+        self.tables = Rotary(kind) if apart == "tables" else None
+        self.dot = Dot() if apart == "products" else None
+        self.kind = [kind]
+
+    def forward(self, x):
+        q, k, v = (layer(x).view(2, -1, 4, 8).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        cos, sin = tables(x.shape[1], self.kind[0]) if self.tables is None else self.tables(x)
+        q, k = (y * cos + torch.cat([-y[..., 4:], y[..., :4]], -1) * sin for y in (q, k))
+        made = (self.dot or nn.functional.scaled_dot_product_attention)(q, k, v)
+        return self.o(made.transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.parametrize(
+    ("apart", "kind", "told"),
+    [
+        ("", "angles", "angles, sines and cosines"),
+        ("", "tables", "sines and cosines"),
+        ("tables", "places", "the places"),
+        ("products", "angles", "angles, sines and cosines"),
+    ],
+)
+def test_rotary_embeddings_in_a_short_type(tmp_path, apart, kind, told):
+    torch.manual_seed(0)
+    net = Turned("", apart)
+    port = copy.deepcopy(net)
+    port.kind = [kind]
+    if port.tables is not None:
+        port.tables.kind = [kind]
+    _, found = first_cause(answer(tmp_path, net, port, torch.randn(2, 300, 32)))
+    assert (found.id, found.confirmed) == ("rotary-precision", True)
+    assert (found.facts["setting"], found.facts["dtype"]) == (told, "float16" if kind == "tables" else "bfloat16")

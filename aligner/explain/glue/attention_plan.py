@@ -8,6 +8,7 @@ from typing import Optional
 import numpy as np
 
 from aligner.explain.glue.hand import Piece
+from aligner.explain.patterns.angles import cosines
 from aligner.explain.patterns.functions import softmax
 from aligner.explain.patterns.limits import grid
 from aligner.explain.patterns.pair import Floats
@@ -58,7 +59,7 @@ class Plan:
     """What queries get that see no key: "zero", "mean" of all values, or what the softmax makes of it."""
     rope_short: str = ""
     rope_rounded: tuple[str, ...] = ()
-    """The same of the rotary embedding's ANGLES."""
+    """The same of the rotary embedding's angles."""
     given: Optional[Piece] = None
     """Scores that were in hand already, or weights (`weighted` is False); the one source is the value then."""
 
@@ -80,9 +81,6 @@ ROTATIONS = {
 
 STAGES = ("query and key", "product", "scores", "weights", "value", "result")
 """Where a shorter type may come in, in the order of computing. "scores" are scaled, and masked."""
-
-ANGLES = ("places", "frequencies", "angles", "tables")
-"""The same of a rotary embedding; tables are the sines and cosines."""
 
 DEAD = -1e4
 """What is added to a score that is not to be seen."""
@@ -226,25 +224,12 @@ def rotated(
     if size % 2:
         return x
     layout, pairing = ROTATIONS[kind]
-    cos, sin = tables(length, size, theta, short, stages)
+    cos, sin = cosines(length, size, theta, short, stages)
     cos, sin = (
         np.concatenate([table, table], axis=-1) if layout == "half" else np.repeat(table, 2, axis=-1)
         for table in (cos, sign * sin)
     )
     return np.asarray(x * cos + _paired(x, pairing) * sin)
-
-
-def tables(
-    places: int, size: int, theta: float, short: str = "", stages: tuple[str, ...] = ()
-) -> tuple[Floats, Floats]:
-    """Cosines and sines of places times frequencies, with those of ANGLES that are asked for rounded."""
-
-    def rounded(stage: str, values: Floats) -> Floats:
-        return np.asarray(grid(values, short), np.float64) if stage in stages else np.asarray(values)
-
-    frequencies = rounded("frequencies", theta ** (-np.arange(0, size, 2) / size))
-    angles = rounded("angles", rounded("places", np.arange(places, dtype=np.float64))[:, None] * frequencies)
-    return rounded("tables", np.cos(angles)), rounded("tables", np.sin(angles))
 
 
 def _paired(x: Floats, pairing: str) -> Floats:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from aligner.explain.glue.attention_edits import Edit, altered
-from aligner.explain.glue.attention_plan import ANGLES, DEAD, STAGES, Plan
+from aligner.explain.glue.attention_plan import DEAD, STAGES, Plan
+from aligner.explain.patterns.angles import SHORTS, TURNS
 
 COARSE = 0.3
 """Rounding makes no larger an error, while nothing overflows."""
@@ -29,19 +30,6 @@ EACH: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 PRODUCTS = {words for words, stages in EACH if not {"product", "scores", "result"} & set(stages)}
 """Only what goes into products is rounded: so a device may be set to compute them."""
-
-TURNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("the angles", ANGLES[:3]),
-    ("angles, sines and cosines", ANGLES),
-    ("sines and cosines", ANGLES[3:]),
-    ("the frequencies", ANGLES[1:2]),
-    ("places and angles", (ANGLES[0], ANGLES[2])),
-    ("the product of places and frequencies", ANGLES[2:3]),
-    ("the places", ANGLES[:1]),
-)
-"""The same of a rotary embedding."""
-
-SHORTS = ("float16", "bfloat16")
 
 
 def unseeing(plan: Plan) -> Iterator[Edit]:

@@ -8,11 +8,29 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from aligner.explain.case import distance
+from aligner.explain.patterns.limits import grid
 from aligner.explain.patterns.pair import Floats, Pair
 from aligner.explain.suspect import Suspect
 
 CLOSE = 2e-4
 """Angles of far places are not exact in float32."""
+
+
+STAGES = ("places", "frequencies", "angles", "tables")
+"""What may be made in a shorter type, in the order of computing; tables are the sines and cosines."""
+
+TURNS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("the angles", STAGES[:3]),
+    ("angles, sines and cosines", STAGES),
+    ("sines and cosines", STAGES[3:]),
+    ("the frequencies", STAGES[1:2]),
+    ("places and angles", (STAGES[0], STAGES[2])),
+    ("the product of places and frequencies", STAGES[2:3]),
+    ("the places", STAGES[:1]),
+)
+"""The mistakes in words."""
+
+SHORTS = ("float16", "bfloat16")
 
 
 class Table(NamedTuple):
@@ -29,13 +47,30 @@ def suspects(pair: Pair) -> Iterator[Suspect]:
         return
     ours = _read(pair.expected)
     theirs = None if ours is None else _read(pair.actual)
+    if ours is not None and (theirs is None or ours == theirs):
+        yield from _rounded(pair, ours)
     if ours is None or theirs is None or ours == theirs:
         return
-    left = distance(_made(theirs, *_rows(pair.actual).shape), _rows(pair.actual))
+    left = distance(_made(theirs, _rows(pair.actual).shape), _rows(pair.actual))
     if left * 8.0 > pair.before:
         return
     port, reference = (f"{table.function}, base {table.base:g}, in {table.layout}" for table in (theirs, ours))
     yield pair.suspect("angles-differ", left, 0.9, None, port_value=port, reference_value=reference)
+
+
+def _rounded(pair: Pair, ours: Table) -> Iterator[Suspect]:
+    """The same table, made in a shorter type from some stage on."""
+    found = _rows(pair.actual)
+    rounded = [
+        (distance(_made(ours, found.shape, word, stages), found), word, told)
+        for word in SHORTS
+        for told, stages in TURNS
+    ]
+    left, word, told = min(rounded)
+    if left <= CLOSE and left * 8.0 <= pair.before:
+        reference = f"{ours.function}, base {ours.base:g}, in {ours.layout}"
+        facts = {"dtype": word, "setting": told, "reference_code": reference, "port_code": f"{told} in {word}"}
+        yield pair.suspect("rotary-precision", left, 0.9, None, **facts)
 
 
 def _rows(table: Floats) -> Floats:
@@ -58,11 +93,22 @@ def _read(whole: Floats) -> Optional[Table]:
     frequency = float(np.arccos(second) if function == "cos" else np.arcsin(second))
     base = float(f"{frequency ** (-width / 2):.3g}")
     found = Table(function, layout, base)
-    return found if distance(_made(found, places, width), table) <= CLOSE else None
+    return found if distance(_made(found, table.shape), table) <= CLOSE else None
 
 
-def _made(table: Table, places: int, width: int) -> Floats:
-    frequencies = table.base ** (-np.arange(0, width, 2) / width)
-    angles = np.arange(places)[:, None] * frequencies
-    values = np.cos(angles) if table.function == "cos" else np.sin(angles)
+def cosines(
+    places: int, size: int, base: float, short: str = "", stages: tuple[str, ...] = ()
+) -> tuple[Floats, Floats]:
+    """Cosines and sines of places times frequencies; those of STAGES that are asked for are rounded to `short`."""
+
+    def rounded(stage: str, values: Floats) -> Floats:
+        return np.asarray(grid(values, short), np.float64) if stage in stages else np.asarray(values)
+
+    frequencies = rounded("frequencies", base ** (-np.arange(0, size, 2) / size))
+    angles = rounded("angles", rounded("places", np.arange(places, dtype=np.float64))[:, None] * frequencies)
+    return rounded("tables", np.cos(angles)), rounded("tables", np.sin(angles))
+
+
+def _made(table: Table, shape: tuple[int, ...], short: str = "", stages: tuple[str, ...] = ()) -> Floats:
+    values = cosines(shape[0], shape[1], table.base, short, stages)[table.function == "sin"]
     return np.asarray(np.tile(values, 2) if table.layout == "halves" else np.repeat(values, 2, axis=1))
