@@ -28,7 +28,7 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
         yield from _shifted(pair, hand)
     if pair.alike and pair.expected.dtype.kind == "f":
         with np.errstate(all="ignore"):
-            yield from _applied(kind, pair)
+            yield from _spread(pair) if (kind, case.slot) == ("GaussianNLLLoss", "input.2") else _applied(kind, pair)
 
 
 def _applied(kind: str, pair: Pair) -> Iterator[Suspect]:
@@ -52,6 +52,22 @@ def _applied(kind: str, pair: Pair) -> Iterator[Suspect]:
             values = ("log(p)", "p") if logs else ("logits", f"{function}(logits)")
             facts = {"setting": "scores", "reference_value": values[0], "port_value": values[1], "loss": kind}
             yield pair.suspect(cause, left, 0.95, None, **facts)
+            return
+
+
+def _spread(pair: Pair) -> Iterator[Suspect]:
+    """A deviation or a logarithm in place of a variance."""
+    x = pair.expected.astype(np.float64)
+    for told, found in (
+        ("variance squared", np.square(x)),
+        ("root of the variance", np.sqrt(x)),
+        ("logarithm of the variance", np.log(x)),
+        ("exp of the variance", np.exp(x)),
+    ):
+        left = pair.proved(found, pair.actual)
+        if left is not None:
+            facts = {"setting": "var", "reference_value": "variance", "port_value": told, "loss": "Gaussian NLL"}
+            yield pair.suspect("gaussian-nll-variance", left, 0.95, None, **facts)
             return
 
 

@@ -35,6 +35,12 @@ PARTS: Mapping[str, str] = {
 }
 """A reduction in words."""
 
+NAMES: Mapping[str, str] = {how: repr(how) for how in ("mean", "sum", "none", "batchmean")}
+"""Those that a loss has an argument for, as it is written."""
+
+OF_LABELS = ("mean of counted", "mean of all")
+"""What means something where labels are left out or weighted."""
+
 SMOOTHINGS = (0.0, 0.1, 0.05, 0.2)
 MARGINS = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)
 EDGES = (1.0, 0.5, 0.25, 0.1, 1.0 / 9.0, 0.11, 0.01, 2.0)
@@ -53,7 +59,7 @@ def _reduction(loss: Loss, _own: Iterable[float]) -> Iterator[Mistake]:
     wanted = loss.get("reduction", "mean")
     weighted = loss.get("weight") is not None and loss.family == "cross entropy"
     for how in REDUCTIONS:
-        if how == wanted:
+        if how == wanted or (how in OF_LABELS and loss.family != "cross entropy"):
             continue
         cause = "loss-reduction"
         if loss.family == "KL divergence" and {how, wanted} == {"mean", "batchmean"}:
@@ -65,7 +71,8 @@ def _reduction(loss: Loss, _own: Iterable[float]) -> Iterator[Mistake]:
         elif wanted == "mean" and how == "mean of all":
             ignores = loss.get("ignore") is not None
             cause = "ce-sparse-softmax-mean-over-padding" if ignores or not weighted else "ce-class-weight-mean"
-        yield Mistake(cause, loss.changed(reduction=how), "reduction", PARTS[wanted], PARTS[how])
+        words = NAMES if cause == "kldiv-reduction-batchmean" else PARTS
+        yield Mistake(cause, loss.changed(reduction=how), "reduction", words.get(wanted, wanted), words.get(how, how))
 
 
 def _numbers(loss: Loss, cause: str, name: str, default: float, values: Iterable[float]) -> Iterator[Mistake]:

@@ -10,7 +10,7 @@ import numpy as np
 from aligner.explain import spelling
 from aligner.explain.case import distance
 from aligner.explain.patterns.loss_forms import TORCH_CLAMP, Given, Loss
-from aligner.explain.patterns.loss_mistakes import Mistake, mistakes
+from aligner.explain.patterns.loss_mistakes import NAMES, Mistake, mistakes
 from aligner.explain.patterns.pair import Floats, Pair
 from aligner.explain.patterns.scene import Scene
 from aligner.explain.suspect import Suspect
@@ -32,13 +32,14 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
 
 
 def told(pair: Pair, base: Loss, own: Iterable[float], spec: Optional[LayerSpec] = None) -> Iterator[Suspect]:
-    """The first mistake in the right loss that gives the port's value; one for each cause that does."""
-    before, seen = close(base(), pair.actual), set()
+    """The mistakes in the right loss that give the port's value, the commonest first."""
+    before = close(base(), pair.actual)
+    seen: list[float] = []
     for mistake in mistakes(base, own):
         left = close(mistake.loss(), pair.actual)
-        if mistake.cause in seen or left > pair.limit or left * APART > before:
+        if left in seen or left > pair.limit or left * APART > before:
             continue
-        seen.add(mistake.cause)
+        seen.append(left)  # what leaves just as much is the same loss, said otherwise
         yield pair.suspect(mistake.cause, left, 0.93, None, **_facts(mistake, base, spec))
 
 
@@ -64,7 +65,8 @@ def constants(*specs: LayerSpec) -> tuple[float, ...]:
 def _facts(mistake: Mistake, base: Loss, spec: Optional[LayerSpec]) -> dict[str, Scalar]:
     names = [mistake.setting] if spec is not None and mistake.setting in spec.attributes else []
     function = FUNCTIONS.get(base.family, "ops.mse_loss")
-    written = f"{function}(..., {mistake.setting}={mistake.reference})"
+    value = NAMES.get(mistake.reference, mistake.reference) if mistake.setting == "reduction" else mistake.reference
+    written = f"{function}(..., {mistake.setting}={value})"
     if spec is not None and names:
         written = spelling.written(spec, names)
     return {
