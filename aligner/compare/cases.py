@@ -116,7 +116,10 @@ class Cases:
         )
 
     def _known(self, parent: str, wrong: Entry) -> tuple[Value, ...]:
-        """What the parent had in hand before it made this value, the nearest last; then others' values."""
+        """What the parent had in hand before it made this value, the nearest last; then others' values.
+
+        What is further inside, in its children's own hands, comes before: it is less likely, but nearer than others'.
+        """
         visits = self._visits(wrong.key.step)
         around = self._around(visits, parent, wrong)
         inside = {id(around)} if around is not None else set()
@@ -130,7 +133,9 @@ class Cases:
         near.sort(key=lambda entry: entry.order)
         far.sort(key=lambda entry: -entry.order)
         own = [_value(e) for e in self._nets[0].parameters.get(parent, {}).values()]
-        return (*own, *_once(near), *_once(far[: 2 * OTHERS], near)[:OTHERS])
+        others = _once(far[: 2 * OTHERS], near)[:OTHERS]
+        deep = [value for value in others if _within(value.layer, parent)]
+        return (*own, *reversed(deep), *_once(near), *(value for value in others if not _within(value.layer, parent)))
 
     def _later(self, parent: str, wrong: Entry) -> tuple[Value, ...]:
         """What the parent's children got and made after it, in the same call, and that is another value."""
@@ -193,6 +198,10 @@ def _training(dump: Dump, layer: str) -> bool:
 def _value(entry: Entry) -> Value:
     key = entry.key
     return Value(key.layer, key.slot, key.call, entry.dtype, tuple(entry.shape), entry.load)
+
+
+def _within(layer: str, parent: str) -> bool:
+    return not parent or layer == parent or layer.startswith(parent + ".")
 
 
 def _once(entries: Iterable[Entry], before: Iterable[Entry] = ()) -> list[Value]:

@@ -30,7 +30,11 @@ NEAR = 8
 SUMMED = 1 << 16
 """Elements of a value that is summed up afterwards that are looked at."""
 
-AFTER: Mapping[str, Callable[..., Floats]] = {"sum": np.sum, "mean": np.mean}
+AFTER: Mapping[str, Callable[..., Floats]] = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}
+"""What may be done along axes, or in each block of a map, after the function was taken."""
+
+GRIDS = (2, 3, 4, 5, 6, 7)
+"""Places along each side that a map is pooled to, whatever its size."""
 
 BETAS = (0.5, 2.0, 3.0, 5.0, 10.0)
 SLOPES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.3)
@@ -87,11 +91,16 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
     """At most one."""
     if not (np.isfinite(pair.expected).all() and np.isfinite(pair.actual).all()):
         return
-    for source in _sources(pair, hand):
-        ours = _function(source, source.expected, pair.limit)
-        if ours is None:
+    for group in _sources(pair, hand):
+        reference = _first(group, pair.limit, port=False)
+        if reference is None:
             continue
-        theirs = _function(source, source.actual, pair.limit)
+        source, ours = reference
+        ported = _first((source, *group), pair.limit, port=True)
+        theirs = ported and ported[1]
+        if ported and ported[0] is not source:
+            yield _reduced(pair, source, ours, *ported)
+            return
         if theirs is not None and theirs != ours and not (source.whole and "" in (ours, theirs)):
             yield _told(pair, source, ours, theirs)
             return
@@ -99,6 +108,15 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
         if found is not None:
             yield found
             return
+
+
+def _first(group: tuple[Source, ...], limit: float, port: bool) -> Optional[tuple[Source, str]]:
+    """The first way to make the reference's, or the port's, value of one in hand, with its function."""
+    for source in group:
+        name = _function(source, source.actual if port else source.expected, limit)
+        if name is not None:
+            return source, name
+    return None
 
 
 def _function(source: Source, wanted: Floats, limit: float) -> Optional[str]:
@@ -109,16 +127,18 @@ def _function(source: Source, wanted: Floats, limit: float) -> Optional[str]:
     return None
 
 
-def _sources(pair: Pair, hand: Hand) -> Iterator[Source]:
+def _sources(pair: Pair, hand: Hand) -> Iterator[tuple[Source, ...]]:
+    """What one value in hand may have been made into, each time in all ways in which it may have been summed up."""
     shape = pair.expected.shape
     pieces = [p for p in hand.pieces(lambda s: 1 <= len(s) <= 5) if p.array.dtype.kind == "f" and p.rank in (0, 1, 3)]
     few = spots(pair.expected.size, 1 << 12)
     for piece in [p for p in pieces if p.array.shape == shape][:NEAR]:
-        yield Source(piece, at(piece.array, few), at(pair.expected, few), at(pair.actual, few), whole=True)
+        yield (Source(piece, at(piece.array, few), at(pair.expected, few), at(pair.actual, few), whole=True),)
     for piece in [p for p in pieces if _shorter(p.array.shape, shape)][:NEAR]:
-        yield from _parts(pair, piece)
-    for piece in [p for p in pieces if p.array.ndim > len(shape) and p.rank == 1 and p.array.size][:NEAR]:
+        yield from ((part,) for part in _parts(pair, piece))
+    for piece in [p for p in pieces if p.array.ndim >= len(shape) and p.rank < 2 and p.array.size][:NEAR]:
         yield from _summed(pair, piece)
+        yield from _pooled(pair, piece)
 
 
 def _shorter(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
@@ -139,19 +159,75 @@ def _parts(pair: Pair, piece: Piece) -> Iterator[Source]:
         yield Source(piece, at(piece.array, few), at(one, few), at(other, few), text=text)
 
 
-def _summed(pair: Pair, piece: Piece) -> Iterator[Source]:
+def _summed(pair: Pair, piece: Piece) -> Iterator[tuple[Source, ...]]:
     shape, array = pair.expected.shape, piece.array
     for count in (1, 2, 3):
         for axes in combinations(range(array.ndim), count):
-            rest = tuple(n for a, n in enumerate(array.shape) if a not in axes)
+            kept = array.ndim == len(shape)
+            rest = tuple(1 if a in axes else n for a, n in enumerate(array.shape) if kept or a not in axes)
             if rest != shape or array.size // pair.expected.size < 2 or (0 in axes and array.size > 4 * SUMMED):
                 continue
             few = slice(0, None if 0 in axes else max(1, SUMMED * shape[0] // array.size))
             given, part = (few, slice(None)) if 0 in axes else (few, few)
             one, other = (np.asarray(side[part], np.float64) for side in (pair.expected, pair.actual))
-            for word, function in AFTER.items():
-                text = f"{word}({{}}, axis={axes if count > 1 else axes[0]})"
-                yield Source(piece, array[given], one, other, partial(function, axis=axes), text)
+            where = f"axis={axes if count > 1 else axes[0]}"
+            yield tuple(
+                Source(
+                    piece,
+                    array[given],
+                    one,
+                    other,
+                    partial(function, axis=axes, keepdims=kept),
+                    f"{word}({{}}, {where})",
+                )
+                for word, function in AFTER.items()
+            )
+
+
+def _pooled(pair: Pair, piece: Piece) -> Iterator[tuple[Source, ...]]:
+    """A map pooled to a few places, perhaps laid out flat afterwards."""
+    shape, array = pair.expected.shape, piece.array
+    if array.ndim != 4 or array.shape[0] != shape[0] or len(shape) not in (2, 4):
+        return
+    count, channels, height, width = array.shape
+    for side in GRIDS:
+        if (
+            height % side
+            or width % side
+            or channels * side * side != int(np.prod(shape[1:]))
+            or side == height == width
+        ):
+            continue
+        few = slice(0, max(1, SUMMED * count // array.size))
+        one, other = (np.asarray(sides[few], np.float64) for sides in (pair.expected, pair.actual))
+        blocks = (channels, side, height // side, side, width // side)
+        if one.ndim == 4 and one.shape[1:] != (channels, side, side):
+            continue
+        yield tuple(
+            Source(
+                piece,
+                array[few],
+                one,
+                other,
+                partial(_blocks, function, blocks, one.shape),
+                f"adaptive_{word}_pool({{}}, {side})",
+            )
+            for word, function in AFTER.items()
+            if word in ("mean", "max")
+        )
+
+
+def _blocks(function: Callable[..., Floats], blocks: tuple[int, ...], shape: tuple[int, ...], y: Floats) -> Floats:
+    return np.asarray(function(y.reshape(y.shape[0], *blocks), axis=(3, 5)).reshape(shape))
+
+
+def _reduced(pair: Pair, source: Source, ours: str, other: Source, theirs: str) -> Suspect:
+    """Another way to sum up, of the same function or of another."""
+    value = f"[{source.piece.name}]"
+    one, two = (s.text.format(spelled(name, value) if name else value) for s, name in ((source, ours), (other, theirs)))
+    left = distance(other.made(theirs), other.actual)
+    cause = "reduction-other" if ours == theirs else "expression-differs"
+    return pair.suspect(cause, left, 0.9, None, other=one, instead=two, reference_code=one, port_code=two)
 
 
 def _told(pair: Pair, source: Source, ours: str, theirs: str) -> Suspect:

@@ -42,7 +42,13 @@ def suspects(place: Place) -> Iterator[Suspect]:
         yield _suspect(place, reference, refined(place, reference, edit), port=False)
         return
     ported = solved(place, place.found, place.pair.actual)
-    edit = ported and mistake(place, ported, port=True)
+    if ported and float(np.ptp(place.pair.expected)) == 0.0:
+        constant = f"{float(place.pair.expected.flat[0]):g} everywhere"
+        facts: dict[str, Scalar] = {"other": constant, "instead": ported.text, "reference_code": constant}
+        left = distance(ported(place.pair.actual.shape), place.pair.actual)
+        yield told(place.pair, "wrong-tensor", left, 0.9, {**facts, "port_code": ported.text})
+        return
+    edit = ported and place.telling and mistake(place, ported, port=True)
     if ported and edit:
         yield _suspect(place, ported, edit, port=True)
     elif reference and ported:
@@ -120,7 +126,7 @@ def passed_over(place: Place, reference: Formula) -> Optional[Edit]:
             continue
         view = View(Piece(value, held, 3), "", "", f"[{name(value)}]", held)
         facts: dict[str, Scalar] = {"other": value.layer}
-        for word, function in ACTIVATIONS.items():
+        for word, function in ACTIVATIONS.items() if place.telling else ():
             with np.errstate(all="ignore"):
                 if pair.proved(function(np.asarray(held, np.float64)), pair.expected) is not None:
                     return Edit(Formula((plain(view),)), "activation-missing", {**facts, "function": word})
@@ -157,7 +163,8 @@ def solved(place: Place, wanted: Floats, whole: Floats) -> Optional[Formula]:
         with np.errstate(all="ignore"):
             inner = BACK[outer](wanted)
         noise = place.noise(inner, 1.0 if outer in FLAT else 10.0)
-        found = Search(place.pool, inner, noise).terms(deep=outer in FLAT)
+        search = Search(place.pool, inner, noise)
+        found = search.terms(deep=outer in FLAT) if place.telling else search.single()
         for terms in islice(found, TRIES):
             formula = Formula(terms, outer)
             if place.gives(formula, whole):
@@ -226,7 +233,7 @@ def mistake(place: Place, formula: Formula, port: bool) -> Optional[Edit]:
         for edit in sorted(fitting, key=lambda e: e.doubt)[:TRIES]:
             if place.gives(edit.formula, whole):
                 return edit
-        return _rescaled(place, formula, wanted, whole, port)
+        return _rescaled(place, formula, wanted, whole, port) if place.telling else None
 
 
 def _rescaled(place: Place, formula: Formula, wanted: Floats, whole: Floats, port: bool) -> Optional[Edit]:

@@ -22,6 +22,9 @@ from aligner.explain.suspect import Suspect
 PEELED = 5
 """Values in hand that are taken off before what is left is looked at."""
 
+SHIFTS = {"constant-shift", "channel-shift"}
+"""What a value taken off both sides changes nothing of: if it held, it held before."""
+
 
 def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
     """The mistake in the wrong part alone, or in each of a few equal parts."""
@@ -116,7 +119,7 @@ def peeled(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
             continue
         for found in _beneath(case, under, hand):
             for suspect in found:
-                if suspect.error is not None and _back(pair, suspect.error):
+                if suspect.error is not None and suspect.cause not in SHIFTS and _back(pair, suspect.error):
                     cause = "concat-order" if suspect.cause == "axis-rolled" else suspect.cause
                     facts = {**suspect.facts, "beneath": view.text}
                     yield replace(suspect, cause=cause, facts=facts, weight=max(0.6, suspect.weight - 0.1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from aligner.explain.case import Case, distance
 from aligner.explain.glue.formula import Formula
 from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.pool import POSITIONS, Pool
-from aligner.explain.patterns.pair import DROP, Floats, Pair, spots
+from aligner.explain.patterns.pair import DROP, FEW, Floats, Pair, distinct, spots
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,11 @@ class Place:
             for side in (pair.expected, pair.actual)
         )
         return Place(case, pair, pool, wanted, found)
+
+    @cached_property
+    def telling(self) -> bool:
+        """Whether there are numbers enough to know a formula by: a lone number is many sums and products."""
+        return distinct(self.wanted) >= FEW
 
     def noise(self, at: Floats, factor: float = 1.0) -> Floats:
         """What may be off at each position without meaning anything."""

@@ -180,8 +180,7 @@ class Search:
         if self.hopeless or not len(self.raw):
             return
         with np.errstate(all="ignore"):
-            for number in np.flatnonzero(self.close(self.rows)):
-                yield (Term((self.pool.atoms[number],)),)
+            yield from self.single()
             yield from self._scaled()
             yield from self._sums(self.added, self.pool.atoms[: len(self.raw)], self.wanted, ())
             yield from self._products(self.wanted, self.noise, ())
@@ -198,6 +197,14 @@ class Search:
                 yield from self._products(self.wanted - self.raw[number], self.noise, rest)
             yield from self._distributed()
             yield from self._blended()
+
+    def single(self) -> Iterator[tuple[Term, ...]]:
+        """Values as they are, or a function of one: what a few numbers are enough to know."""
+        if self.hopeless or not len(self.raw):
+            return
+        with np.errstate(all="ignore"):
+            for number in np.flatnonzero(self.close(self.rows)):
+                yield (Term((self.pool.atoms[number],)),)
 
     def _offered(self) -> list[tuple[int, View]]:
         return [(n, view) for n, view in enumerate(self.pool.views) if view.how in ("", "chunk", "every")][:24]

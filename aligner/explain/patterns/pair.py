@@ -33,6 +33,17 @@ FINE = 1e-5
 DROP = 8.0
 """A hypothesis must bring the error down by this factor: what leaves it as it is explains nothing."""
 
+FEW = 4
+"""Numbers that are not alike, at least, to know a formula by; fewer fit any."""
+
+
+def distinct(values: Floats) -> int:
+    """How many numbers there are that are not alike; what was spread over an axis counts once, and zero not at all."""
+    usable = np.asarray(values, np.float64).reshape(-1)
+    usable = usable[np.isfinite(usable) & (usable != 0.0)]
+    scale = float(np.abs(usable).max()) if usable.size else 0.0
+    return int(np.unique(np.round(usable / scale, 5)).size) if scale else 0
+
 
 def limit(rounding: float) -> float:
     """The relative L2 that a right hypothesis may leave. Short floats explain much: only a little more is allowed."""

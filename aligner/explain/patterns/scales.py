@@ -9,7 +9,7 @@ from typing import Optional
 
 import numpy as np
 
-from aligner.explain.patterns.pair import Floats, Pair, figure, thin
+from aligner.explain.patterns.pair import Floats, Pair, distinct, figure, thin
 from aligner.explain.suspect import Suspect
 
 FINE = 3e-6
@@ -17,6 +17,12 @@ FINE = 3e-6
 
 FEW = 4
 """A slice with fewer elements than this fits any number of its own."""
+
+PLAIN = 32
+"""A ratio of two whole numbers up to this is one that people write."""
+
+ALIKE = 1e-6
+"""So close must a lone number come to such a ratio: hardly any does by chance."""
 
 
 def suspects(pair: Pair) -> Iterator[Suspect]:
@@ -32,10 +38,10 @@ def suspects(pair: Pair) -> Iterator[Suspect]:
 
 def _ratio(pair: Pair) -> Optional[Suspect]:
     wanted, found = pair.sample
-    if wanted.size < FEW or not found.any():
+    if not wanted.size or not found.any():
         return None
     ratio = slope(wanted, found)
-    if ratio == 0.0 or not pair.near(ratio * wanted, found):
+    if ratio == 0.0 or not pair.near(ratio * wanted, found) or not (distinct(wanted) > 1 or _plain(ratio)):
         return None
     left = pair.proved(pair.actual / ratio, pair.expected)
     if left is None:
@@ -47,6 +53,13 @@ def _ratio(pair: Pair) -> Optional[Suspect]:
     if math.isclose(ratio, _ddof(ratio), rel_tol=FINE):
         return pair.suspect("std-ddof", left, 0.8, ratio=figure(ratio) + known)
     return pair.suspect("constant-ratio", left, 0.8, ratio=figure(ratio) + known, inverse=figure(1.0 / ratio))
+
+
+def _plain(ratio: float) -> bool:
+    """Whether it is a ratio of two small whole numbers: of one value alone any ratio can be made."""
+    return any(abs(abs(ratio) * n - round(abs(ratio) * n)) < ALIKE * n for n in range(1, PLAIN + 1)) and (
+        1 / PLAIN <= abs(ratio) <= PLAIN and abs(ratio) != 1.0
+    )
 
 
 def slope(x: Floats, y: Floats) -> float:
@@ -91,7 +104,7 @@ def name_of(ratio: float, sizes: Sequence[int], close: float = 2e-5) -> str:
 
 def _shift(pair: Pair) -> Optional[Suspect]:
     wanted, found = pair.sample
-    if wanted.size < FEW:
+    if wanted.size < FEW or distinct(wanted) < 2:
         return None
     shift = float(np.mean(found - wanted))
     if shift == 0.0 or not pair.near(found - shift, wanted):
@@ -102,7 +115,7 @@ def _shift(pair: Pair) -> Optional[Suspect]:
 
 def _both(pair: Pair) -> Optional[Suspect]:
     wanted, found = pair.sample
-    if wanted.size < 2 * FEW or np.ptp(wanted) == 0.0:
+    if wanted.size < 2 * FEW or distinct(wanted - wanted[0]) < 2:
         return None
     ratio = slope(wanted - wanted.mean(), found - found.mean())
     shift = float(found.mean() - ratio * wanted.mean())
@@ -145,7 +158,7 @@ def _fit(pair: Pair, keep: tuple[int, ...], others: tuple[int, ...], small: tupl
     wanted = np.asarray(pair.expected[small], np.float64)
     found = np.asarray(pair.actual[small], np.float64)
     each = int(np.prod([wanted.shape[a] for a in others]))
-    if each < FEW:
+    if each < FEW or not _varied(wanted, found, others, 2):
         return None
     shifts = _shifts(wanted, found, others)
     if pair.near(found - shifts, wanted):
@@ -161,7 +174,16 @@ def _fit(pair: Pair, keep: tuple[int, ...], others: tuple[int, ...], small: tupl
         left = pair.proved(ratios * pair.expected, pair.actual)
         if left is not None and not np.isin(np.round(ratios, 4), (0.0, 1.0)).all():
             return _told(pair, "channel-ratio", left, ratios, 1.0, keep)
-    return _affine(pair, keep, others, small) if len(keep) == 1 and each >= 4 * FEW else None
+    affine = len(keep) == 1 and each >= 4 * FEW and _varied(wanted, found, others, 4)
+    return _affine(pair, keep, others, small) if affine else None
+
+
+def _varied(wanted: Floats, found: Floats, others: tuple[int, ...], count: int) -> bool:
+    """Whether most wrong slices hold numbers that are not alike: one that was spread over a slice fits any number."""
+    each = int(np.prod([wanted.shape[a] for a in others]))
+    one, other = (np.moveaxis(side, others, range(-len(others), 0)).reshape(-1, each) for side in (wanted, found))
+    wrong = [line for line, ours in zip(one, other) if not np.allclose(line, ours, rtol=1e-6, atol=0.0)][:64]
+    return not wrong or sum(distinct(line - line[0]) >= count - 1 for line in wrong) * 2 >= len(wrong)
 
 
 def _shifts(wanted: Floats, found: Floats, others: tuple[int, ...]) -> Floats:

@@ -102,3 +102,30 @@ def test_noise_proves_nothing(seed):
     for right in (joined(leaky(X, 0.2), EXTRA), sharp(X, 2.0).sum((2, 3)), sharp(X, 2.0)):
         assert found(right, right + 0.01 * random.standard_normal(right.shape), CONV) == []
         assert found(right, random.standard_normal(right.shape), CONV) == []
+
+
+MAPS = drawn(2, 6, 6, 6)
+
+
+def blocks(function, x, side=2):
+    return function(x.reshape(2, 6, side, 6 // side, side, 6 // side), axis=(3, 5)).reshape(2, -1)
+
+
+@pytest.mark.parametrize(
+    ("reference", "port", "cause", "instead"),
+    [
+        (FUNCTIONS["SiLU"](MAPS).mean((2, 3)), FUNCTIONS["SiLU"](MAPS).max((2, 3)), "reduction-other", "max(SiLU"),
+        (np.maximum(MAPS, 0).mean((2, 3)), MAPS.max((2, 3)), "expression-differs", "max([net.conv output.0]"),
+        (blocks(np.mean, MAPS), blocks(np.max, MAPS), "reduction-other", "adaptive_max_pool"),
+        (MAPS.mean((2, 3), keepdims=True), MAPS.max((2, 3), keepdims=True), "reduction-other", "max("),
+    ],
+)
+def test_another_way_to_sum_up_a_function_is_told(reference, port, cause, instead):
+    first = found(reference, port, (value(MAPS, layer="net.conv"),))[0]
+    assert first.cause == cause
+    assert str(first.facts["port_code"]).startswith(instead)
+
+
+def test_a_function_that_is_missing_before_places_are_pooled_is_told():
+    first = found(blocks(np.mean, np.maximum(MAPS, 0)), blocks(np.mean, MAPS), (value(MAPS, layer="net.conv"),))[0]
+    assert (first.cause, first.facts["function"]) == ("activation-missing", "ReLU")
