@@ -229,6 +229,30 @@ REDUCTIONS: tuple[Entry, ...] = (
         "mask-inverted",
         ("The mask is taken the other way round: {instead}", "掩码取反了：{instead}"),
     ),
+    Entry(
+        "mask-off-by-one",
+        (
+            "The mask ends one element off: {port_length} along axis {axis} where the reference has {length}",
+            "掩码差一个元素：沿第 {axis} 轴为 {port_length}，标杆为 {length}",
+        ),
+        ("So in {rows} of {all} rows, and all others are full or empty", "{all} 行中有 {rows} 行如此，其余全满或全空"),
+        (
+            "Look for < where the reference has <=, or the reverse, and for a length that counts a token more",
+            "检查 < 与 <= 是否写反，以及长度是否多算一个词元",
+        ),
+    ),
+    Entry(
+        "mask-length",
+        (
+            "The mask ends elsewhere: {port_length} along axis {axis} where the reference has {length}",
+            "掩码的终点不同：沿第 {axis} 轴为 {port_length}，标杆为 {length}",
+        ),
+        ("{rows} of {all} rows differ", "{all} 行中有 {rows} 行不同"),
+        (
+            "Look at the lengths that the mask is made of: rounded up or down, divided otherwise",
+            "检查构造掩码的长度：向上或向下取整、除数不同",
+        ),
+    ),
     _entry(
         "softmax-axis",
         (

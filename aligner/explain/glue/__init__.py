@@ -37,7 +37,7 @@ from aligner.explain.glue import (
 )
 from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.place import Place
-from aligner.explain.patterns import angles
+from aligner.explain.patterns import angles, steps
 from aligner.explain.patterns.pair import Pair
 from aligner.explain.suspect import Suspect
 from aligner.vocabulary import KINDS
@@ -88,6 +88,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
         yield loss_totals.suspects(case, pair, hand)
         yield scalars.suspects(pair, hand)
         return
+    yield steps.suspects(pair)
     yield grids.diagonal(pair)
     yield joins.suspects(pair, hand)
     yield pixels.suspects(pair, hand)

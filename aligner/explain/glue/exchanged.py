@@ -18,7 +18,7 @@ TURNS = {"transpose", "reshape", "turned and reshaped"}
 def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
     """The cause's id, facts and doubt for one view in another's place."""
     facts: dict[str, Scalar] = {"other": old.text, "instead": new.text}
-    if old.piece is not new.piece:
+    if old.piece is not new.piece and old.piece.name != new.piece.name:
         return "wrong-tensor", facts, 2 + (not new.plain) + new.piece.rank // 4
     hows = {old.how, new.how}
     if hows == {"mapped"} and old.detail.removesuffix(".T") == new.detail.removesuffix(".T"):
@@ -36,6 +36,8 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
         return "softmax-axis", facts, 0
     if len(masked) == 2 and sum(how.endswith("not") for how in masked) != 1:
         return "reduction-other", facts, 0
+    if len(masked) == 1 and old.how.split(" where")[0] != new.how.split(" where")[0]:
+        return ("reduction-other" if hows & (REDUCTIONS | ENDS) else "expression-differs"), facts, 1
     if masked:
         cause = "mask-missing" if len(masked) == 1 else "mask-inverted" if old.how != new.how else "reduction-axis"
         return cause, facts, 0
@@ -79,7 +81,8 @@ def _padding(old: View, new: View, facts: dict[str, Scalar]) -> tuple[str, Mappi
     """Whether a padding that stood in front of a sequence is on both sides, or behind it."""
     widths = [view.detail.rsplit(" ", 1)[0] for view in (old, new)]
     front, other = (re.findall(r"\((\d+), (\d+)\)", text.replace("(0, 0)", "")) for text in widths)
-    if len(front) == len(other) == 1 and front[0][1] == "0" and other[0][1] != "0" and old.detail.endswith("constant"):
+    both = len(front) == len(other) == 1 and "0" not in other[0]
+    if both and front[0][1] == "0" and old.detail.endswith("constant"):
         return "causal-conv-padding", {**facts, "found": other[0][0], "wanted": front[0][0]}
     return "pad-differs", facts
 
@@ -90,6 +93,8 @@ def _along(old: View, new: View, facts: dict[str, Scalar]) -> tuple[str, Mapping
             told = {**facts, "reference_function": old.text, "port_function": new.text}
             return "softmax-axis" if old.how == new.how else "activation-other", told, 1
         return "softmax-missing" if old.how in hows else "softmax-extra", facts, 1
+    if {old.how, new.how} == {"l2_normalize", "rms_norm"}:
+        return "reduction-other", facts, 1
     if "l2_normalize" in (old.how, new.how):
         same = "normalize-axis" if old.how == new.how else "normalize-missing" if old.how == "l2_normalize" else ""
         return same or "normalize-extra", facts, 1

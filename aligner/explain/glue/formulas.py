@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -10,6 +11,7 @@ from typing import Optional
 import numpy as np
 
 from aligner.explain.case import Value, distance
+from aligner.explain.glue import resizing
 from aligner.explain.glue.edits import NAMED, Edit, changed, edits
 from aligner.explain.glue.exchanged import TURNS, instead
 from aligner.explain.glue.formula import Formula, Term, plain
@@ -17,7 +19,7 @@ from aligner.explain.glue.functions import ACTIVATIONS, BACK
 from aligner.explain.glue.hand import Hand, Piece, name
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.pool import POSITIONS, Pool, Search
-from aligner.explain.glue.views import View, parts, turned
+from aligner.explain.glue.views import View, normed, parts, reduced, turned
 from aligner.explain.patterns.pair import Floats, Pair, numbers, spots
 from aligner.explain.patterns.scales import name_of
 from aligner.explain.suspect import Suspect
@@ -48,7 +50,7 @@ def suspects(place: Place) -> Iterator[Suspect]:
         left = distance(ported(place.pair.actual.shape), place.pair.actual)
         yield told(place.pair, "wrong-tensor", left, 0.9, {**facts, "port_code": ported.text})
         return
-    edit = ported and place.telling and mistake(place, ported, port=True)
+    edit = mistake(place, ported, port=True) if ported and place.telling else None
     if ported and edit:
         yield _suspect(place, ported, edit, port=True)
     elif reference and ported:
@@ -71,6 +73,8 @@ def refined(place: Place, formula: Formula, edit: Edit) -> Edit:
     """Another value in one's place, said closer: the same value turned otherwise, or a function not taken."""
     if edit.cause in ("scale-extra", "gate-extra"):
         return _taken_off(formula, edit)
+    if edit.cause == "pad-differs":
+        return _joined_to_zeros(place, edit)
     if edit.cause != "wrong-tensor" or edit.formula.outer != formula.outer:
         return edit
     pairs = [
@@ -82,7 +86,7 @@ def refined(place: Place, formula: Formula, edit: Edit) -> Edit:
     if len(pairs) != 1 or len(formula.terms) != len(edit.formula.terms):
         return edit
     old, new = pairs[0]
-    for view in (*turned(new.piece, place.pool.shape), *parts(new.piece, place.pool.shape)):
+    for view in _all_of(new.piece, place.pool.shape):
         if view.array.shape == old.array.shape and distance(view.array, old.array) <= place.pair.limit:
             cause, facts, _ = instead(view, new)
             return replace(edit, cause=cause, facts=facts)
@@ -93,6 +97,37 @@ def refined(place: Place, formula: Formula, edit: Edit) -> Edit:
             if made.shape == other.array.shape and distance(made, other.array) <= place.pair.limit:
                 return replace(edit, cause=cause, facts={**edit.facts, "function": word})
     return edit
+
+
+def _all_of(piece: Piece, shape: tuple[int, ...]) -> Iterator[View]:
+    """Everything that is made of one value by itself."""
+    yield from turned(piece, shape)
+    yield from parts(piece, shape)
+    if piece.array.size > np.prod(shape):
+        yield from reduced(piece, shape)
+    elif piece.array.shape == shape:
+        yield from normed(piece, shape)
+    else:
+        yield from resizing.views(piece, shape)
+
+
+def _joined_to_zeros(place: Place, edit: Edit) -> Edit:
+    """Zeros that stand on the other side are padding, or a value that a concatenation has in the wrong order."""
+    sides = [re.findall(r"\((\d+), (\d+)\)", str(edit.facts[side])) for side in ("other", "instead")]
+    apart = [(one, other) for one, other in zip(*sides) if one != other]
+    turned_round = len(apart) == 1 and apart[0][0] == apart[0][1][::-1] and "0" in apart[0][0]
+    if not turned_round or not all(str(edit.facts[side]).endswith("constant)") for side in ("other", "instead")):
+        return edit
+    axis = next(axis for axis, (one, other) in enumerate(zip(*sides)) if one != other)
+    rank, many = place.pair.expected.ndim, 4 * max(map(int, apart[0][0])) >= place.pair.expected.shape[axis]
+    ran = [[name.lower() for name in names] for names in place.case.operations or ()]
+    padded = any("pad" in name for names in ran for name in names)
+    joined = (
+        all(any("cat" in name for name in names) for names in ran) if ran else many and axis in (1, min(rank, 3) - 1)
+    )
+    if padded or not joined:
+        return edit
+    return replace(edit, cause="concat-order", facts={**edit.facts, "axis": axis, "order": edit.facts["instead"]})
 
 
 def _taken_off(formula: Formula, edit: Edit) -> Edit:

@@ -37,9 +37,28 @@ def _matched(pair: Pair, axis: int) -> Optional[Floats]:
     """For each slice of the port the slice of the reference that it equals, judged by a sample of each slice."""
     wanted, found = _signatures(pair.expected, axis), _signatures(pair.actual, axis)
     order = _nearest(wanted, found) if len(wanted) <= MANY else _sorted(wanted, found)
-    if (order == np.arange(order.size)).all() or len(np.unique(order)) < 2:
+    if (order == np.arange(order.size)).all() or not pair.near(wanted[order], found):
         return None
-    return order if pair.near(wanted[order], found) else None
+    return _each_once(wanted, order)
+
+
+def _each_once(wanted: Floats, order: Floats) -> Optional[Floats]:
+    """The order with each slice in one place; of slices that are equal any may stand in each of theirs.
+
+    None where some slice stands more often than in the reference: that is another value, and no other order.
+    """
+    if len(np.unique(order)) == order.size:
+        return order
+    _, kind = np.unique(wanted, axis=0, return_inverse=True)
+    kind = kind.reshape(-1)
+    if (np.sort(kind[order]) != np.sort(kind)).any() or len(np.unique(kind)) < 2:
+        return None
+    settled = np.arange(order.size)
+    moved = np.flatnonzero(kind[order] != kind)
+    spare = sorted(moved, key=lambda slot: (kind[slot], slot))
+    for slot, source in zip(sorted(moved, key=lambda slot: (kind[order[slot]], slot)), spare):
+        settled[slot] = source
+    return settled
 
 
 def _signatures(array: Floats, axis: int) -> Floats:
@@ -65,6 +84,8 @@ def _sorted(wanted: Floats, found: Floats) -> Floats:
 def described(order: Floats) -> list[tuple[str, str]]:
     """What such an order is called, with the order in words; the likelier name first where it has two."""
     size = order.size
+    if size == 2:
+        return [("concat-order", "1, 0"), ("axis-flipped", "reversed")]
     if (order == np.arange(size)[::-1]).all():
         return [("axis-flipped", "reversed")]
     step = int(order[0])
