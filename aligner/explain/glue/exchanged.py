@@ -36,7 +36,7 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
         return "softmax-axis", facts, 0
     if len(masked) == 2 and sum(how.endswith("not") for how in masked) != 1:
         return "reduction-other", facts, 0
-    if len(masked) == 1 and old.how.split(" where")[0] != new.how.split(" where")[0]:
+    if len(masked) == 1 and len({re.split(" kept| where| of", how)[0] for how in hows}) == 2:
         return ("reduction-other" if hows & (REDUCTIONS | ENDS) else "expression-differs"), facts, 1
     if masked:
         cause = "mask-missing" if len(masked) == 1 else "mask-inverted" if old.how != new.how else "reduction-axis"

@@ -106,8 +106,9 @@ def _has(value: Value, axis: int, size: int) -> bool:
 def _cut(value: Value, axis: int, part: slice) -> Value:
     index: Any = (..., part, *((slice(None),) * (-axis - 1)))
     shape = list(value.shape)
-    shape[axis] = part.stop - part.start
-    text = f"[..., {part.start}:{part.stop}{', :' * (-axis - 1)}]"
+    shape[axis] = len(range(*part.indices(shape[axis])))
+    step = f":{part.step}" if part.step else ""
+    text = f"[..., {part.start}:{part.stop}{step}{', :' * (-axis - 1)}]"
     return replace(value, slot=value.slot + text, shape=tuple(shape), load=lambda: np.asarray(value.load()[index]))
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Optional
 
 import numpy as np
 
 from aligner.explain.case import Case, distance
-from aligner.explain.glue import as_layer, differences, formulas, scalars, views
+from aligner.explain.glue import as_layer, differences, elementwise, formulas, scalars, views
 from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.views import View
@@ -22,6 +21,9 @@ from aligner.explain.suspect import Suspect
 PEELED = 5
 """Values in hand that are taken off before what is left is looked at."""
 
+STEPS = 4
+"""Every so many slices, at most, may be wrong: what was interleaved."""
+
 SHIFTS = {"constant-shift", "channel-shift"}
 """What a value taken off both sides changes nothing of: if it held, it held before."""
 
@@ -30,11 +32,13 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
     """The mistake in the wrong part alone, or in each of a few equal parts."""
     found = cut(pair)
     if found is not None:
-        yield from islice(_alone(case, pair, hand, *found), 1)
-        return
+        told = next(_alone(case, pair, hand, *found), None)
+        if told is not None:
+            yield told
+            return
     rank = pair.expected.ndim
     for axis in range(rank - 1, 0, -1):
-        known = {value.shape[axis - rank] for value in case.known if len(value.shape) >= rank - axis}
+        known = {size for value in case.known for size in value.shape}
         for count in (2, 3, 4):
             size, rest = divmod(pair.expected.shape[axis], count)
             if rest or size < 2 or size not in known:
@@ -60,14 +64,37 @@ def _each(case: Case, pair: Pair, hand: Hand, axis: int, size: int) -> Optional[
     return first
 
 
+def narrowed(pair: Pair) -> Pair:
+    """The pair with one element left of each axis along which both sides are the same: something was spread there."""
+    index = tuple(
+        slice(0, 1) if size > 1 and all(_spread(side, axis) for side in (pair.expected, pair.actual)) else slice(None)
+        for axis, size in enumerate(pair.expected.shape)
+    )
+    if all(part == slice(None) for part in index):
+        return pair
+    return Pair(pair.expected[index], pair.actual[index], pair.limit, pair.facts)
+
+
+def _spread(side: Floats, axis: int) -> bool:
+    first = side.take([0], axis)
+    few = np.array_equal(side.take([-1], axis), first)
+    return few and bool((side == first).all()) and bool(np.ptp(side) > 0)
+
+
 def _text(axis: int, part: slice) -> str:
-    return f"[{':, ' * axis}{part.start}:{part.stop}]"
+    step = f":{part.step}" if part.step else ""
+    return f"[{':, ' * axis}{part.start}:{part.stop}{step}]"
 
 
 def _alone(case: Case, pair: Pair, hand: Hand, axis: int, part: slice, text: str) -> Iterator[Suspect]:
     index = (slice(None),) * axis + (part,)
     small = Pair(pair.expected[index], pair.actual[index], pair.limit, pair.facts)
     held = hand.cut(axis - pair.expected.ndim, part, pair.expected.shape[axis])
+    narrow = narrowed(small)
+    if narrow is not small:
+        yield from (_told(suspect, text) for suspect in elementwise.suspects(case, narrow, held))
+        yield from (_told(suspect, text) for suspect in formulas.suspects(Place.of(case, narrow, held)))
+    yield from (_told(suspect, text) for suspect in elementwise.suspects(case, small, held))
     place = Place.of(case, small, held)
     yield from (_told(suspect, text) for suspect in scalars.suspects(small, held))
     yield from (_told(suspect, text) for suspect in formulas.suspects(place))
@@ -86,9 +113,11 @@ def cut(pair: Pair) -> Optional[tuple[int, slice, str]]:
         if not slices_.size:
             return None
         first, last = int(slices_[0]), int(slices_[-1]) + 1
-        share = (last - first) / size
+        apart = np.unique(np.diff(slices_))
+        step = int(apart[0]) if len(apart) == 1 and 1 < apart[0] <= STEPS else None
+        share = slices_.size / size if step else (last - first) / size
         if share < 1.0 and (best is None or share < best[0]):
-            best = share, axis, slice(first, last)
+            best = share, axis, slice(first, last, step)
     if best is None:
         return None
     return best[1], best[2], _text(best[1], best[2])

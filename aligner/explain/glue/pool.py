@@ -272,17 +272,15 @@ class Search:
                             yield (Term((outer, first)), Term((outer, second), sign))
 
     def _blended(self) -> Iterator[tuple[Term, ...]]:
-        """Two values weighted by a gate and by one minus it."""
+        """Two values, or functions of them, weighted by a gate and by one minus it."""
         offered = self._offered()
+        rows, atoms = self.rows, self.pool.atoms
         for gate, opposite in (("", "1 -"), ("Sigmoid", "1 - sigmoid")):
             for number, view in offered:
                 open_, closed = FUNCTIONS[gate](self.raw[number]), FUNCTIONS[opposite](self.raw[number])
-                for one, other in _pairs(self.wanted - open_ * self.raw, closed * self.raw, self.noise):
-                    if one != other and number not in (one, other):
-                        yield (
-                            Term((Factor(gate, view), self.pool.atoms[one])),
-                            Term((Factor(opposite, view), self.pool.atoms[other])),
-                        )
+                for one, other in _pairs(self.wanted - open_ * rows, closed * rows, self.noise):
+                    if view not in (atoms[one].view, atoms[other].view) and atoms[one] != atoms[other]:
+                        yield (Term((Factor(gate, view), atoms[one])), Term((Factor(opposite, view), atoms[other])))
 
 
 def _constant(wanted: Floats, rows: Floats, noise: Floats) -> tuple[Floats, Floats]:

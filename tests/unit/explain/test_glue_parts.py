@@ -1,0 +1,108 @@
+"""What is told of a part, and of too few numbers: a lone number is many sums and products."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aligner.explain import glue
+from aligner.explain.patterns.pair import distinct
+from tests.unit.explain.cases import case, value
+
+RANDOM = np.random.default_rng(23)
+X, SCALE, WEIGHTS = (RANDOM.standard_normal(shape).astype(np.float32) for shape in ((3, 7, 12), (1,), (3,)))
+
+
+def found(reference, port):
+    known = (value(SCALE, "alpha", "net"), value(WEIGHTS, "weights", "net"), value(X, layer="net.norm"))
+    return told(reference, port, known)
+
+
+def told(reference, port, known):
+    sides = [value(np.asarray(side, np.float32), "output.0", "net") for side in (reference, port)]
+    wrong = case(
+        where="glue",
+        layer="net",
+        between=("net.norm", ""),
+        expected=sides[0],
+        actual=sides[1],
+        known=known,
+        rounding=1e-7,
+    )
+    return [suspect for suspect in glue.suspects(wrong) if suspect.error is not None]
+
+
+@pytest.mark.parametrize(("reference", "port"), [(1.2345, 1.0871), (-0.7713, 0.2229), ([0.31, 0.42], [0.53, -0.64])])
+def test_nothing_is_proved_of_one_number_or_two(reference, port):
+    assert found(reference, port) == []
+
+
+def test_another_reduction_is_told_of_one_number():
+    first = found([X.mean()], [X.max()])[0]
+    assert first.cause == "reduction-other"
+
+
+def test_a_number_that_was_spread_over_a_channel_proves_no_ratio_or_shift():
+    spread = np.broadcast_to(np.float32(0.2345), (3, 1, 12))
+    assert found(np.concatenate([X, spread], 1), np.concatenate([X, 0.41 * spread], 1)) == []
+
+
+def test_zeros_are_told_as_zeros_and_not_as_a_function_that_gives_them():
+    first = found(np.zeros_like(X), X)[0]
+    assert (first.cause, first.facts["other"]) == ("wrong-tensor", "0 everywhere")
+
+
+def test_what_was_spread_counts_once_and_zero_not_at_all():
+    assert distinct(np.array([0.0, 0.5, 0.5, 0.5, np.nan])) == 1
+    assert distinct(np.zeros(4)) == 0
+
+
+def interleaved(one, other):
+    return np.stack([one, other], 2).reshape(3, -1)
+
+
+def test_every_other_slice_is_looked_at_by_itself():
+    wide = RANDOM.standard_normal((3, 16)).astype(np.float32)
+    known = (value(wide, "input.0", "net"), value(X[:, 0, :8], layer="net.act"))
+    sides = [interleaved(wide[:, part], X[:, 0, :8]) for part in (slice(8), slice(8, 16))]
+    first = told(*sides, known)[0]
+    assert first.cause == "chunk-order"
+
+
+def test_parts_that_were_summed_up_are_each_told():
+    maps = [RANDOM.standard_normal((3, 5, n)).astype(np.float32) for n in (9, 8, 7)]
+    known = tuple(value(x, layer=f"net.{n}") for n, x in enumerate(maps))
+    last = X[:, 0, :5]
+    sides = [
+        np.concatenate([*(function(np.maximum(x, 0), axis=2) for x in maps), last], 1) for function in (np.max, np.mean)
+    ]
+    assert told(*sides, known)[0].facts["part"] == "[:, 0:5]"
+
+
+def test_what_was_spread_over_places_is_looked_at_once():
+    pooled = [np.broadcast_to(function(X, axis=2)[..., None], X.shape) for function in (np.max, np.mean)]
+    known = (value(X, layer="net.norm"),)
+    first = told(*(np.concatenate([part, X], 1) for part in pooled), known)[0]
+    assert first.cause == "reduction-other"
+
+
+def test_rows_of_length_one_are_said_to_be_normalised():
+    rows = X[:, 0]
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    assert [suspect.cause for suspect in told(unit, rows, ())][:1] == ["normalize-missing"]
+    assert [suspect.cause for suspect in told(rows, unit, ())][:1] == ["normalize-extra"]
+
+
+@pytest.mark.parametrize(
+    ("port", "cause"),
+    [
+        (lambda g, h, x: (1 - g) * np.maximum(h, 0) + g * x, "gate-inverted"),
+        (lambda g, h, x: g * np.maximum(h, 0) + x, "gate-missing"),
+    ],
+)
+def test_a_gate_between_a_function_and_a_value_is_known(port, cause):
+    score, hidden, x = (RANDOM.standard_normal((5, 24)).astype(np.float32) for _ in range(3))
+    gate = 1 / (1 + np.exp(-score))
+    known = (value(x, "input.0", "net"), value(score, layer="net.t"), value(hidden, layer="net.h"))
+    first = told(gate * np.maximum(hidden, 0) + (1 - gate) * x, port(gate, hidden, x), known)[0]
+    assert first.cause == cause
