@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402 - only after it is known to be there
 
 import aligner  # noqa: E402 - as above
 from aligner.capture.session import Options  # noqa: E402 - as above
+from aligner.explain.patterns.limits import grid  # noqa: E402 - as above
 
 INF = float("inf")
 
@@ -207,3 +208,188 @@ def test_rotary_embeddings_in_a_short_type(tmp_path, apart, kind, told):
     _, found = first_cause(answer(tmp_path, net, port, torch.randn(2, 300, 32)))
     assert (found.id, found.confirmed) == ("rotary-precision", True)
     assert (found.facts["setting"], found.facts["dtype"]) == (told, "float16" if kind == "tables" else "bfloat16")
+
+
+class Products(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, stride=2, groups=2)
+        self.last = nn.Linear(8, 64)
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x).relu()).relu().mean((2, 3)))
+
+
+def on_device(layer, word):
+    """The layer as a device computes it that rounds the operands of products."""
+
+    def rounded(values):
+        return torch.from_numpy(grid(values.detach().numpy(), word))
+
+    def linear(x):
+        return nn.functional.linear(rounded(x), rounded(layer.weight), layer.bias)
+
+    def convolved(x):
+        settings = layer.stride, layer.padding, layer.dilation, layer.groups
+        return nn.functional.conv2d(rounded(x), rounded(layer.weight), layer.bias, *settings)
+
+    layer.forward = linear if isinstance(layer, nn.Linear) else convolved
+
+
+@pytest.mark.parametrize(("word", "told"), [("hf32", "hf32"), ("tf32", "tf32 or float16"), ("bfloat16", "bfloat16")])
+def test_a_device_that_rounds_what_it_multiplies(tmp_path, word, told):
+    torch.manual_seed(0)
+    net = Products()
+    port = copy.deepcopy(net)
+    for layer in port.children():
+        on_device(layer, word)
+    result = answer(tmp_path, net, port, torch.randn(2, 3, 12, 12))
+    found = {origin.layer: origin.causes[0] for origin in (*result.origins, *result.suspects)}
+    assert {layer: cause.id for layer, cause in found.items()} == {
+        "first": "ascend-hf32-conv-default",
+        "second": "ascend-hf32-conv-default",
+        "last": "ascend-matmul-precision-mode",
+    }
+    assert all(cause.confirmed and cause.facts["dtype"] == told for cause in found.values())
+
+
+class Code(nn.Module):
+    """Two layers with code between them."""
+
+    def __init__(self, code, features=32):
+        super().__init__()
+        self.first, self.second = nn.Linear(features, 32), nn.Linear(32, 32)
+        self.code = [code]
+
+    def forward(self, *inputs):
+        return self.code[0](self.first, self.second, *inputs)
+
+
+def planted(reference, port, features=32):
+    torch.manual_seed(0)
+    net = Code(reference, features)
+    other = copy.deepcopy(net)
+    other.code = [port]
+    return net, other
+
+
+def residual(first, second, x):
+    return second(x + first(x))
+
+
+def residual_in_half(first, second, x):
+    return second((x.half() + first(x).half()).float())
+
+
+def counted(first, second, x, seen):
+    return first(x), seen.long().cumsum(-1)
+
+
+def counted_in_int8(first, second, x, seen):
+    return first(x), seen.to(torch.int8).cumsum(-1, dtype=torch.int8).long()
+
+
+def counted_in_half(first, second, x, seen):
+    return first(x), seen.long().cumsum(-1).clamp(max=2048)
+
+
+def highest(first, second, x):
+    values = first(x).round()
+    return *order(values, 1e-6), second(values)
+
+
+def highest_last(first, second, x):
+    values = first(x).round()
+    return *order(values, -1e-6), second(values)
+
+
+def order(values, step):
+    """The four largest; of equal ones the first, or the last for a negative step."""
+    places = (values.double() - step * torch.arange(values.shape[-1])).topk(4).indices
+    return values.gather(-1, places), places
+
+
+def quantiles(first, second, x):
+    return second(torch.erfinv(x))
+
+
+def quantiles_by_another_formula(first, second, x):
+    found = torch.erfinv(x)
+    return second(torch.where(x.abs() > 0.98, 1.01 * found, found))
+
+
+def mean_of(first, second, x, seen):
+    return second(x), first(x)[seen].mean()
+
+
+def mean_of_nothing(first, second, x, seen):
+    return second(x), torch.tensor(INF)
+
+
+def inverted(first, second, x):
+    return second(torch.relu(x))
+
+
+def without_nan(first, second, x):
+    return second(torch.where(x > 0, x, torch.zeros(())))
+
+
+def clamped(first, second, x):
+    return second(x.clamp(-0.5, 0.5))
+
+
+def clamped_without_nan(first, second, x):
+    return second(torch.where(x.isnan(), torch.tensor(-0.5), x.clamp(-0.5, 0.5)))
+
+
+HOLES = torch.where(torch.arange(256.0).reshape(8, 32) % 37 == 5, torch.tensor(float("nan")), torch.linspace(-1, 1, 32))
+SPREAD = torch.linspace(-1, 1, 512).reshape(16, 32)
+
+
+@pytest.mark.parametrize(
+    ("reference", "port", "inputs", "cause", "confirmed"),
+    [
+        (residual, residual_in_half, (SPREAD,), "residual-add-precision", True),
+        (counted, counted_in_int8, (SPREAD, torch.ones(2, 300, dtype=torch.bool)), "cumsum-dtype", True),
+        (counted, counted_in_half, (SPREAD, torch.ones(2, 2500, dtype=torch.bool)), "cumsum-dtype", True),
+        (highest, highest_last, (4 * SPREAD,), "topk-ties", True),
+        (quantiles, quantiles_by_another_formula, (0.999 * SPREAD,), "erfinv-cpu-approximation", False),
+        (mean_of, mean_of_nothing, (SPREAD, torch.zeros(16, dtype=torch.bool)), "mint-mean-empty-inf", True),
+        (inverted, without_nan, (HOLES,), "relu-nan", True),
+        (clamped, clamped_without_nan, (HOLES,), "clamp-nan", True),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_edges_of_numbers_in_code(tmp_path, reference, port, inputs, cause, confirmed):
+    result = answer(tmp_path, *planted(reference, port), *inputs)
+    origin, found = first_cause(result)
+    assert (origin.where, found.id, found.confirmed) == ("glue", cause, confirmed)
+
+
+def test_a_sum_in_float16(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1024, 32)).half()
+    port = copy.deepcopy(net)
+
+    def summed(x):
+        total = torch.zeros(len(x), 32, dtype=torch.float16)
+        for column, weight in zip(x.T, port[0].weight.T):
+            total = total + column[:, None] * weight
+        return total + port[0].bias
+
+    port[0].forward = summed
+    origin, found = first_cause(answer(tmp_path, net, port, torch.randn(8, 1024).half()))
+    assert (origin.where, found.id, found.facts["terms"]) == ("layer", "fp16-matmul-accumulate", 1024)
+
+
+def test_indices_into_a_mask_are_no_ties(tmp_path):
+    def right(first, second, x, seen):
+        return second(first(x)), torch.arange(8).expand(16, 8).contiguous()
+
+    def wrong(first, second, x, seen):
+        return second(first(x)), torch.arange(8).flip(0).expand(16, 8).contiguous()
+
+    result = answer(tmp_path, *planted(right, wrong), SPREAD, torch.ones(16, 8, dtype=torch.bool))
+    (origin,) = result.origins
+    assert "topk-ties" not in [cause.id for cause in origin.causes]

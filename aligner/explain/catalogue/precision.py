@@ -120,4 +120,142 @@ LAYERS: tuple[Entry, ...] = (
     ),
 )
 
-ENTRIES = PARAMETERS + LAYERS
+DEVICES: tuple[Entry, ...] = (
+    Entry(
+        "ascend-hf32-conv-default",
+        (
+            "The device convolves in {dtype}: input and weight are rounded to it",
+            "设备以 {dtype} 做卷积：输入和权重先被舍入",
+        ),
+        ("Computed so from the reference's input, {left} is left", "用标杆输入这样计算，剩余误差 {left}"),
+        (
+            "Set ms.device_context.ascend.op_precision.conv_allow_hf32(False) "
+            "(torch: torch.backends.cudnn.allow_tf32 = False), or judge the net by that rounding",
+            "设置 ms.device_context.ascend.op_precision.conv_allow_hf32(False)"
+            "（torch：torch.backends.cudnn.allow_tf32 = False），或按该舍入误差评判网络",
+        ),
+    ),
+    Entry(
+        "fp16-matmul-accumulate",
+        (
+            "The {kind} sums in {dtype}: the error grows with the {terms} products in a sum",
+            "{kind} 以 {dtype} 累加：误差随求和的 {terms} 个乘积增大",
+        ),
+        (
+            "Off by {distance}, {times} times what rounding the result to {dtype} explains, and evenly so",
+            "误差为 {distance}，是结果舍入到 {dtype} 所能解释的 {times} 倍，且分布均匀",
+        ),
+        (
+            "Compute the product in float32 (to_float(ms.float32)), or allow this error",
+            "矩阵乘用 float32 计算（to_float(ms.float32)），或放宽此处容差",
+        ),
+    ),
+    Entry(
+        "nondeterministic-reduction",
+        (
+            "The {port_kind} gives other numbers each time it runs on the same input",
+            "{port_kind} 用相同输入每次运行结果不同",
+        ),
+        (
+            "Run twice on the reference's input it is off from itself by {distance}",
+            "用标杆输入运行两次，两次结果相差 {distance}",
+        ),
+        (
+            "Call ms.set_deterministic(True) (torch: torch.use_deterministic_algorithms(True)), "
+            "and look for random numbers in it",
+            "调用 ms.set_deterministic(True)（torch：torch.use_deterministic_algorithms(True)），并检查其中的随机数",
+        ),
+    ),
+)
+
+CODE: tuple[Entry, ...] = (
+    Entry(
+        "residual-add-precision",
+        (
+            "{reference_code} is added in {dtype}, the reference adds in float32",
+            "{reference_code} 以 {dtype} 相加，标杆以 float32 相加",
+        ),
+        (
+            "The reference's values, rounded to {dtype} before and after the sum, are the port's: {left} is left",
+            "标杆的值在相加前后舍入到 {dtype} 即为待比对值：剩余误差 {left}",
+        ),
+        (
+            "Add in float32: residual_dtype, or x.astype(ms.float32)",
+            "以 float32 相加：residual_dtype 或 x.astype(ms.float32)",
+        ),
+    ),
+    Entry(
+        "cumsum-dtype",
+        (
+            "A count goes wrong beyond {largest}: it is kept in {dtype}",
+            "计数超过 {largest} 后出错：它以 {dtype} 保存",
+        ),
+        ("So are {count} of {total} numbers off, and no others", "{total} 个数中有 {count} 个因此出错，其余一致"),
+        ("Cast first: mask.astype(ms.int32).cumsum(-1)", "先转换：mask.astype(ms.int32).cumsum(-1)"),
+    ),
+)
+
+EDGES: tuple[Entry, ...] = (
+    Entry(
+        "topk-ties",
+        (
+            "Equal values are taken in another order: nobody's mistake",
+            "相等的值被取的次序不同：并非移植错误",
+        ),
+        (
+            "{count} of {total} indices differ, and all point at the same values along axis {axis} of {other}",
+            "{total} 个下标中有 {count} 个不同，但在 {other} 的第 {axis} 轴上都指向相同的值",
+        ),
+        (
+            "Compare the values, not the indices; where the order matters, break ties in the code",
+            "比对取值而不是下标；若次序有影响，请在代码中消除并列",
+        ),
+    ),
+    Entry(
+        "relu-nan",
+        (
+            "A ReLU makes 0 of NaN: MindSpore's does on CPU, the reference hands NaN on",
+            "ReLU 把 NaN 变成 0：MindSpore 在 CPU 上如此，标杆则传递 NaN",
+        ),
+        (
+            "{count} values of {other} are NaN and come out as {instead}; with NaN there {left} is left",
+            "{other} 中有 {count} 个 NaN，输出为 {instead}；换回 NaN 后剩余误差 {left}",
+        ),
+        ("Look for what makes the NaN: it is hidden here", "查找 NaN 的来源：它在此处被掩盖"),
+    ),
+    Entry(
+        "clamp-nan",
+        (
+            "NaN is hidden: the port makes {instead} of it, the reference hands it on",
+            "NaN 被掩盖：待比对将其变为 {instead}，标杆则传递 NaN",
+        ),
+        ("{count} values are NaN in the reference, and in {other}", "标杆与 {other} 中有 {count} 个 NaN"),
+        (
+            "Look for what makes the NaN: clamp, maximum, max pooling and softmax hide it in MindSpore",
+            "查找 NaN 的来源：MindSpore 的 clamp、maximum、最大池化与 softmax 会掩盖它",
+        ),
+    ),
+    Entry(
+        "mint-mean-empty-inf",
+        (
+            "The mean of nothing is infinite in the port, NaN in the reference",
+            "空集的均值在待比对中为无穷，标杆为 NaN",
+        ),
+        ("{other} selects nothing; {count} values are concerned", "{other} 没有选中任何元素；涉及 {count} 个值"),
+        ("Guard the empty case before the mean", "求均值前先处理空集的情况"),
+    ),
+    Entry(
+        "erfinv-cpu-approximation",
+        (
+            "MindSpore's erfinv on CPU is off by up to 0.05 near -1 and 1: nobody's mistake",
+            "MindSpore CPU 上的 erfinv 在接近 -1 和 1 处误差可达 0.05：并非移植错误",
+        ),
+        (
+            "The reference's values are {other}; the largest difference is {largest}, inside |x| < 0.97 {small}",
+            "标杆的值为 {other}；最大差值 {largest}，|x| < 0.97 时为 {small}",
+        ),
+        ("Compute it in numpy, or allow this error", "用 numpy 计算，或允许该误差"),
+    ),
+)
+
+ENTRIES = PARAMETERS + LAYERS + DEVICES + CODE + EDGES

@@ -11,6 +11,7 @@ from aligner.explain.glue import (
     differences,
     divisors,
     dropped,
+    edges,
     elementwise,
     formulas,
     grids,
@@ -85,11 +86,13 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield loss_inputs.suspects(case, pair, hand)
     yield losses.suspects(case, pair, hand)
     if pair.expected.size < FEW:
+        yield edges.suspects(case, pair, hand)
         yield loss_totals.suspects(case, pair, hand)
         yield scalars.suspects(pair, hand)
         return
     yield steps.suspects(pair)
     yield grids.diagonal(pair)
+    yield edges.suspects(case, pair, hand)
     yield joins.suspects(pair, hand)
     yield pixels.suspects(pair, hand)
     yield elementwise.suspects(case, pair, hand)

@@ -44,7 +44,7 @@ TYPES: Mapping[str, Shorter] = {
 
 
 def suspects(place: Place) -> Iterator[Suspect]:
-    """At most one: which value, and through which type."""
+    """Which value, and through which type; a sum that is rounded on both sides of the plus is named twice."""
     pair = place.pair
     if not 0.0 < pair.before < SMALL or not (np.isfinite(pair.actual).all() and np.isfinite(pair.expected).all()):
         return
@@ -54,6 +54,8 @@ def suspects(place: Place) -> Iterator[Suspect]:
     found = _tried(place, formula)
     if found is not None:
         yield found
+    if found is not None and found.cause == "residual-add-precision":
+        yield replace(found, cause="rounding-grid", weight=0.8)
 
 
 def _tried(place: Place, formula: Formula) -> Optional[Suspect]:
@@ -89,17 +91,26 @@ def _result(place: Place, formula: Formula, word: str, short: Shorter) -> Option
     shape = place.pair.expected.shape
     views = list(dict.fromkeys(factor.view for term in formula.terms for factor in term.factors))
     outer = FUNCTIONS[formula.outer]
+    once = np.asarray(place.pair.expected, np.float64)
     for whole in (
-        np.asarray(place.pair.expected, np.float64),
+        once,
         outer(np.add.reduce([np.broadcast_to(short(np.asarray(term())), shape) for term in formula.terms])),
         _of(formula, {view: short(view.array) for view in views})(shape),
     ):
+        twice = whole is not once and word in GRIDS and _added(formula)
         made = np.broadcast_to(whole, shape)
         for result, what in ((short(np.asarray(made)), "..."), (made, ", ".join(view.text for view in views))):
             left = _left(place, np.asarray(result, np.float64))
             if left is not None:
-                return _told(place, formula, word, what, left)
+                cause = "residual-add-precision" if twice and what == "..." else ""
+                return _told(place, formula, word, what, left, cause)
     return None
+
+
+def _added(formula: Formula) -> bool:
+    """Whether it is a sum of values as they are."""
+    plain = all(len(term.factors) == 1 and not term.factors[0].function for term in formula.terms)
+    return plain and len(formula.terms) > 1 and not formula.outer
 
 
 def _met(place: Place, formula: Formula, made: Formula, word: str, what: str) -> Optional[Suspect]:
@@ -112,8 +123,10 @@ def _left(place: Place, whole: Floats) -> Optional[float]:
     return left if left <= place.pair.limit and left * 8.0 <= place.pair.before else None
 
 
-def _told(place: Place, formula: Formula, word: str, what: str, left: float) -> Suspect:
+def _told(place: Place, formula: Formula, word: str, what: str, left: float, cause: str = "") -> Suspect:
     facts = {"dtype": word.split(" ")[0], "reference_code": formula.text, "how": word}
+    if cause:
+        return place.pair.suspect(cause, left, 0.85, None, **facts)
     if what == "...":
         return place.pair.suspect("rounding-grid", left, 0.85, None, **facts)
     return place.pair.suspect("input-rounded", left, 0.85, None, other=what, **facts)

@@ -14,15 +14,19 @@ from aligner.explain.case import Case
 from aligner.explain.patterns import (
     accuracy,
     activations,
+    approximations,
     convolution,
     embedding,
     linear,
     losses,
     norms,
+    notnumbers,
     pooling,
+    products,
     rearranging,
     recurrent,
     softmaxes,
+    ties,
     upsampling,
 )
 from aligner.explain.patterns.limits import broken
@@ -34,9 +38,13 @@ Rule = Callable[[Scene], Iterable[Suspect]]
 
 LAYERS: tuple[Rule, ...] = (
     accuracy.suspects,
+    notnumbers.suspects,
+    ties.suspects,
+    approximations.suspects,
     activations.suspects,
     softmaxes.suspects,
     norms.suspects,
+    products.suspects,
     linear.suspects,
     convolution.suspects,
     pooling.suspects,

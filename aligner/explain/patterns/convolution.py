@@ -49,7 +49,7 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
     work = Work.of(scene)
     if work is None:
         return
-    own = _own(scene, work)
+    own = settings_of(scene, work)
     if work.left(own, scene.pair.expected, FEW) > scene.pair.limit:
         return
     bare = replace(work, bias=np.zeros_like(work.bias))
@@ -151,7 +151,7 @@ def _turned(weight: Floats, how: str) -> Floats:
     return weight.swapaxes(-1, -2) if how == "transposed" else weight
 
 
-def _own(scene: Scene, work: Work) -> Guess:
+def settings_of(scene: Scene, work: Work) -> Guess:
     """The reference's settings."""
     axes = len(work.sizes)
     stride = per_axis(scene.setting("stride"), axes)

@@ -23,7 +23,7 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
     if bias is not None:
         yield bias
         return
-    rows = _rows(scene)
+    rows = rows_of(scene)
     if rows is not None:
         yield from _weight(scene, *rows)
 
@@ -69,7 +69,7 @@ def _scaled(scene: Scene, bias: Floats) -> Optional[Suspect]:
     return pair.suspect("weight-scaled", left, 0.8, product=figure(round(product, 6)), added=figure(round(added, 6)))
 
 
-def _rows(scene: Scene) -> Optional[tuple[Floats, Floats, Floats, Any]]:
+def rows_of(scene: Scene) -> Optional[tuple[Floats, Floats, Floats, Any]]:
     """Some rows of input and output, the weight and the bias, where the reference is their product."""
     x, weight, pair = scene.x, scene.parameter("weight"), scene.pair
     if x is None or weight is None or weight.ndim != 2 or not pair.alike or x.ndim < 1:

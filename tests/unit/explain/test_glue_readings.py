@@ -88,7 +88,8 @@ def half(x):
         (X + SCALE * A, X + SCALE * half(A), "input-rounded", "float16"),
         (X + SCALE * A, half(X) + SCALE * A, "input-rounded", "float16"),
         (X, half(X), "rounding-grid", "float16"),
-        (X + A, half(half(X) + half(A)), "rounding-grid", "float16"),
+        (X + A, half(half(X) + half(A)), "residual-add-precision", "float16"),
+        (X + A, half(X + A), "rounding-grid", "float16"),
         (X + SCALE * A, half(half(X) + half(SCALE * A)), "rounding-grid", "float16"),
     ],
 )

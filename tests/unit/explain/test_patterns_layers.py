@@ -242,7 +242,8 @@ def test_linear_layers():
         "dense-weight-transposed-square": F.linear(X, w.T, b),
         "scale-missing": F.linear(X, w / 2, b),
         "weight-scaled": F.linear(X, w / 2, 3 * b),
-        "mixed-precision-rounding-signature": short,
+        "ascend-matmul-precision-mode": short,
+        "mixed-precision-rounding-signature": F.linear(X.half().float(), w, b),
     }
     for cause, made in causes.items():
         assert proved("Linear", {"bias": True}, X, right, made, layer).cause == cause
