@@ -61,6 +61,7 @@ class Cases:
             port_parameters=self._parameters(1, other),
             known=self._known(place.owner, expected) if around and expected is not None else self._alike(place),
             later=self._later(place.owner, expected) if around and expected is not None else (),
+            taker=self._taker(place) if around else None,
             operations=self._operations(place) if around else None,
             consumer=self._consumer(place) if around else None,
         )
@@ -70,6 +71,13 @@ class Cases:
         if place.key is None or not is_input(place.key.slot) or place.key.layer == place.owner:
             return None
         return _spec(self._nets[0], place.key.layer)
+
+    def _taker(self, place: Place) -> Optional[tuple[LayerSpec, LayerSpec]]:
+        """The layer whose input the value is."""
+        if place.key is None or not is_input(place.key.slot):
+            return None
+        layer = place.key.layer
+        return _spec(self._nets[0], layer), _spec(self._nets[1], self._ports.get(layer, layer))
 
     def _operations(self, place: Place) -> Optional[tuple[tuple[str, ...], tuple[str, ...]]]:
         """What the parent's code ran between the two layers, on both sides; None where one side does not tell."""

@@ -63,6 +63,8 @@ class Case:
     Parameters: the reference's parameters of other layers that have this shape."""
     later: tuple[Value, ...] = ()
     """Glue: what the reference's parent had in hand only afterwards; a port may do things in another order."""
+    taker: Optional[tuple[LayerSpec, LayerSpec]] = None
+    """Glue: settings of the layer that is handed the value, in reference and port; None at the parent's border."""
     operations: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
     """Glue: operations that ran between the two layers, of reference and port, where known."""
     consumer: Optional[LayerSpec] = None

@@ -242,6 +242,20 @@ CASES = {
         lambda n, x: torch.linalg.matrix_norm(n.a(x), 1),
         "norm-default-ord-matrix",
     ),
+    "patches": (
+        lambda: {"a": nn.Conv2d(3, 4, 3, padding=1), "b": nn.Linear(36, 8)},
+        lambda: (torch.randn(2, 3, 8, 8),),
+        lambda n, x: n.b(F.unfold(n.a(x), 3, padding=1).transpose(1, 2)),
+        lambda n, x: n.b(window_first(n.a(x)).transpose(1, 2)),
+        "unfold-nn-class-order",
+    ),
+    "along-another-axis": (
+        lambda: {"a": nn.Linear(8, 8), "c": nn.Conv1d(8, 8, 3, padding=1)},
+        lambda: (torch.randn(4, 8, 8),),
+        lambda n, x: n.c(n.a(x).transpose(1, 2)),
+        lambda n, x: n.c(n.a(x)),
+        "conv1d-on-wrong-axis",
+    ),
     "deviation": (lambda: maps(nn.Conv2d(9, 4, 1)), pictures, spread(), spread(unbiased=True), "minibatch-stddev-gan"),
     "deviation-axis": (lambda: maps(nn.Conv2d(9, 4, 1)), pictures, spread(), spread(1), "minibatch-stddev-gan"),
 }

@@ -15,6 +15,7 @@ from aligner.explain.glue import (
     elementwise,
     formulas,
     grids,
+    handed,
     heads,
     integers,
     joins,
@@ -25,6 +26,7 @@ from aligner.explain.glue import (
     operations,
     order,
     parts,
+    patches,
     picked,
     pixels,
     renamed,
@@ -66,7 +68,7 @@ def suspects(case: Case) -> Iterator[Suspect]:
         return
     hand = Hand.of(case)
     for rule in _alike(case, pair, hand) if pair.alike else _other_shape(case, pair, hand):
-        found = list(rule)
+        found = list(handed.renamed(case, rule))
         yield from found
         if any(_settles(suspect) for suspect in found):
             return
@@ -100,6 +102,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield responses.suspects(pair, hand)
     yield scalars.suspects(pair, hand)
     yield sampled.suspects(pair, hand)
+    yield patches.suspects(pair, hand)
     yield picked.suspects(pair, hand)
     yield integers.suspects(pair, hand)
     yield dropped.suspects(case, pair, hand)
@@ -124,6 +127,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
 def _other_shape(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield loss_inputs.suspects(case, pair, hand)
     yield losses.suspects(case, pair, hand)
+    yield handed.suspects(case, pair)
     yield joins.suspects(pair, hand)
     yield picked.suspects(pair, hand)
     yield shapes.suspects(pair, hand)

@@ -12,6 +12,7 @@ from aligner.explain.catalogue import sentences
 from aligner.explain.patterns import slices
 from aligner.explain.patterns.pair import Pair
 from aligner.explain.patterns.steps import suspects as steps
+from aligner.record import LayerSpec
 from tests.unit.explain.cases import case, value
 
 RANDOM = np.random.default_rng(3)
@@ -103,6 +104,33 @@ def test_a_mean_for_a_maximum_is_told_although_the_mean_is_a_layer_of_its_own():
     known = (value(MAP, "input.0", "net.pool"), value(MAP.mean((2, 3), keepdims=True), "output.0", "net.pool"))
     (found,) = told(MAP.mean((2, 3)), MAP.max((2, 3)), known)
     assert found.cause == "reduction-other"
+
+
+CONV = {"kernel_size": (3, 3), "stride": (1, 1)}
+TAKER = (
+    LayerSpec("Conv2d", {**CONV, "padding": ((1, 1), (1, 1)), "padding_mode": "reflect"}),
+    LayerSpec("Conv2d", {**CONV, "padding": ((0, 0), (0, 0)), "padding_mode": "zeros"}),
+)
+AROUND = ((0, 0), (0, 0), (1, 1), (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("port", "cause"),
+    [
+        (np.pad(MAP, AROUND), "conv2d-padding-mode-reflect"),
+        (np.pad(MAP, AROUND, mode="edge"), "conv2d-padding-mode-reflect"),
+        (np.pad(MAP, ((0, 0), (0, 0), (2, 0), (2, 0)), mode="reflect"), "pad-differs"),
+    ],
+)
+def test_padding_by_hand_before_a_convolution_is_held_against_what_the_reference_pads(port, cause):
+    (found,) = told(MAP, port, taker=TAKER)
+    assert found.cause == cause
+    assert not any("<" in text for text in sentences(cause, found.facts, "en"))
+
+
+def test_padding_by_hand_as_the_reference_pads_is_right():
+    causes = [suspect.cause for suspect in told(MAP, np.pad(MAP, AROUND, mode="reflect"), taker=TAKER)]
+    assert "conv2d-padding-mode-reflect" not in causes
 
 
 def test_a_split_of_another_size_would_show_in_the_shape():
