@@ -19,6 +19,7 @@ keeps its class name as kind. Values are plain: numbers, words, None, or tuples 
   None where the mode interpolates ("linear", "bilinear", "bicubic", "trilinear"), and None where it has no meaning.
 - A transposed convolution that cuts less at the end has torch's output_padding: cutting (1, 0) is padding (1, 1) and
   output_padding 1.
+- Weights of a loss's classes are no settings; BCEWithLogitsLoss's pos_weight neither.
 - Transformer layers have activation as a word ("relu", "gelu"), eps of their first norm.
 """
 
@@ -126,6 +127,19 @@ KINDS: dict[str, tuple[str, ...]] = {
     "TransformerEncoder": ("num_layers",),
     "TransformerDecoder": ("num_layers",),
     "Transformer": (),
+    **{kind: ("reduction",) for kind in ("L1Loss", "MSELoss", "BCELoss", "BCEWithLogitsLoss", "SoftMarginLoss")},
+    **{kind: ("reduction",) for kind in ("MultiLabelMarginLoss", "MultiLabelSoftMarginLoss")},
+    "SmoothL1Loss": ("beta", "reduction"),
+    "HuberLoss": ("delta", "reduction"),
+    "CrossEntropyLoss": ("ignore_index", "label_smoothing", "reduction"),
+    "NLLLoss": ("ignore_index", "reduction"),
+    "KLDivLoss": ("log_target", "reduction"),
+    "CTCLoss": ("blank", "zero_infinity", "reduction"),
+    **{kind: ("margin", "reduction") for kind in ("CosineEmbeddingLoss", "MarginRankingLoss", "HingeEmbeddingLoss")},
+    "TripletMarginLoss": ("margin", "p", "eps", "swap", "reduction"),
+    "MultiMarginLoss": ("p", "margin", "reduction"),
+    "GaussianNLLLoss": ("full", "eps", "reduction"),
+    "PoissonNLLLoss": ("log_input", "full", "eps", "reduction"),
     "Sequential": (),
     "ModuleList": (),
     "ModuleDict": (),

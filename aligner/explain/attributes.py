@@ -205,6 +205,8 @@ def _of_kind(case: Case) -> Iterator[Suspect]:
     kinds = (case.reference.kind, case.port.kind)
     known = sum(kind in KINDS for kind in kinds)
     name = setting_rules.kind_cause(*kinds)
+    if name == "softmax-ce-reduction-none" and case.port.attributes.get("reduction", "none") != "none":
+        name = "kind-differs"
     if kinds[0] == kinds[1] or set(kinds) & CONTAINERS or _alike(case) or (name == "kind-differs" and not known):
         return
     settings = [word for word in case.reference.attributes if word not in setting_rules.SIZES]

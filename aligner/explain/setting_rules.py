@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from aligner.record import Attribute, LayerSpec
+from aligner.vocabulary import KINDS
 
 
 class Difference(NamedTuple):
@@ -104,10 +105,17 @@ def _fewer_axes(difference: Difference, _port: LayerSpec) -> bool:
     return isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)) and len(one) < len(other)
 
 
+def _other_power(_difference: Difference, port: LayerSpec) -> bool:
+    """Whether p is not what nobody changes by intention."""
+    return not same(port.attributes.get("p", 2), 2)
+
+
 CONVOLUTIONS = tuple(f"Conv{n}d" for n in (1, 2, 3))
 TRANSPOSED = tuple(f"ConvTranspose{n}d" for n in (1, 2, 3))
 MAX_POOLS, AVERAGE_POOLS = (tuple(f"{which}Pool{n}d" for n in (1, 2, 3)) for which in ("Max", "Avg"))
 RECURRENT = ("LSTM", "GRU", "RNN")
+MARGINS = tuple(kind for kind, names in KINDS.items() if kind.endswith("Loss") and "margin" in names)
+REDUCED = tuple(kind for kind, names in KINDS.items() if kind.endswith("Loss") and "reduction" in names)
 TRANSFORMERS = ("TransformerEncoderLayer", "TransformerDecoderLayer")
 
 RULES: tuple[Rule, ...] = (
@@ -155,7 +163,16 @@ RULES: tuple[Rule, ...] = (
     Rule("smoothl1-reduction-default", ("SmoothL1Loss",), ("reduction",), _port_is("none")),
     Rule("smoothl1-beta", ("SmoothL1Loss",), ("beta",), _any),
     Rule("kldiv-reduction-batchmean", ("KLDivLoss",), ("reduction",), _any),
-    Rule("triplet-positional-args", ("TripletMarginLoss",), ("margin", "p"), _any),
+    Rule("kldiv-log-target", ("KLDivLoss",), ("log_target",), _are(False, True)),
+    Rule("ce-label-smoothing", ("CrossEntropyLoss",), ("label_smoothing",), _any),
+    Rule("huber-delta", ("HuberLoss",), ("delta",), _any),
+    Rule("ctc-blank-index", ("CTCLoss",), ("blank",), _any),
+    Rule("gaussian-nll-full", ("GaussianNLLLoss",), ("full",), _any),
+    Rule("poisson-log-input", ("PoissonNLLLoss",), ("log_input",), _any),
+    Rule("poisson-full", ("PoissonNLLLoss",), ("full",), _any),
+    Rule("triplet-positional-args", ("TripletMarginLoss",), ("margin", "p"), _other_power),
+    Rule("loss-margin", MARGINS, ("margin",), _any),
+    Rule("loss-reduction", REDUCED, ("reduction",), _any),
     Rule("parameter-missing", ("Linear", "Bilinear", *RECURRENT, "MultiheadAttention"), ("bias",), _are(False, True)),
     Rule("parameter-missing", ("LayerNorm", "BatchNorm", "GroupNorm", "RMSNorm"), ("affine",), _are(False, True)),
 )
@@ -189,6 +206,7 @@ KIND_PAIRS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("hardswish-vs-swish", ("hardswish", "hswish"), ("silu", "swish")),
     ("quick-gelu-vs-gelu", QUICK_GELUS, ("gelu",)),
     ("resize-bilinear-half-pixel", ("upsample",), ("resizebilinear", "resizebilinearv2")),
+    ("huber-vs-smoothl1", ("smoothl1loss",), ("huberloss",)),
     ("softmax-ce-reduction-none", ("crossentropyloss",), ("softmaxcrossentropywithlogits",)),
 )
 """Cause, and the two kinds that are taken for each other, either way, in small letters."""

@@ -141,6 +141,15 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     Entry(
+        "ce-settings-lost",
+        ("The port's cross entropy has none of {setting}", "待比对的交叉熵缺少 {setting}"),
+        ("The same loss without them is the port's value", "去掉它们的同一损失与待比对一侧的值相同"),
+        (
+            "Use nn.CrossEntropyLoss or ops.cross_entropy with {setting}, as the reference has them",
+            "使用带 {setting} 的 nn.CrossEntropyLoss 或 ops.cross_entropy，与标杆一致",
+        ),
+    ),
+    Entry(
         "ce-on-softmax-output",
         (
             "The loss takes logits and has a softmax of its own, the port gives it {port_value}",

@@ -94,11 +94,15 @@ class Loss:
 
     def terms(self) -> Optional[Terms]:
         """The losses of the elements; None where there is no such loss of these tensors."""
-        return FAMILIES[self.family](self)
+        try:
+            return FAMILIES[self.family](self)
+        except (ValueError, IndexError, ArithmeticError):
+            return None  # shapes that do not go together, a class without a weight, a power of zero
 
     def __call__(self) -> Optional[Floats]:
         terms = self.terms()
-        found = None if terms is None else reduced(terms, self.get("reduction", "mean"))
+        how = self.get("reduction", "mean")
+        found = reduced(terms, how) if terms is not None and how in REDUCTIONS else None
         return None if found is None else np.asarray(self.get("factor", 1.0) * found)
 
 

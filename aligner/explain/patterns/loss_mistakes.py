@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -137,10 +138,26 @@ def _scores(loss: Loss, own: Iterable[float]) -> Iterator[Mistake]:
             yield Mistake("ce-class-weight-missing", plain, "weight", "given", "None")
         inside = [value for value in (*SMOOTHINGS, *own) if 0 <= value < 1]
         yield from _numbers(loss, "ce-label-smoothing", "smoothing", 0.0, inside)
+        yield from _plain(loss)
         if loss.get("smoothing"):
             share = figure(loss.get("smoothing"))
             wanted, found = f"{share} / classes on every class", f"{share} / (classes - 1) on the wrong ones"
             yield Mistake("ce-label-smoothing", loss.changed(spread="others"), "label_smoothing", wanted, found)
+
+
+def _plain(loss: Loss) -> Iterator[Mistake]:
+    """An older loss that lacks several settings at once."""
+    said = {
+        "ignore": ("ignore_index", loss.get("ignore")),
+        "weight": ("weight", loss.get("weight")),
+        "smoothing": ("label_smoothing", loss.get("smoothing") or None),
+    }
+    given = [name for name, (_, value) in said.items() if value is not None]
+    for count in range(2, len(given) + 1):
+        for lost in combinations(given, count):
+            changed = loss.changed(**{name: 0.0 if name == "smoothing" else None for name in lost})
+            words = ", ".join(said[name][0] for name in lost)
+            yield Mistake("ce-settings-lost", changed, words, "given", "None")
 
 
 def _binary(loss: Loss, own: Iterable[float]) -> Iterator[Mistake]:

@@ -28,10 +28,10 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
     base = BASES.get(scene.kind, _none)(scene)
     if base is None or not gives(base, scene.pair.expected, EXACT):
         return
-    yield from told(scene.pair, base, constants(scene.case.reference, scene.case.port), scene.case.reference)
+    yield from told(scene.pair, base, constants(scene.case.reference, scene.case.port), scene)
 
 
-def told(pair: Pair, base: Loss, own: Iterable[float], spec: Optional[LayerSpec] = None) -> Iterator[Suspect]:
+def told(pair: Pair, base: Loss, own: Iterable[float], scene: Optional[Scene] = None) -> Iterator[Suspect]:
     """The mistakes in the right loss that give the port's value, the commonest first."""
     before = close(base(), pair.actual)
     seen: list[float] = []
@@ -40,7 +40,9 @@ def told(pair: Pair, base: Loss, own: Iterable[float], spec: Optional[LayerSpec]
         if left in seen or left > pair.limit or left * APART > before:
             continue
         seen.append(left)  # what leaves just as much is the same loss, said otherwise
-        yield pair.suspect(mistake.cause, left, 0.93, None, **_facts(mistake, base, spec))
+        change = {} if scene is None else scene.change(mistake.setting)
+        spec = None if scene is None else scene.case.reference
+        yield pair.suspect(mistake.cause, left, 0.93, change, **_facts(mistake, base, spec))
 
 
 def gives(loss: Loss, wanted: Floats, limit: float) -> bool:
@@ -109,9 +111,9 @@ def _base(family: str, count: int, *same: str, **names: str) -> Callable[[Scene]
         if len(scene.inputs) != count:
             return None
         given = tuple(Given(f"input.{number}", array) for number, array in enumerate(scene.inputs))
-        settings = {ours: scene.case.reference.attributes.get(theirs) for ours, theirs in table.items()}
-        settings["reduction"] = scene.setting("reduction", "mean")
-        return Loss(family, given, {name: value for name, value in settings.items() if value is not None})
+        found = {ours: scene.case.reference.attributes.get(theirs) for ours, theirs in table.items()}
+        settings: dict[str, Any] = {name: value for name, value in found.items() if isinstance(value, (int, float))}
+        return Loss(family, given, {**settings, "reduction": str(scene.setting("reduction", "mean"))})
 
     return base
 
@@ -138,8 +140,7 @@ def _cross_entropy(logs: str) -> Callable[[Scene], Optional[Loss]]:
         weight, axis = scene.parameter("weight"), class_axis(scores, labels)
         if axis is None and scores.shape == labels.shape and weight is None and not scene.number("label_smoothing", 0):
             made = soft(scene)
-            how = scene.setting("reduction", "mean")
-            return made and made.changed(axis=1 if scores.ndim > 1 else 0, reduction=how)
+            return made and made.changed(axis=1 if scores.ndim > 1 else 0)
         if axis is None:
             return None
         whole = Loss(loss.family, (loss.given[0], Given("labels", labels.astype(np.int64))), loss.settings)

@@ -12,7 +12,7 @@ from typing import Any
 
 from mindspore import mint, nn
 
-from aligner_hooks.mindspore_ import kinds
+from aligner_hooks.mindspore_ import kinds, losses
 from aligner_hooks.mindspore_ import window_arguments as windows
 from aligner_hooks.mindspore_.norm_arguments import (
     batch_norm,
@@ -212,6 +212,7 @@ NN: Mapping[str, Write] = {
     **dict.fromkeys(("TransformerEncoderLayer", "TransformerDecoderLayer"), _transformer_layer),
     **dict.fromkeys(("TransformerEncoder", "TransformerDecoder"), _stack),
     "Transformer": _transformer,
+    **losses.writers(losses.NN),
 }
 
 _NORM = ("num_features", "eps", "momentum", "affine", "track_running_stats")
@@ -246,6 +247,7 @@ MINT: Mapping[str, Write] = {
         f"{stem}{n}d": _pad for stem in ("ConstantPad", "ZeroPad", "ReflectionPad", "ReplicationPad") for n in (1, 2, 3)
     },
     "Unfold": windows.mint_unfold,
+    **losses.writers(losses.MINT),
 }
 
 

@@ -11,7 +11,7 @@ from mindspore import mint, nn
 
 from aligner.record import Attribute
 from aligner.vocabulary import INTERPOLATING
-from aligner_hooks.mindspore_ import norms, windows
+from aligner_hooks.mindspore_ import losses, norms, windows
 
 Attributes = dict[str, Attribute]
 Read = Callable[[Any], Attributes]
@@ -257,6 +257,7 @@ NN: Mapping[str, tuple[str, Read]] = {
     "SequentialCell": ("Sequential", _nothing),
     "CellList": ("ModuleList", _nothing),
     "CellDict": ("ModuleDict", _nothing),
+    **losses.NN,
 }
 
 # Classes of mindspore.mint.nn, where they are not those of mindspore.nn.
@@ -296,6 +297,7 @@ MINT: Mapping[str, tuple[str, Read]] = {
     **{f"ReflectionPad{n}d": ("Pad", _pad("reflect")) for n in (1, 2, 3)},
     **{f"ReplicationPad{n}d": ("Pad", _pad("replicate")) for n in (1, 2, 3)},
     "Unfold": ("Unfold", windows.unfold),
+    **losses.MINT,
 }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Optional
 
 from aligner.record import Attribute, LayerSpec
+from aligner.vocabulary import KINDS
 from aligner_hooks.torchlike import settings
 from aligner_hooks.torchlike.settings import plain, plain_own
 
@@ -87,6 +88,9 @@ def _table(nn: Any) -> dict[type, Entry]:
     add("TransformerDecoder", _named("num_layers"))
     for kind in ("Transformer", "Sequential", "ModuleList", "ModuleDict", "Identity"):
         add(kind, _named())
+    for kind, names in KINDS.items():
+        if kind.endswith("Loss"):
+            add(kind, _named(*names))
     return table
 
 
