@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.adapter import Adapter, Arguments
-from aligner.compare.checks import OTHER_FORM, Check
+from aligner.compare.checks import LIMIT, OTHER_FORM, Check
 from aligner.compare.held import Held
 from aligner.compare.net import CallId, is_input
 from aligner.compare.reading import read
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.record import Array, Key, Phase, Record
-from aligner.replay.forms import mask_like, other_form, sees_nothing, squeezed, tells_other_things
+from aligner.replay.forms import laid_out, mask_like, other_form, sees_nothing, squeezed, tells_other_things
 from aligner.replay.frames import Frame, Plan
 from aligner.replay.judgement import RULE, Place, expected, judged
 from aligner.replay.noise import Change
@@ -279,6 +279,10 @@ class ForcedPass:
             self.checks.append(replace(check, error=0.0, reason=OTHER_FORM))
             return None
         doubtful = doubtful and (blind or other_form(wanted, array, dtype))
+        turned = bool(frame.doubtful) and place[0] == "layer" and check.deviation is None and check.suspicious
+        if turned and laid_out(wanted, array, dtype, LIMIT * check.expected):
+            self.checks.append(replace(check, error=0.0, reason=OTHER_FORM))
+            return None
         if check.suspicious and owner is not None and place[0] == "glue" and not doubtful:
             check = self._settled(owner, check, wanted, array, dtype)
         if check.suspicious and self._watched is None:

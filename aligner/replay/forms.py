@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +25,10 @@ UNEVEN = 0.05
 """Scores that differ by more than this share their weights otherwise; numbers near -1e4 are rounded to 1e-3."""
 
 LOOKED_AT = 4096
-"""Elements that are looked at to tell a mask."""
+"""Elements that are looked at to tell a mask, or another order."""
+
+AXES = 5
+"""More axes than this are not put in all orders."""
 
 
 def other_form(wanted: Held, array: Array, dtype: str) -> bool:
@@ -31,6 +36,29 @@ def other_form(wanted: Held, array: Array, dtype: str) -> bool:
     one, other = DTYPES[wanted.dtype], DTYPES[dtype]
     axes = array.ndim == len(wanted.shape) and array.shape != wanted.shape
     return one.exact or other.exact or axes or squeezed(wanted.shape) != squeezed(array.shape)
+
+
+def laid_out(wanted: Held, array: Array, dtype: str, limit: float) -> bool:
+    """Whether they are the same numbers with the axes in another order, or some of them taken together.
+
+    A port may hand (N * L, C) to a BatchNorm that the reference hands (N, C, L), as MindSpore's takes no other.
+    """
+    if array.size != math.prod(wanted.shape) or array.size == 0 or not 2 <= len(wanted.shape) <= AXES:
+        return False
+    value, found = wanted.load().astype(np.float64), decode(array, dtype).astype(np.float64).reshape(-1)
+    if not (np.isfinite(value).all() and np.isfinite(found).all()):
+        return False
+    few = slice(None, None, max(1, found.size // LOOKED_AT))
+    for order in permutations(range(value.ndim)):
+        laid = value.transpose(order).reshape(-1)
+        if _near(laid[few], found[few], 4.0 * limit) and _near(laid, found, limit):
+            return True
+    return False
+
+
+def _near(wanted: Array, found: Array, limit: float) -> bool:
+    apart = np.subtract(found, wanted, dtype=np.float64)
+    return bool(np.linalg.norm(apart) <= limit * np.linalg.norm(wanted))
 
 
 def mask_like(wanted: Held) -> bool:

@@ -392,6 +392,36 @@ def test_an_input_of_another_shape_is_judged_by_what_the_layer_makes_of_it(tmp_p
     assert result.aligned is not bool(wanted)
 
 
+class Rows(Net):
+    """The batch norm is given rows, as one that takes two axes only must be."""
+
+    def __init__(self, order=(0, 1, 2)):
+        super().__init__()
+        self.order = order
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        rows = self.bn(x.permute(self.order).reshape(-1, 8))
+        return self.head(rows.reshape(len(x), -1, 8).mean(1))
+
+
+def test_a_layer_that_is_handed_its_values_as_rows_is_right(tmp_path):
+    reference(tmp_path / "ref.h5")
+    found, checks = answer(tmp_path, Rows())
+    assert found.aligned
+    assert found.origins == found.suspects == ()
+    assert {check.key.slot for check in checks if check.reason == "other-form"} == {"input.0", "output.0"}
+
+
+def test_rows_that_were_read_off_in_another_order_are_the_doing_of_the_code_around(tmp_path):
+    reference(tmp_path / "ref.h5")
+    found, _ = answer(tmp_path, Rows((0, 2, 1)))
+    assert places(found.origins)[0] == ("", "glue")
+    assert found.origins[0].between == ("blocks.2", "bn")
+
+
 def test_a_layer_that_is_off_by_less_than_rounding_may_be_is_found_by_a_trial(tmp_path):
     net = reference(tmp_path / "ref.h5")
     port = copy.deepcopy(net)
