@@ -14,5 +14,8 @@ CHECK = "check"
 TRIAL = "trial"
 """What a suspected cause came to when it was put right in a copy of the layer."""
 
+REPEAT = "repeat"
+"""A wrong layer that gives other numbers when it is run again on the same inputs, and how far these are apart."""
+
 LAYER = "layer"
 """A wrong layer in its framework's own terms: the Python that builds it."""

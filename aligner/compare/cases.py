@@ -13,7 +13,7 @@ from aligner.compare.net import CallId, Net, Visit, is_input, nest
 from aligner.compare.place import Place
 from aligner.errors import DumpError
 from aligner.explain.case import Case, Value
-from aligner.findings import OPERATIONS
+from aligner.findings import OPERATIONS, REPEAT
 from aligner.record import Key, LayerSpec, Phase
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class Cases:
             known=self._known(place.owner, expected) if around and expected is not None else self._alike(place),
             later=self._later(place.owner, expected) if around and expected is not None else (),
             taker=self._taker(place) if around else None,
+            repeated=self._repeated(place) if place.where == "layer" else None,
             operations=self._operations(place) if around else None,
             consumer=self._consumer(place) if around else None,
         )
@@ -78,6 +79,13 @@ class Cases:
             return None
         layer = place.key.layer
         return _spec(self._nets[0], layer), _spec(self._nets[1], self._ports.get(layer, layer))
+
+    def _repeated(self, place: Place) -> Optional[float]:
+        for kind, facts in self._dumps[1].findings:
+            apart = facts.get("apart")
+            if kind == REPEAT and facts.get("layer") == place.owner and isinstance(apart, (int, float)):
+                return float(apart)
+        return None
 
     def _operations(self, place: Place) -> Optional[tuple[tuple[str, ...], tuple[str, ...]]]:
         """What the parent's code ran between the two layers, on both sides; None where one side does not tell."""

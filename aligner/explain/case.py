@@ -65,6 +65,8 @@ class Case:
     """Glue: what the reference's parent had in hand only afterwards; a port may do things in another order."""
     taker: Optional[tuple[LayerSpec, LayerSpec]] = None
     """Glue: settings of the layer that is handed the value, in reference and port; None at the parent's border."""
+    repeated: Optional[float] = None
+    """Layers: how far two runs of the port's layer on these inputs are apart (relative L2), where they are at all."""
     operations: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
     """Glue: operations that ran between the two layers, of reference and port, where known."""
     consumer: Optional[LayerSpec] = None

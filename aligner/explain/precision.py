@@ -8,7 +8,7 @@ from typing import Optional
 import numpy as np
 
 from aligner.explain import setting_rules, spelling
-from aligner.explain.case import Case, Value
+from aligner.explain.case import Case, Value, distance
 from aligner.explain.patterns.pair import Floats
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
@@ -26,6 +26,10 @@ SHORT_EXPECTED = 1e-4
 
 LIKELY = 0.7
 
+SHARE = 0.3
+"""Two runs that are so much of the error apart explain it."""
+SURE, DOUBTED = 0.85, 0.4
+
 
 def suspects(case: Case, facts: dict[str, Scalar]) -> Iterator[Suspect]:
     """For a layer's output; `facts` are those that every suspect has."""
@@ -34,6 +38,10 @@ def suspects(case: Case, facts: dict[str, Scalar]) -> Iterator[Suspect]:
     made, wanted = case.actual.dtype, case.expected.dtype
     if made == "float64" and wanted in ("float32", *SHORT):
         yield Suspect("tensor-default-float64", facts, weight=LIKELY)
+    if case.repeated:
+        before = distance(case.actual.load(), case.expected.load())
+        told = {**facts, "distance": f"{case.repeated:.1e}"}
+        yield Suspect("nondeterministic-reduction", told, weight=SURE if case.repeated >= SHARE * before else DOUBTED)
     norm = setting_rules.family(case.reference.kind) in NORMS
     if _overflowed(case):
         yield Suspect("layernorm-fp16-variance-overflow", facts, weight=LIKELY)

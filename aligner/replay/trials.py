@@ -16,9 +16,10 @@ from aligner.compare.checks import LIMIT, Check
 from aligner.compare.place import Place
 from aligner.explain.suspect import Suspect
 from aligner.explain.suspects import suspects
-from aligner.findings import LAYER, TRIAL
+from aligner.findings import LAYER, REPEAT, TRIAL
 from aligner.replay.alone import Alone
 from aligner.replay.forced import ARGUMENT
+from aligner.replay.repeats import repeated
 
 MOST = 12
 """Suspects of one layer that are tried."""
@@ -61,6 +62,9 @@ def tried(checks: Sequence[Check], cases: Cases, alone: Alone) -> Iterable[tuple
         done.add(check.key.layer)
         kept = check.kept or check.hidden
         place = Place("layer", check.owner, check.key, check.port, None, check.rounding, kept)
+        apart = repeated(check, alone)
+        if apart:
+            yield REPEAT, {"layer": check.key.layer, "apart": apart}
         for suspect in _worth_it(suspects(cases.case(place))):
             yield TRIAL, _trial(check, suspect, alone)
 

@@ -393,3 +393,30 @@ def test_indices_into_a_mask_are_no_ties(tmp_path):
     result = answer(tmp_path, *planted(right, wrong), SPREAD, torch.ones(16, 8, dtype=torch.bool))
     (origin,) = result.origins
     assert "topk-ties" not in [cause.id for cause in origin.causes]
+
+
+class Product(nn.Module):
+    """A product of its own; `code` is what becomes of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(32, 32))
+        self.code = [torch.Tensor.contiguous]
+
+    def forward(self, x):
+        return self.code[0](x @ self.weight)
+
+
+def restless(made):
+    """As of a sum whose order is another one each time, on devices that have it so."""
+    return made * (1.0 + 1e-3 * torch.randn_like(made))
+
+
+@pytest.mark.parametrize(("code", "named"), [(restless, True), (torch.tanh, False)])
+def test_a_layer_that_does_not_repeat_itself(tmp_path, code, named):
+    torch.manual_seed(0)
+    net = nn.Sequential(Product(), nn.Linear(32, 8))
+    port = copy.deepcopy(net)
+    port[0].code = [code]
+    (origin,) = answer(tmp_path, net, port, SPREAD).origins
+    assert (origin.causes[0].id == "nondeterministic-reduction") is named

@@ -19,15 +19,22 @@ Named = tuple[str, Floats]
 BOUNDS = 2
 """A clamp has no more of them."""
 
-POOLS = ("MaxPool", "AdaptiveMaxPool")
+MIXED = {
+    "MaxPool": "the largest number",
+    "AdaptiveMaxPool": "the largest number",
+    "Softmax": "0 beside it",
+    "LogSoftmax": "numbers beside it",
+}
+"""Layers that mix NaN with numbers, and what becomes of them where it does not spread."""
 
 
 def suspects(scene: Scene) -> Iterator[Suspect]:
     """For a layer."""
     held = [(f"input.{number}", array) for number, array in enumerate(scene.inputs)]
     yield from told(scene.pair, held)
-    if scene.kind.startswith(POOLS) and scene.x is not None and np.isnan(scene.x).any():
-        yield from _pooled(scene.pair)
+    instead = next((word for kind, word in MIXED.items() if scene.kind.startswith(kind)), None)
+    if instead is not None and scene.x is not None and np.isnan(scene.x).any():
+        yield from _mixed(scene.pair, instead)
     yield from of_nothing(scene.pair, scene.case.inputs)
 
 
@@ -63,13 +70,12 @@ def _rest(pair: Pair, gone: Floats) -> Optional[float]:
     return left if left <= pair.limit else None
 
 
-def _pooled(pair: Pair) -> Iterator[Suspect]:
-    """Evidence: a maximum that passes over NaN."""
-    if pair.alike and _rest(pair, np.isnan(pair.expected) & ~np.isnan(pair.actual)) is not None:
-        gone = np.isnan(pair.expected) & ~np.isnan(pair.actual)
-        yield pair.suspect(
-            "clamp-nan", None, 0.75, None, other="[input.0]", count=int(gone.sum()), instead="the largest number"
-        )
+def _mixed(pair: Pair, instead: str) -> Iterator[Suspect]:
+    """Evidence: NaN that reaches less of the port's value."""
+    gone = np.isnan(pair.expected) & ~np.isnan(pair.actual) if pair.alike else np.zeros(0, bool)
+    if gone.any() and _rest(pair, gone) is not None:
+        told: dict[str, Scalar] = {"other": "[input.0]", "count": int(gone.sum()), "instead": instead}
+        yield pair.suspect("clamp-nan", None, 0.75, None, **told)
 
 
 def of_nothing(pair: Pair, held: Iterable[Value]) -> Iterator[Suspect]:
