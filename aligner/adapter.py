@@ -203,8 +203,21 @@ class Adapter(Protocol):
             AdapterError: when the framework has no such device here.
         """
 
-    def running(self, model: object) -> AbstractContextManager[object]:
-        """The surroundings of a forward run: no gradients, eager mode, compiled wrappers off."""
+    def running(self, model: object, mode: Optional[str] = "pynative") -> AbstractContextManager[object]:
+        """The surroundings of a forward run, without gradients.
+
+        "pynative": eagerly, layer by layer, compiled wrappers off. "graph": compiled as a whole. None: as the program
+        has set it.
+
+        Raises:
+            AdapterError: this framework has no such mode.
+        """
+
+    def thread(self) -> int:
+        """The thread on whose behalf a callback is called: `threading.get_ident()` where layers run in their caller's.
+
+        A framework that runs compiled code in a thread of its own names the one that waits for it.
+        """
 
     def environment(self, model: object) -> Mapping[str, Scalar]:
         """Header facts: at least "device" and "mode" ("pynative" or "graph")."""

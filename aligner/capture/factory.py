@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -15,7 +16,7 @@ from aligner.adapter import Adapter
 from aligner.capture.script import ImportWatcher
 from aligner.capture.task import Arguments, Task, as_task
 from aligner.dtypes import DTYPES
-from aligner.errors import CaptureError
+from aligner.errors import AdapterError, CaptureError
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,13 @@ class Run:
     adapter: Adapter
     model: Any
     steps: Sequence[Arguments]
+    mode: Optional[str] = None
+    """"pynative" or "graph"; None as the program has set it."""
 
     def step(self, index: int) -> None:
         """Call the model on the arguments of one step."""
         args, kwargs = self.steps[index]
-        with self.adapter.running(self.model):
+        with self.adapter.running(self.model, self.mode):
             self.model(*args, **kwargs)
 
 
@@ -54,10 +57,12 @@ def build(load: Callable[[], Callable[[], object]], framework: Optional[str], se
     imported: list[Adapter] = []
 
     def on_import(name: str) -> None:
-        imported.append(registry.load(name))
-        imported[-1].seed(seed)
+        # One that the net does not need may not load: MindTorch brings a MindSpore with it, or stands for torch.
+        with suppress(AdapterError):
+            imported.append(registry.load(name))
+            imported[-1].seed(seed)
 
-    with ImportWatcher(sorted(registry.available()), on_import):
+    with ImportWatcher(sorted(registry.available()), on_import, registry.prepare):
         factory = load()
         for adapter in imported:
             adapter.seed(seed)
@@ -89,7 +94,9 @@ def tensors(adapter: Adapter, value: object, move: Callable[[object], object]) -
     return value
 
 
-def prepare(adapter: Adapter, task: Task, device: Optional[str], steps: Optional[int]) -> Run:
+def prepare(
+    adapter: Adapter, task: Task, device: Optional[str], steps: Optional[int], mode: Optional[str] = None
+) -> Run:
     """Put model and arguments on the device and repeat the arguments for as many steps as asked."""
     move: Callable[[object], object] = (lambda value: value) if device is None else adapter.device(device)
     model = move(task.model)
@@ -101,7 +108,7 @@ def prepare(adapter: Adapter, task: Task, device: Optional[str], steps: Optional
         for args, kwargs in task.arguments()
     ]
     wanted = max(task.steps, len(rows)) if steps is None else steps
-    return Run(adapter, model, [rows[i % len(rows)] for i in range(wanted)] if rows else [])
+    return Run(adapter, model, [rows[i % len(rows)] for i in range(wanted)] if rows else [], mode)
 
 
 def free_space(path: str) -> int:

@@ -10,19 +10,19 @@ observation, the net runs on, and the error is raised when the capture is closed
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Optional, Union
 
 from aligner import registry
 from aligner.adapter import Adapter, Handle
 from aligner.capture.gaps import Gaps
 from aligner.capture.header import describe
 from aligner.capture.progress import Progress
+from aligner.capture.sink import Sink
 from aligner.capture.tracebacks import forget_us
 from aligner.dtypes import DTYPES
 from aligner.dump.writer import DumpWriter
@@ -60,22 +60,6 @@ class _Open:
     number: int
     first: int
     inputs: object
-
-
-class Sink(Protocol):
-    """Where the values go: a DumpWriter, or a Tally that only counts."""
-
-    @property
-    def records(self) -> int: ...
-    @property
-    def bytes_written(self) -> int: ...
-    def layer(self, layer: Layer) -> None: ...
-    def write(self, record: Record) -> None: ...
-    def call(self, call: Call) -> None: ...
-    def note(self, note: Note) -> None: ...
-    def finding(self, kind: str, facts: Mapping[str, Any]) -> None: ...
-    def update_header(self, **values: Any) -> None: ...
-    def close(self, complete: bool = True) -> None: ...
 
 
 class Capture:
@@ -175,6 +159,7 @@ class Capture:
         if self._active_dropouts:
             self._note(writer, "", "dropout-active", layers=", ".join(sorted(self._active_dropouts)[:5]))
         try:
+            self._tell_cautions(writer)
             writer.update_header(steps=self.steps, dropout=self._dropout_state())
             try:
                 if complete and self._options.then is not None:
@@ -224,9 +209,15 @@ class Capture:
             training = self._adapter.training(layer)
             children = path in parents or any(parent.startswith(f"{path}.") for parent in parents) or path == ""
             self._writer.layer(Layer(path, self._adapter.type_name(layer), spec, children, training))
-        for note in self._adapter.cautions(self._model):
-            self._writer.note(note)
+        self._tell_cautions(self._writer)
         self._total = len(layers)
+
+    def _tell_cautions(self, writer: Sink) -> None:
+        """What cannot be seen, once each: some of it shows only when the net has run."""
+        for note in self._adapter.cautions(self._model):
+            if (note.layer, note.message) not in self._noted:
+                self._noted.add((note.layer, note.message))
+                writer.note(note)
 
     def _write_parameters(self) -> None:
         assert self._writer is not None
@@ -259,7 +250,7 @@ class Capture:
     def _enter(self, writer: Sink, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         if not self._stack:
             self._begin_run(writer, path)
-        elif threading.get_ident() != self._thread:
+        elif self._adapter.thread() != self._thread:
             self._note(writer, path, "other-thread")  # its place in the order of calls cannot be known
             return
         self._order += 1
@@ -274,7 +265,7 @@ class Capture:
 
     def _leave(self, writer: Sink, path: str, args: tuple[object, ...], output: object) -> None:
         depth = next((i for i in reversed(range(len(self._stack))) if self._stack[i].layer == path), None)
-        if depth is None or threading.get_ident() != self._thread:
+        if depth is None or self._adapter.thread() != self._thread:
             return
         self._unwind(writer, depth + 1)
         call = self._stack.pop()
@@ -294,7 +285,7 @@ class Capture:
     def _begin_run(self, writer: Sink, path: str) -> None:
         """An outermost call. The net itself starts a step; a layer called by itself (net.encode(x)) joins one."""
         self._ran = True
-        self._thread = threading.get_ident()
+        self._thread = self._adapter.thread()
         if path != "":
             self._loose = True
             return

@@ -114,6 +114,14 @@ def add_arguments(parser: parsing.Parser) -> None:
         help=say("seed of all random numbers (factory: 0)", "随机数种子（工厂函数默认 0）"),
     )
     add("--device", metavar="NAME", help=say("cpu, gpu or ascend", "cpu、gpu 或 ascend"))
+    add(
+        "--mode",
+        choices=("graph", "pynative"),
+        help=say(
+            "factory: run MindSpore compiled as a whole, or layer by layer (as the program has set it)",
+            "工厂函数：MindSpore 以静态图或动态图运行（默认按程序自身的设置）",
+        ),
+    )
     add("--no-weights", action="store_true", help=say("leave parameters out of the dump", "转储中不含参数"))
     add("--model", metavar="CLASS", help=say("script: which of its models", "脚本：采集其中哪个模型"))
     add(

@@ -19,7 +19,8 @@ from aligner.record import display
 
 if TYPE_CHECKING:
     from aligner.capture.factory import Run
-    from aligner.capture.session import Options, Sink
+    from aligner.capture.session import Options
+    from aligner.capture.sink import Sink
     from aligner.replay.replay import Replay
 
 
@@ -116,15 +117,15 @@ def _prepare(
     if inputs is not None:
         task = Task(task.model, inputs)
     if not options.reference:
-        prepared = building.prepare(adapter, task, options.device, options.steps)
+        prepared = building.prepare(adapter, task, options.device, options.steps, options.mode)
         adapter.set_training(prepared.model, options.train)
         replay = None
     else:
-        prepared = building.prepare(adapter, task, options.device, options.steps)
+        prepared = building.prepare(adapter, task, options.device, options.steps, options.mode)
         replay = _replay(options, adapter.name, prepared.model, voice)
         if inputs is None:
             steps = list(replay.steps)[: options.steps]
-            prepared = building.Run(adapter, prepared.model, [replay.arguments(step) for step in steps])
+            prepared = building.Run(adapter, prepared.model, [replay.arguments(step) for step in steps], options.mode)
     if not prepared.steps:
         raise CaptureError("inputs-missing", target=target)
     return prepared, replay
@@ -132,7 +133,7 @@ def _prepare(
 
 def _run_steps(prepared: Run, capture: Any, voice: Voice) -> None:
     """All steps under the capture; an exception of the net keeps its own traceback, and what came before is kept."""
-    with prepared.adapter.running(prepared.model), capture:
+    with prepared.adapter.running(prepared.model, prepared.mode), capture:
         for index in range(len(prepared.steps)):
             try:
                 prepared.step(index)

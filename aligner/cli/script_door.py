@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _FACTORY_ONLY = (
+    "mode",
     "reference",
     "inputs",
     "device",
@@ -45,7 +46,7 @@ def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: t
         AlignerError: the script ended well and the capture did not.
     """
     from aligner.capture.watch import Watch
-    from aligner.registry import available
+    from aligner.registry import available, prepare
 
     for name in _FACTORY_ONLY:
         if getattr(options, name):
@@ -66,7 +67,7 @@ def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: t
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)  # the script prints as it would without us
     process = os.getpid()
-    code = _run_script(wanted, ImportWatcher(names, watch.on_import))
+    code = _run_script(wanted, ImportWatcher(names, watch.on_import, prepare))
     if os.getpid() == process:  # else the script has forked, and this is the end of the child
         watch.close()
         _tell(watch, wanted, options, voice, code, started)

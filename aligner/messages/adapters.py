@@ -17,23 +17,26 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Hand over a torch.nn.Module or a mindspore.nn.Cell.",
         "{type} 不是此处已知框架（{known}）的模型。\n请传入 torch.nn.Module 或 mindspore.nn.Cell。",
     ),
-    "mindspore-graph-mode": (
-        "MindSpore is in GRAPH_MODE: the net is compiled as a whole, and hooks on its layers never run.\n"
-        "Call mindspore.set_context(mode=mindspore.PYNATIVE_MODE), or set MS_JIT=0 in the environment, and capture again.",
-        "MindSpore 处于 GRAPH_MODE：网络被整体编译，各层上的钩子不会运行。\n"
-        "请调用 mindspore.set_context(mode=mindspore.PYNATIVE_MODE)，或设置环境变量 MS_JIT=0，然后重新采集。",
+    "mindspore-graph-intervene": (
+        "MindSpore is in GRAPH_MODE: what a compiled net hands on cannot be replaced.\n"
+        'Run it eagerly: adapter.running(net, "pynative").',
+        'MindSpore 处于 GRAPH_MODE：无法替换已编译网络所传递的值。\n请以动态图运行：adapter.running(net, "pynative")。',
     ),
-    "mindspore-jit-outside": (
-        "'{function}' is compiled by @mindspore.jit: the layers it runs cannot be seen from outside.\n"
-        "Set MS_JIT=0 in the environment to run it as plain Python, and capture again.",
-        "'{function}' 由 @mindspore.jit 编译：从外部看不到它运行的各层。\n"
-        "请设置环境变量 MS_JIT=0，使其按普通 Python 运行，然后重新采集。",
+    "mindspore-taps-silent": (
+        "This MindSpore does not tell of what happens inside a compiled graph ({reason}): a dump would be empty.\n"
+        "Capture with --mode pynative (a script: with MS_JIT=0 in the environment); for the compiled net itself use MINDSPORE_DUMP_CONFIG and `aligner import`.",
+        "此 MindSpore 无法观察已编译的图内部（{reason}）：转储将是空的。\n"
+        "请使用 --mode pynative 采集（脚本：设置环境变量 MS_JIT=0）；若要采集编译后的网络，请使用 MINDSPORE_DUMP_CONFIG 和 `aligner import`。",
     ),
-    "mindspore-jit-inside": (
-        "{layer} ({type}) is compiled by @mindspore.jit: it is captured as a whole, the layers inside it are not.\n"
-        "Set MS_JIT=0 in the environment to run it as plain Python and see them.",
-        "{layer}（{type}）由 @mindspore.jit 编译：它作为整体被采集，其内部各层不会被采集。\n"
-        "请设置环境变量 MS_JIT=0，使其按普通 Python 运行，即可看到内部各层。",
+    "mindspore-untold": (
+        "{layer} ({type}) cannot be observed in the compiled graph: {reason}\n"
+        "Capture with --mode pynative (a script: with MS_JIT=0 in the environment) to see it; the others are recorded.",
+        "在已编译的图中无法观察 {layer}（{type}）：{reason}\n请使用 --mode pynative 采集以查看该层（脚本：设置环境变量 MS_JIT=0）；其他层已记录。",
+    ),
+    "torch-no-graph-mode": (
+        "torch has no graph mode in which layers can be seen: --mode graph is for MindSpore.\n"
+        "Leave it out; compiled modules are run eagerly while they are captured.",
+        "torch 没有可以观察各层的静态图模式：--mode graph 仅用于 MindSpore。\n请去掉该选项；采集时已编译的模块会以动态图方式运行。",
     ),
     "mindspore-graph-cell": (
         "{layer} ({type}) runs a compiled MindIR graph: neither it nor what is inside it can be observed.\n"

@@ -35,7 +35,7 @@ from aligner.replay.precision import usual
 from aligner.replay.trials import described, small, tried
 
 if TYPE_CHECKING:
-    from aligner.capture.session import Sink
+    from aligner.capture.sink import Sink
 
 DOUBTFUL = 300.0
 """What is off by more than this many times what a float explains is not looked into: no function of a net makes so

@@ -25,7 +25,7 @@ from aligner.replay.forced import ForcedPass
 from aligner.replay.frames import Plan
 
 if TYPE_CHECKING:
-    from aligner.capture.session import Sink
+    from aligner.capture.sink import Sink
     from aligner.compare.checks import Check
 
 

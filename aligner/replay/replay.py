@@ -18,7 +18,8 @@ from aligner import registry
 from aligner.adapter import Adapter
 from aligner.adapter import Parameter as Native
 from aligner.capture.progress import Progress
-from aligner.capture.session import Capture, Options, Sink
+from aligner.capture.session import Capture, Options
+from aligner.capture.sink import Sink
 from aligner.dump.reader import Dump, Entry, open_dump
 from aligner.errors import AlignerError, ReplayError
 from aligner.record import Key, Note, Phase

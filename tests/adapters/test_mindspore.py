@@ -23,145 +23,14 @@ from aligner.adapter import Adapter  # noqa: E402 - stands with the imports it b
 from aligner.dtypes import DTYPES, decode  # noqa: E402 - likewise
 from aligner.errors import AdapterError  # noqa: E402 - likewise
 from aligner.record import LayerSpec  # noqa: E402 - likewise
-from aligner.testing import AdapterContract, Box, Point, Recorder  # noqa: E402 - likewise
+from aligner.testing import AdapterContract, Recorder  # noqa: E402 - likewise
 from aligner.testing.supplies import same  # noqa: E402 - likewise
+from tests.adapters.mindspore_nets import FACTORIES, Norm  # noqa: E402 - likewise
 
 
 def supported() -> tuple[str, ...]:
     """The dtypes that this MindSpore has tensors of."""
     return tuple(word for word in DTYPES if word in types())
-
-
-class Head(nn.Cell):
-    def construct(self, pair, items, *, named, record, data, nothing, flag):
-        y, x = pair
-        return {"sum": y + x, "parts": [y, x], "pair": (y, None), "record": record, "data": data, "flag": flag}
-
-
-class Nested(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU())
-        self.shared = nn.Dense(4, 4)
-        self.again = self.shared
-        self.head = Head()
-
-    def construct(self, x, *, scale=None):
-        y = self.again(self.shared(self.body(x)))
-        return self.head(
-            (y, x),
-            [y],
-            named={"left": x, "deep": [y, None]},
-            record=Point(x, y),
-            data=Box(x, 3),
-            nothing=None,
-            flag=7,
-        )
-
-
-class Bad(nn.Cell):
-    def construct(self, x):
-        raise ValueError("broken layer")
-
-
-class Raising(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Dense(4, 4)
-        self.bad = Bad()
-
-    def construct(self, x):
-        return self.bad(self.first(x))
-
-
-class AddTwo(nn.Cell):
-    def construct(self, x):
-        x[:] = x + 2.0  # add_ is a silent no-op on CPU in 2.10
-        return x
-
-
-class InPlace(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Dense(4, 4)
-        self.second = AddTwo()
-
-    def construct(self, x):
-        y = self.first(x)
-        y[:] = y + 1.0
-        return self.second(y)
-
-
-class Plain(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.blocks = [nn.Dense(4, 4), nn.Dense(4, 4)]
-        self.table = {"a": nn.Dense(4, 4)}
-
-    def construct(self, x):
-        return self.table["a"](self.blocks[1](self.blocks[0](x)))
-
-
-class Norm(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Dense(4, 4)
-        self.bn = nn.BatchNorm1d(4)
-
-    def construct(self, x):
-        return self.bn(self.fc(x))
-
-
-class Layout(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv1d(2, 3, 3, pad_mode="valid", has_bias=True)
-        self.act = nn.PReLU()
-        self.table = nn.Embedding(5, 2)
-
-    def construct(self, x):
-        return self.act(self.conv(x))
-
-
-class Dropping(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Dense(4, 4)
-        self.drop = nn.Dropout(p=0.5)
-
-    def construct(self, x):
-        return ops.dropout(self.drop(self.fc(x)), p=0.5, training=self.training)
-
-
-class Recurrent(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.LSTM(4, 4, num_layers=2, batch_first=True, dropout=0.5)
-
-    def construct(self, x):
-        return self.rnn(x)
-
-
-class Attending(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.block = nn.TransformerEncoderLayer(4, 2, dim_feedforward=8, dropout=0.5, batch_first=True)
-
-    def construct(self, x):
-        return self.block(x)
-
-
-FACTORIES = {
-    "nested": Nested,
-    "raising": Raising,
-    "inplace": InPlace,
-    "plain": Plain,
-    "norm": Norm,
-    "layout": Layout,
-    "dropout": Dropping,
-    "recurrent": Recurrent,
-    "attention": Attending,
-}
 
 
 def instance_norms(n: int) -> list[Any]:
@@ -470,17 +339,19 @@ class PartlyCompiled(nn.Cell):
 
 
 class TestCompiledCode:
-    def test_a_compiled_layer_is_seen_as_a_whole_and_told_of(self):
+    def test_the_layers_inside_a_compiled_layer_are_seen(self):
         net, x = PartlyCompiled(), tensor(2, 4)
-        with Recorder(ADAPTER).attach(net) as recorder:  # before it is compiled for the first time
+        own = net(x)
+        with Recorder(ADAPTER).attach(net) as recorder:  # MindSpore has compiled it before
             observed = net(x)
-        assert bits(observed) == bits(net(x))
+        assert bits(observed) == bits(own) == bits(net(x))
         with Recorder(ADAPTER).attach(net) as again:
             assert bits(net(x)) == bits(observed)
-        wanted = ["first", "fast", ""]
-        assert [path for when, path in recorder.places if when == "after"] == wanted
-        assert again.places == recorder.places
-        assert [note.layer for note in ADAPTER.cautions(net) if note.message == "mindspore-jit-inside"] == ["fast"]
+        with Recorder(ADAPTER).attach(net) as eager, ADAPTER.running(net):
+            net(x)
+        assert [path for when, path in recorder.places if when == "after"] == ["first", "fast.inner", "fast", ""]
+        assert recorder.places == again.places == eager.places
+        assert all(same(one.values, other.values) for one, other in zip(recorder.events, again.events))
         assert not tables(net)
 
     def test_running_runs_it_eagerly(self, monkeypatch):
@@ -501,8 +372,8 @@ class TestCompiledCode:
         own.remove()
         assert order == ["before", "user", "after"] * 2
 
-    def test_a_net_in_a_compiled_function_is_told_of_and_cannot_be_observed(self):
-        net, loss = nn.Dense(4, 4), nn.MSELoss()
+    def test_a_net_in_a_compiled_training_step_is_told_of_and_seen_in_this_very_step(self):
+        net, loss = PartlyCompiled(), nn.MSELoss()
         optimizer = nn.SGD(net.trainable_params(), 0.0)
 
         def forward(x):  # a lambda cannot be compiled here
@@ -513,22 +384,31 @@ class TestCompiledCode:
         @mindspore.jit
         def step(x):
             value, found = gradients(x)
-            return ops.depend(value, optimizer(found))
+            return ops.depend(value, optimizer(found)), found
+
+        x = tensor(2, 4)
+        own = step(x)
+        recorder = Recorder(ADAPTER)
 
         def on_root(model):
             told.append(model)
-            with pytest.raises(AdapterError, match="step"):
-                ADAPTER.observe(model, lambda *_: None, lambda *_: None)
+            if model is net and len(told) < 3:
+                recorder.attach(net)
 
         told: list[Any] = []
         watcher = ADAPTER.watch_roots(on_root)
-        try:
-            value = step(tensor(2, 4))
-        finally:
-            watcher.remove()
+        with recorder:
+            value, found = step(x)
+        watcher.remove()
         assert told == [loss, net] or told == [net, loss]
-        np.testing.assert_allclose(value.asnumpy(), loss(net(tensor(2, 4)), tensor(2, 4)).asnumpy(), rtol=1e-5)
-        ADAPTER.observe(net, lambda *_: None, lambda *_: None).remove()
+        assert bits(value) == bits(own[0])
+        assert [bits(one) for one in found] == [bits(one) for one in own[1]]
+        assert [path for when, path in recorder.places if when == "after"] == ["first", "fast.inner", "fast", ""]
+        with Recorder(ADAPTER).attach(net) as eager, ADAPTER.running(net):
+            net(x)
+        assert all(same(one.values, other.values) for one, other in zip(recorder.events, eager.events))
+        assert bits(step(x)[0]) == bits(value)
+        assert len(recorder.events) == len(eager.events), "nothing is told after the observation has ended"
 
     def test_compiled_functions_without_a_net_disturb_nothing(self):
         @mindspore.jit
@@ -538,18 +418,13 @@ class TestCompiledCode:
         net = nn.Dense(4, 4)
         assert watched(lambda: net(twice(tensor(2, 4)))) == [net]
 
-    def test_graph_mode_is_refused_aloud(self, graph_mode):
+    def test_graph_mode_of_training_loops_tells_of_the_net(self, graph_mode):
         net, x = nn.Dense(4, 4), tensor(2, 4)
         assert ADAPTER.environment(net)["mode"] == "graph"
-        with pytest.raises(AdapterError, match="PYNATIVE_MODE"):
-            ADAPTER.observe(net, lambda *_: None, lambda *_: None)
-        with pytest.raises(AdapterError, match="PYNATIVE_MODE"), ADAPTER.running(net):
-            pass
         optimizer = nn.SGD(net.trainable_params(), 0.01)
         step = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer)
-        assert watched(lambda: net(x)) == [net], "told of, so that observing it is refused with the reason"
+        assert watched(lambda: net(x)) == [net]
         assert watched(lambda: step(x, x)) == [net]
-        assert "mindspore-graph-mode" in {finding.message for finding in ADAPTER.doctor() if not finding.good}
 
     def test_graph_mode_without_compiling_is_eager(self, graph_mode, monkeypatch):
         monkeypatch.setenv("MS_JIT", "0")
@@ -559,15 +434,13 @@ class TestCompiledCode:
         assert len(recorder.places) == 6
         assert ADAPTER.environment(net)["mode"] == "pynative"
 
-    def test_graph_mode_turned_on_later_is_refused_at_the_run(self):
+    def test_nobody_intervenes_in_a_compiled_net(self, graph_mode):
         net, x = nn.Dense(4, 4), tensor(2, 4)
-        handle = ADAPTER.observe(net, lambda *_: None, lambda *_: None)
+        handle = ADAPTER.intervene(net, lambda args, kwargs: (args, kwargs), lambda args, kwargs, output: output)
         try:
-            mindspore.set_context(mode=mindspore.GRAPH_MODE)
-            with pytest.raises(AdapterError, match="PYNATIVE_MODE"):
+            with pytest.raises(AdapterError, match="GRAPH_MODE"):
                 net(x)
         finally:
-            mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
             handle.remove()
         assert net(x).shape == (2, 4)
 
@@ -981,7 +854,7 @@ class TestSpec:
     def test_type_names_are_short_for_the_library(self):
         assert ADAPTER.type_name(nn.Conv2d(1, 1, 1)) == "mindspore.nn.Conv2d"
         assert ADAPTER.type_name(mindspore.mint.nn.Linear(1, 1)) in ("mindspore.nn.Linear", "mindspore.mint.nn.Linear")
-        assert ADAPTER.type_name(Norm()).endswith("test_mindspore.Norm")
+        assert ADAPTER.type_name(Norm()).endswith("mindspore_nets.Norm")
 
 
 class TestRuntime:

@@ -12,6 +12,7 @@ from mindspore import nn
 from aligner.adapter import After, Before, Finding, Given, Made, Parameter
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
 from aligner_hooks.mindspore_ import (
+    compiled,
     construction,
     copies,
     dropout,
@@ -29,7 +30,7 @@ from aligner_hooks.mindspore_.patches import Handle
 
 
 class MindSporeAdapter:
-    """MindSpore in PyNative mode; see aligner.adapter.Adapter for what each method promises.
+    """MindSpore, eager and compiled; see aligner.adapter.Adapter for what each method promises.
 
     Run on MindSpore 2.7, 2.9 and 2.10 on CPU; Ascend and GPU are written from MindSpore's manual.
     """
@@ -155,9 +156,13 @@ class MindSporeAdapter:
         """Select a device."""
         return runtime.device(name)
 
-    def running(self, model: object) -> AbstractContextManager[object]:
-        """Eagerly, layer by layer."""
-        return runtime.running()
+    def running(self, model: object, mode: Optional[str] = "pynative") -> AbstractContextManager[object]:
+        """Eagerly, layer by layer, or compiled, or as the program has it."""
+        return runtime.running(mode)
+
+    def thread(self) -> int:
+        """The thread that called the net; compiled graphs tell of their values from another one."""
+        return compiled.thread()
 
     def environment(self, model: Any) -> Mapping[str, Scalar]:
         """Header facts."""

@@ -1,8 +1,7 @@
 """What is called when a cell runs, and how it is taken away again without a trace.
 
 MindSpore's own hooks are used, with keyword arguments: a replaced `construct` would be copied along by a deepcopy of
-the net and run the weights of the original. Code compiled by @ms.jit would compile the hooks as well (and fail, or
-drop what they do), so they are lifted while such code runs.
+the net and run the weights of the original. What runs compiled is told of by compiled.py, which lifts these hooks.
 
 Who intervenes stands outermost, whenever he came: `given` -> what observers see before -> the user's hooks and the
 layer -> what observers see after -> `made`. So observers see the inputs that were given and the layer's own output.
@@ -18,8 +17,7 @@ from typing import Any, Callable
 from mindspore import nn
 
 from aligner.adapter import After, Before, Given, Made
-from aligner.errors import AdapterError
-from aligner_hooks.mindspore_ import operations, roots, runtime
+from aligner_hooks.mindspore_ import compiled, operations, roots, runtime
 from aligner_hooks.mindspore_.patches import Handle, Listeners, intercept
 
 Args = tuple[object, ...]
@@ -38,7 +36,10 @@ def observe(cell: nn.Cell, before: Before, after: After) -> Handle:
     def left(args: Args, kwargs: Kwargs, output: object) -> None:
         after(args, kwargs, output)
 
-    return _installed(_Hooks(cell, seen, left, outermost=False), cell)
+    handle = _installed(_Hooks(cell, seen, left, outermost=False), cell)
+    handle.add(compiled.observe(cell, before, after).remove)
+    handle.add(roots.whole_nets().remove)
+    return handle
 
 
 def intervene(cell: nn.Cell, given: Given, made: Made) -> Handle:
@@ -59,10 +60,6 @@ def intervene(cell: nn.Cell, given: Given, made: Made) -> Handle:
 
 
 def _installed(hooks: _Hooks, cell: nn.Cell) -> Handle:
-    if runtime.in_graph_mode():
-        raise AdapterError("mindspore-graph-mode")
-    if roots.compiled_function():
-        raise AdapterError("mindspore-jit-outside", function=roots.compiled_function())
     hooks.install(cell)
     return Handle(hooks.remove)
 
@@ -98,7 +95,7 @@ class _Hooks:
             with _without_bprop(cell):
                 self._post = _register(cell.register_forward_hook, self.leave, first=False)
             _interveners_outermost(self._pre, self._post)
-            undo = Handle(_lifted_by_compiled_code(self._pre, self._post))
+            undo = compiled.without((self._pre, self._post), intervening=self._outermost)
             self._undo = undo.remove
             if self._outermost:
                 undo.add(intercept(nn.Cell, "_run_forward_hook", None, _with_none))
@@ -208,45 +205,3 @@ def _is_last(hook: Any) -> bool:
     """Whether it is the last entry of its table: walking an ordered dict ends without a look at what changed."""
     table = hook.hook_dict_ref()
     return table is not None and next(reversed(table), None) == hook.handle_id
-
-
-def _lifted_by_compiled_code(*hooks: Any) -> Callable[[], object]:
-    """Have the hooks lifted while @ms.jit code runs, and a net refused that is compiled as a whole."""
-    handle = Handle(intercept(nn.Cell, "compile_and_run", (), _refused_graph))
-    executor = runtime.jit_executor()
-    if executor is not None:
-        handle.add(intercept(executor, "__call__", hooks, _without_hooks))
-    return handle.remove
-
-
-def _refused_graph(original: Callable[..., Any], _listeners: Listeners) -> Callable[..., Any]:
-    """In GRAPH_MODE, which was turned on after the observation began, nothing would be seen."""
-
-    def compile_and_run(self: nn.Cell, *args: object, **kwargs: object) -> object:
-        if runtime.in_graph_mode():
-            raise AdapterError("mindspore-graph-mode")
-        return original(self, *args, **kwargs)
-
-    return compile_and_run
-
-
-def _without_hooks(original: Callable[..., Any], listeners: Listeners) -> Callable[..., Any]:
-    def __call__(*args: object, **kwargs: object) -> object:
-        ours: dict[int, tuple[Any, set[int]]] = {}
-        for hooks in listeners.values():
-            for hook in hooks:
-                table = hook.hook_dict_ref()
-                if table is not None:
-                    ours.setdefault(id(table), (table, set()))[1].add(hook.handle_id)
-        kept = [(table, list(table.items()), numbers) for table, numbers in ours.values()]
-        try:
-            for table, _, numbers in kept:
-                for number in numbers & table.keys():
-                    del table[number]
-            return original(*args, **kwargs)
-        finally:
-            for table, items, _ in kept:
-                table.clear()
-                table.update(items)
-
-    return __call__

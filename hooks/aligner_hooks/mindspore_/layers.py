@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from mindspore import nn
 
 from aligner.record import Note, Scalar, display
+from aligner_hooks.mindspore_ import compiled
 from aligner_hooks.mindspore_.spec import is_a, unread
 
 # Loss and AMP wrappers hold the cell they are around under this name.
@@ -82,13 +83,6 @@ def is_wrapper(cell: nn.Cell) -> bool:
     return library is not nn.Cell and isinstance(registered(cell).get(WRAPPED), nn.Cell)
 
 
-def compiled(cell: nn.Cell) -> bool:
-    """Whether the cell's construct is compiled by @ms.jit, so that nothing inside it can be observed."""
-    construct = cell.construct
-    code = getattr(construct, "__code__", None)
-    return bool(getattr(construct, "__wrapped_by_jit__", False)) or getattr(code, "co_name", "") == "staging_specialize"
-
-
 def cautions(model: nn.Cell) -> Iterator[Note]:
     """What of this net cannot be seen, and why."""
     for path, cell, listed in places(model):
@@ -97,8 +91,8 @@ def cautions(model: nn.Cell) -> Iterator[Note]:
             yield Note(path, "mindspore-plain-list", {"attribute": listed, **facts})
         if isinstance(cell, nn.GraphCell):
             yield Note(path, "mindspore-graph-cell", facts)
-        elif compiled(cell):
-            yield Note(path, "mindspore-jit-inside", facts)
+        elif compiled.untold(cell):
+            yield Note(path, "mindspore-untold", {"reason": compiled.untold(cell), **facts})
         elif _bypasses_hooks(type(cell)):
             yield Note(path, "mindspore-own-call", facts)
         reason = unread(cell)

@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from mindspore import nn
 
-from aligner_hooks.mindspore_ import runtime
+from aligner_hooks.mindspore_ import compiled, runtime
 from aligner_hooks.mindspore_.layers import WRAPPED, is_wrapper, registered
 from aligner_hooks.mindspore_.patches import Handle, Listeners, intercept
 
@@ -39,19 +39,13 @@ DEEPEST = 6
 
 
 class _Inside(threading.local):
-    """Where this thread is: in a cell's call already, in how many loops, in front of which compiled function."""
+    """Where this thread is: in a cell's call already, and in how many loops."""
 
     cell = False
     loops = 0
-    compiled = ""
 
 
 _INSIDE = _Inside()
-
-
-def compiled_function() -> str:
-    """The compiled function for whose sake `on_root` is being called: what runs in it cannot be observed."""
-    return _INSIDE.compiled
 
 
 def watch_roots(on_root: Callable[[nn.Cell], None]) -> Handle:
@@ -60,14 +54,17 @@ def watch_roots(on_root: Callable[[nn.Cell], None]) -> Handle:
     `Cell.__call__` is where MindSpore looks for hooks, so what `on_root` installs is found by this very run. No
     public door tells of a call of a cell nobody knows yet: the method is replaced until the handle is removed.
 
-    A net that runs compiled is told of as well, so that observing it can be refused with the reason: otherwise
-    the watcher would wait for ever. The user's program is not disturbed by it.
+    A net that a compiled function calls is told of before the function is compiled: what observes it goes into the
+    graph.
     """
     handle = Handle(intercept(nn.Cell, "__call__", on_root, _watched_call))
-    executor = runtime.jit_executor()
-    if executor is not None:
-        handle.add(intercept(executor, "compile", on_root, _watched_compile))
+    handle.add(compiled.before_functions(partial(_function, on_root)).remove)
     return handle
+
+
+def whole_nets() -> Handle:
+    """Have those who observe a net told of its calls in GRAPH_MODE, where no hooks are called."""
+    return Handle(intercept(nn.Cell, "__call__", None, _watched_call))
 
 
 def _watched_call(original: Callable[..., Any], listeners: Listeners) -> Callable[..., Any]:
@@ -84,6 +81,8 @@ def _watched_call(original: Callable[..., Any], listeners: Listeners) -> Callabl
         try:
             if not isinstance(self, HELPERS) and not (_INSIDE.loops and isinstance(self, REDUCERS)):
                 _tell(_looped(self), listeners)
+            if runtime.in_graph_mode():
+                return compiled.call(self, original, args, kwargs)
             return original(self, *args, **kwargs)
         finally:
             _INSIDE.cell = False
@@ -91,24 +90,22 @@ def _watched_call(original: Callable[..., Any], listeners: Listeners) -> Callabl
     return __call__
 
 
-def _watched_compile(original: Callable[..., Any], listeners: Listeners) -> Callable[..., Any]:
-    def compile(self: Any, *args: object, **kwargs: object) -> object:
-        if not _INSIDE.cell:
-            _INSIDE.cell = True
-            _INSIDE.compiled = getattr(self.fn, "__qualname__", str(self.fn))
-            try:
-                for cell in _reached(self.fn, set(), 0):
-                    _tell(cell, listeners)
-            finally:
-                _INSIDE.cell, _INSIDE.compiled = False, ""
-        return original(self, *args, **kwargs)
-
-    return compile
+def _function(on_root: Callable[[nn.Cell], None], function: object) -> None:
+    """A compiled function is about to run."""
+    if _INSIDE.cell:
+        return
+    _INSIDE.cell = True
+    try:
+        for cell in _reached(function, set(), 0):
+            on_root(cell)
+    finally:
+        _INSIDE.cell = False
 
 
 def _tell(root: nn.Cell, listeners: Listeners) -> None:
     for on_root in list(listeners.values()):
-        on_root(root)
+        if on_root is not None:
+            on_root(root)
 
 
 def _is_loop(cell: nn.Cell) -> bool:

@@ -42,6 +42,15 @@ def stay_interruptible() -> None:
             signal.signal(signal.SIGINT, handler)
 
 
+def synchronize() -> None:
+    """Wait until everything that was asked for has run."""
+    for module in ("mindspore.graph.api", "mindspore.common.api"):  # 2.8 moved it
+        executor = getattr(import_module(module), "_pynative_executor", None)
+        if executor is not None:
+            executor.sync()
+            return
+
+
 @cache
 def jit_executor() -> Optional[type]:
     """The class whose instances compile and run @ms.jit functions, or None if this MindSpore has it elsewhere."""
@@ -56,22 +65,29 @@ def jit_executor() -> Optional[type]:
 
 
 @contextmanager
-def running() -> Iterator[None]:
-    """Eagerly and layer by layer: what is decorated with @ms.jit runs as plain Python.
+def running(mode: Optional[str]) -> Iterator[None]:
+    """ "pynative": eagerly and layer by layer, @ms.jit code as the plain Python it is. "graph": compiled as a whole.
+    None: as the program itself has set it.
 
     MindSpore records gradients only for what `value_and_grad` calls: nothing needs to be turned off for that.
     """
-    if in_graph_mode():
-        raise AdapterError("mindspore-graph-mode")
-    before = os.environ.get(JIT_SWITCH)
-    os.environ[JIT_SWITCH] = "0"
+    before = mindspore.get_context("mode"), os.environ.get(JIT_SWITCH)
+    wanted = {"pynative": mindspore.PYNATIVE_MODE, "graph": mindspore.GRAPH_MODE}.get(mode or "")
     try:
+        if wanted is not None and wanted != before[0]:
+            mindspore.set_context(mode=wanted)
+        if mode == "pynative":
+            os.environ[JIT_SWITCH] = "0"
+        elif mode == "graph" and before[1] == "0":
+            del os.environ[JIT_SWITCH]
         yield
     finally:
-        if before is None:
+        if mindspore.get_context("mode") != before[0]:
+            mindspore.set_context(mode=before[0])
+        if before[1] is not None:
+            os.environ[JIT_SWITCH] = before[1]
+        elif mode is not None:
             os.environ.pop(JIT_SWITCH, None)
-        else:
-            os.environ[JIT_SWITCH] = before
 
 
 def device(name: str) -> Callable[[object], object]:
@@ -136,8 +152,6 @@ def doctor() -> Iterator[Finding]:
         yield Finding(False, "mindspore-old", {"version": version})
     if not numpy_supported():
         yield Finding(False, "mindspore-numpy", {"version": version, "numpy": np.__version__})
-    if in_graph_mode():
-        yield Finding(False, "mindspore-graph-mode", {})
     problem = _broken_operator()
     if problem:
         yield Finding(False, "mindspore-operators", {"reason": problem})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,17 @@ from aligner.record import Array
 
 # Sparse values are no Tensors, yet a layer may be given one: they are tensors whose values we cannot write.
 SPARSE = tuple(getattr(mindspore, name) for name in ("COOTensor", "CSRTensor", "RowTensor") if hasattr(mindspore, name))
-TENSORS = (Tensor, *SPARSE)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A tensor as a compiled graph shows it: its bits, in the storage of its type. It is none that operators take."""
+
+    array: Array
+    dtype: str
+
+
+TENSORS = (Tensor, *SPARSE, Seen)
 # Up to this size a copy of the bytes is made sooner than MindSpore makes an array that shares its memory.
 SMALL = 16 << 10
 
@@ -41,12 +52,16 @@ def is_tensor(value: object) -> bool:
 
 def dtype(tensor: Any) -> str:
     """The word for its type."""
+    if isinstance(tensor, Seen):
+        return tensor.dtype
     kind = tensor.dtype
     return words().get(kind) or str(kind).lower()
 
 
 def to_numpy(tensor: Any) -> Array:
     """The exact bits, sharing memory with the tensor where MindSpore allows it."""
+    if isinstance(tensor, Seen):
+        return tensor.array
     reason = _unreadable(tensor)
     if reason:
         raise ValueError(reason)

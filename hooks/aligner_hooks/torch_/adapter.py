@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Optional
@@ -34,7 +35,7 @@ class TorchAdapter:
         return str(torch.__version__)
 
     def is_model(self, value: object) -> bool:
-        return isinstance(value, nn.Module) and surroundings.is_real_torch()
+        return isinstance(value, nn.Module)
 
     def is_tensor(self, value: object) -> bool:
         return isinstance(value, torch.Tensor)
@@ -115,8 +116,11 @@ class TorchAdapter:
     def device(self, name: str) -> Callable[[object], object]:
         return surroundings.device(name)
 
-    def running(self, model: object) -> AbstractContextManager[object]:
-        return surroundings.running()
+    def running(self, model: object, mode: Optional[str] = "pynative") -> AbstractContextManager[object]:
+        return surroundings.running(mode)
+
+    def thread(self) -> int:
+        return threading.get_ident()
 
     def environment(self, model: object) -> Mapping[str, Scalar]:
         return surroundings.environment(model)

@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from importlib import import_module
 from itertools import chain
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
-from torch import nn
 
 from aligner.adapter import Finding
 from aligner.errors import AdapterError
@@ -21,13 +19,6 @@ from aligner_hooks.torch_.eager import Hold, can_stop_compiling, unfused
 
 # Names as users write them -> torch's. "gpu" and "ascend" are written from documentation and were never run.
 _DEVICES = {"cpu": "cpu", "gpu": "cuda", "ascend": "npu"}
-
-
-@cache
-def is_real_torch() -> bool:
-    """Whether `torch` is PyTorch: MindTorch and others can take its name and its place in sys.modules."""
-    loader = getattr(getattr(getattr(torch, "_C", None), "__spec__", None), "loader", None)
-    return type(loader).__name__ == "ExtensionFileLoader" and nn.Module.__module__ == "torch.nn.modules.module"
 
 
 def device(name: str) -> Callable[[object], object]:
@@ -64,8 +55,10 @@ def _absence(name: str) -> str:
 
 
 @contextmanager
-def running() -> Iterator[None]:
-    """No gradients, nothing compiled, nothing fused."""
+def running(mode: Optional[str]) -> Iterator[None]:
+    """No gradients, nothing compiled, nothing fused: torch has no other mode in which layers could be seen."""
+    if mode == "graph":
+        raise AdapterError("torch-no-graph-mode")
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(Hold())
@@ -91,9 +84,6 @@ def environment(model: Any) -> Mapping[str, Scalar]:
 
 def doctor() -> Iterator[Finding]:
     """What is usable and what is wrong with torch here."""
-    if not is_real_torch():
-        yield Finding(False, "torch-imitated", {"file": str(getattr(torch, "__file__", "-"))})
-        return
     python = ".".join(map(str, sys.version_info[:3]))
     yield Finding(True, "torch-found", {"version": str(torch.__version__), "python": python})
     try:

@@ -1,0 +1,185 @@
+"""How the values of a compiled call are nested, and their arrival one by one while the graph runs.
+
+A graph is compiled for values of known nesting, shape and dtype. At that time MindSpore shows them to `Announce`,
+which keeps a Form and gives its number into the graph. When the graph runs, the number comes first and the values of
+all tensors after it, in order; with the last one the call is put together again and told of.
+
+MindSpore runs this in a thread of its own while the one that called the graph waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+import numpy as np
+from mindspore import dtype as mstype
+from mindspore import ops
+from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
+
+from aligner.dtypes import DTYPES
+from aligner.record import Array
+from aligner_hooks.mindspore_.tensors import Seen
+
+# The shape of a tensor of which not even the number of axes is known.
+NO_RANK = -2
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor's place."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def empty(self) -> bool:
+        """Operators do not run on tensors without elements: their values are known."""
+        return 0 in self.shape
+
+
+class Unknown:
+    """A value that is no tensor and is known only while the graph runs."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is told when one cell begins (its args and kwargs) or ends (its output)."""
+
+    number: int
+    entering: bool
+    values: tuple[Any, ...]
+    """The values with a Leaf in the place of each tensor."""
+    leaves: tuple[Leaf, ...]
+
+    @property
+    def untyped(self) -> bool:
+        """Whether it holds a value whose type is not known: MindSpore takes it for a tensor of no known rank."""
+        return any(NO_RANK in leaf.shape for leaf in self.leaves)
+
+
+FORMS: list[Form] = []
+
+
+class Announce(PrimitiveWithInfer):
+    """At compile time: `Announce()(number, entering, *values)` is the number of the values' form."""
+
+    @prim_attr_register  # type: ignore[untyped-decorator]  # as above
+    def __init__(self) -> None:
+        """Nothing to set."""
+
+    def __infer__(self, number: Any, entering: Any, *values: Any) -> Mapping[str, Any]:
+        leaves: list[Leaf] = []
+        nested = tuple(_nested(value["shape"], value["dtype"], value["value"], leaves) for value in values)
+        FORMS.append(Form(number["value"], entering["value"], nested, tuple(leaves)))
+        return {"shape": (), "dtype": mstype.int64, "value": len(FORMS) - 1}
+
+
+class Tells(PrimitiveWithInfer):
+    """At compile time: whether there is a tensor with elements in a value."""
+
+    @prim_attr_register  # type: ignore[untyped-decorator]  # as above
+    def __init__(self) -> None:
+        """Nothing to set."""
+
+    def __infer__(self, value: Any) -> Mapping[str, Any]:
+        leaves: list[Leaf] = []
+        _nested(value["shape"], value["dtype"], value["value"], leaves)
+        return {"shape": (), "dtype": mstype.bool_, "value": any(not leaf.empty for leaf in leaves)}
+
+
+def _nested(shape: Any, dtype: Any, value: Any, leaves: list[Leaf]) -> Any:
+    """A value as the compiler knows it, with a Leaf for each tensor."""
+    if isinstance(dtype, mstype.TensorType) or shape == [NO_RANK]:
+        leaves.append(Leaf(tuple(shape), _word(dtype)))
+        return leaves[-1]
+    if isinstance(dtype, (tuple, list)):
+        known = value if isinstance(value, (tuple, list, dict)) and len(value) == len(dtype) else [None] * len(dtype)
+        names = list(known) if isinstance(known, Mapping) else None
+        items = list(known.values()) if isinstance(known, Mapping) else known
+        parts = [_nested(*part, leaves) for part in zip(shape, dtype, items)]
+        if names is not None:
+            return dict(zip(names, parts))
+        return type(dtype)(parts)
+    if value is None and dtype is not None and dtype != mstype.type_none:
+        return Unknown()
+    return value
+
+
+def _word(dtype: Any) -> str:
+    return str(dtype.element_type()).lower() if isinstance(dtype, mstype.TensorType) else ""
+
+
+class Arrival:
+    """The values of a graph that runs, as they come in."""
+
+    def __init__(self) -> None:
+        self.deliver: Callable[[Form, tuple[Any, ...]], None] = lambda form, values: None
+        """Who gets the values when they are all here."""
+        self._form: Optional[Form] = None
+        self._arrived: list[Array] = []
+
+    def begin(self, array: Array) -> None:
+        """The number of the form of the values that will come."""
+        self._form, self._arrived = FORMS[int(array.reshape(-1)[0])], []
+        self._complete()
+
+    def value(self, array: Array) -> None:
+        """One of them. Memory that it shares is the graph's: only the last one can be used as it is."""
+        form = self._form
+        if form is None:
+            return
+        last = len(self._arrived) == sum(not leaf.empty for leaf in form.leaves) - 1
+        self._arrived.append(array if last else np.array(array))
+        self._complete()
+
+    def _complete(self) -> None:
+        form = self._form
+        if form is None or len(self._arrived) < sum(not leaf.empty for leaf in form.leaves):
+            return
+        self._form = None
+        arrays = iter(self._arrived)
+        seen = iter([_seen(leaf, arrays) for leaf in form.leaves])
+        self._arrived = []
+        self.deliver(form, tuple(_filled(value, seen) for value in form.values))
+
+
+ARRIVAL = Arrival()
+
+
+def _seen(leaf: Leaf, arrays: Any) -> Seen:
+    storage = DTYPES[leaf.dtype].storage if leaf.dtype in DTYPES else np.dtype(leaf.dtype)
+    if leaf.empty:
+        return Seen(np.zeros(leaf.shape, storage), leaf.dtype)
+    array: Array = next(arrays)
+    if -1 not in leaf.shape:  # a number comes as an array of one
+        array = array.reshape(leaf.shape)
+    if leaf.dtype == "bfloat16":
+        array = (array.view(np.uint32) >> 16).astype(np.uint16)
+    elif leaf.dtype == "bool":
+        array = array.astype(np.bool_)
+    return Seen(array, leaf.dtype)
+
+
+def _filled(value: Any, seen: Any) -> Any:
+    """The value with what was seen in the places of its leaves."""
+    if isinstance(value, Leaf):
+        return next(seen)
+    if isinstance(value, Mapping):
+        return {name: _filled(item, seen) for name, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_filled(item, seen) for item in value)
+    return value
+
+
+def operator(receive: Callable[[Array], None]) -> Any:
+    """An operator that tells `receive` of its input when it runs, in the order of the program, and changes nothing."""
+
+    def received(array: Array) -> Array:
+        receive(array)
+        return array
+
+    made = ops.Custom(received, out_shape=lambda shape: shape, out_dtype=lambda dtype: dtype, func_type="pyfunc")
+    made.add_prim_attr("side_effect_io", True)
+    return made

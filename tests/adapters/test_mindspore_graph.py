@@ -1,0 +1,253 @@
+"""Nets that MindSpore compiles: what is seen in the graph is what is seen eagerly, and the graph stays what it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+mindspore = pytest.importorskip("mindspore", reason="MindSpore is not installed here")
+from aligner_hooks.mindspore_ import MindSporeAdapter, compiled  # noqa: E402 - only after it is known to be there
+from mindspore import Tensor, nn, ops  # noqa: E402 - as above
+
+from aligner.errors import AdapterError  # noqa: E402 - as above
+from aligner.testing.nets import NETS  # noqa: E402 - as above
+from aligner.testing.recorder import Recorder  # noqa: E402 - as above
+from aligner.testing.supplies import same  # noqa: E402 - as above
+from tests.adapters.mindspore_nets import FACTORIES  # noqa: E402 - as above
+
+ADAPTER = MindSporeAdapter()
+# "plain" has two parameters of one name, "raising" raises: MindSpore compiles neither, with or without us.
+COMPILABLE = ["nested", "inplace", "norm", "layout", "dropout", "recurrent", "attention"]
+
+
+def tensor(*shape: int, dtype: Any = None, seed: int = 0) -> Any:
+    values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+    return Tensor(values, dtype or mindspore.float32)
+
+
+def made(name: str, training: bool = False) -> tuple[Any, Any]:
+    """One of the contract's nets, and an input for it."""
+    net = FACTORIES[name]()
+    ADAPTER.set_training(net, training)
+    return net, tensor(*NETS[name].shape)
+
+
+def seen(net: Any, mode: str, *args: Any, **kwargs: Any) -> Recorder:
+    """The events of one run."""
+    with Recorder(ADAPTER).attach(net) as recorder, ADAPTER.running(net, mode):
+        net(*args, **kwargs)
+    return recorder
+
+
+def check_same(net: Any, *args: Any, **kwargs: Any) -> Recorder:
+    """The graph tells the same as an eager run, computes the same as without us, and keeps nothing of us."""
+    with ADAPTER.running(net, "graph"):
+        own = Recorder(ADAPTER).arrays(net(*args, **kwargs))
+    eager, graph = seen(net, "pynative", *args, **kwargs), seen(net, "graph", *args, **kwargs)
+    assert eager.places == graph.places
+    for one, other in zip(eager.events, graph.events):
+        assert same(one.values, other.values), one.place
+        assert one.structure == other.structure, one.place
+    assert same(graph.events[-1].values, own)
+    check_nothing_left(net)
+    return graph
+
+
+def check_nothing_left(net: Any) -> None:
+    for _, cell in net.cells_and_names():
+        assert not [name for name in vars(cell) if name.startswith("aligner") or name == "construct"]
+    assert not compiled._GRAPHS.cells
+
+
+@pytest.mark.parametrize("name", [name for name in COMPILABLE if name != "nested"])
+@pytest.mark.parametrize("training", [False, True])
+def test_the_nets_of_the_contract(name: str, training: bool) -> None:
+    if training and name in ("dropout", "recurrent", "attention"):
+        pytest.skip("draws random numbers in train mode")
+    net, x = made(name, training)
+    check_same(net, x)
+
+
+def test_a_cell_that_gets_values_of_no_known_type_is_told_of_and_the_rest_is_seen() -> None:
+    net, x = made("nested")
+    eager, graph = seen(net, "pynative", x), seen(net, "graph", x)
+    assert [place for place in eager.places if place[1] != "head"] == graph.places
+    notes = {note.layer: note for note in ADAPTER.cautions(net) if note.message == "mindspore-untold"}
+    assert list(notes) == ["head"]
+    assert "type" in str(notes["head"].facts["reason"])
+
+
+class Many(nn.Cell):
+    """Keyword arguments, nested values, constants, a cell called twice, other dtypes, an empty tensor, numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Part()
+        self.row = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU())
+        self.list = nn.CellList([nn.Dense(4, 4), nn.Dense(4, 4)])
+
+    def construct(self, x: Any, scale: float = 2.0, *, flag: bool = True) -> Any:
+        first, rest = self.part(self.row(x))
+        second, rest = self.part(first, mask=first > 0, pair=(x, {"a": first}), flag=flag)
+        for cell in self.list:
+            second = cell(second)
+        whole = (second.sum(), second[:, :0], second.astype(mindspore.int32), second.astype(mindspore.float16))
+        return {"out": second * scale, "rest": [rest[0], second.astype(mindspore.bfloat16)], "whole": whole}
+
+
+class Part(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Dense(4, 4)
+        self.none = Nothing()
+
+    def construct(self, x: Any, mask: Any = None, *, pair: Any = None, flag: bool = False) -> Any:
+        y = self.fc(x)
+        if mask is not None:
+            y = y * mask
+        if pair is not None and flag:
+            y = y + pair[0] + pair[1]["a"]
+        return y, (self.none(x, None), y > 0)
+
+
+class Nothing(nn.Cell):
+    """Gets None, and hands on what it got."""
+
+    def construct(self, x: Any, nothing: Any) -> Any:
+        return x
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"scale": 3.0}, {"flag": False}])
+def test_any_arguments_and_results(kwargs: Any) -> None:
+    check_same(Many(), tensor(2, 4), **kwargs)
+
+
+class Looping(nn.Cell):
+    """A loop and a branch of which only the run knows how they go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Dense(4, 4)
+        self.up, self.down = nn.ReLU(), nn.Tanh()
+
+    def construct(self, x: Any, times: Any) -> Any:
+        count = 0
+        while count < times:
+            x = self.fc(x)
+            count = count + 1
+        if x.sum() > 0:
+            return self.up(x)
+        return self.down(x)
+
+
+@pytest.mark.parametrize("times", [0, 1, 3])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_control_flow(times: int, seed: int) -> None:
+    net = Looping()
+    graph = check_same(net, tensor(2, 4, seed=seed), Tensor(times, mindspore.int64))
+    assert [path for when, path in graph.places if when == "after"].count("fc") == times
+
+
+def test_a_net_that_was_compiled_before_and_goes_on_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = made("norm")
+    with ADAPTER.running(net, "graph"):
+        net(x)
+        graphs = set(net.compile_cache)
+        with Recorder(ADAPTER).attach(net) as first:
+            net(x)
+            net(x)
+        assert len(first.events) == 2 * 6
+        known = set(net.compile_cache)
+        net(x)
+        assert len(first.events) == 2 * 6
+        assert set(net.compile_cache) == known, "the graph of before is found again"
+    assert graphs < known
+
+
+def test_what_an_observer_raises_goes_up_and_the_net_is_whole_again() -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(*_: object) -> None:
+        raise Stop
+
+    net, x = made("norm")
+    with ADAPTER.running(net, "graph"):
+        clean = Recorder(ADAPTER).arrays(net(x))
+        handle = ADAPTER.observe(net.fc, stop, lambda *_: None)
+        with pytest.raises(Stop):
+            net(x)
+        handle.remove()
+        assert same(clean, Recorder(ADAPTER).arrays(net(x)))
+    check_nothing_left(net)
+
+
+def test_what_the_net_itself_raises_goes_up_as_it_is() -> None:
+    net, x = made("raising")
+    with ADAPTER.running(net, "graph"), Recorder(ADAPTER).attach(net), pytest.raises(ValueError, match="broken layer"):
+        net(x)
+    check_nothing_left(net)
+    assert not [note for note in ADAPTER.cautions(net) if note.message == "mindspore-untold"]
+
+
+def test_taps_that_tell_nothing_are_refused_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aligner_hooks.mindspore_ import forms
+
+    net, x = made("norm")
+    monkeypatch.setattr(compiled._GRAPHS, "proved", False)
+    monkeypatch.setattr(forms.Arrival, "_complete", lambda self: None)
+    with ADAPTER.running(net, "graph"), Recorder(ADAPTER).attach(net), pytest.raises(AdapterError, match="0 of 2"):
+        net(x)
+    check_nothing_left(net)
+
+
+def test_mixed_precision_in_a_graph() -> None:
+    net, x = made("norm")
+    net.to_float(mindspore.float16)
+    eager, graph = seen(net, "pynative", x), seen(net, "graph", x)
+    assert eager.places == graph.places
+    for one, other in zip(eager.events, graph.events):  # MindSpore's float16 kernels differ from graph to eager
+        for slot, value in one.values.items():
+            np.testing.assert_allclose(value, other.values[slot], rtol=5e-3, atol=2e-3)
+    # A graph casts before the cell's own code begins: what is seen is what it computes with.
+    assert graph.only("before", "fc").values["input.0"].dtype == np.float16
+    assert graph.only("after", "fc").values["output.0"].dtype == np.float16
+
+
+def test_running_sets_the_mode_and_sets_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mode() -> str:
+        return str(ADAPTER.environment(None)["mode"])
+
+    assert mode() == "pynative"
+    with ADAPTER.running(None, "graph"):
+        assert mode() == "graph"
+        with ADAPTER.running(None):
+            assert mode() == "pynative"
+        with ADAPTER.running(None, None):
+            assert mode() == "graph"
+        assert mode() == "graph"
+    assert mode() == "pynative"
+    monkeypatch.setenv("MS_JIT", "0")
+    with ADAPTER.running(None, "graph"):
+        assert mode() == "graph"
+    assert mode() == "pynative"
+
+
+def test_a_function_that_is_compiled_runs_the_net_inside_a_loop() -> None:
+    net, _ = made("norm")
+
+    @mindspore.jit
+    def twice(x: Any) -> Any:
+        return net(net(x))
+
+    x = tensor(8, 4)
+    own = Recorder(ADAPTER).arrays(twice(x))
+    with Recorder(ADAPTER).attach(net) as recorder:
+        observed = Recorder(ADAPTER).arrays(twice(x))
+    assert same(own, observed)
+    one = [("before", ""), ("before", "fc"), ("after", "fc"), ("before", "bn"), ("after", "bn"), ("after", "")]
+    assert recorder.places == one * 2
+    assert same(recorder.events[5].values, {"output.0": recorder.events[6].values["input.0"]})
+    assert ops.relu(x).shape == (8, 4)
