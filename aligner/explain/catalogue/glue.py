@@ -241,6 +241,14 @@ REDUCTIONS: tuple[Entry, ...] = (
             "检查 < 与 <= 是否写反，以及长度是否多算一个词元",
         ),
     ),
+    _entry(
+        "mask-boundary",
+        (
+            "The mask has one element more or less: {instead}, the reference has {other}",
+            "掩码多或少一个元素：{instead}，标杆为 {other}",
+        ),
+        ("Compare as the reference does: {other}", "与标杆使用相同的比较：{other}"),
+    ),
     Entry(
         "mask-length",
         (

@@ -35,6 +35,7 @@ from aligner.explain.glue import (
     sampled,
     scalars,
     shapes,
+    spread,
     tables,
     turned,
 )
@@ -116,6 +117,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield attention.suspects(case, pair, hand)
     yield as_layer.suspects(case, pair, hand)
     yield differences.suspects(place)
+    yield spread.suspects(case, pair, hand)
     yield grids.suspects(pair)
     yield heads.suspects(pair, hand)
     yield renamed.suspects(pair, hand)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from aligner.explain.glue import resizing
+from aligner.explain.glue.lengths import apart, ends_apart
 from aligner.explain.glue.views import View
 from aligner.record import Scalar
 
@@ -18,6 +19,8 @@ TURNS = {"transpose", "reshape", "turned and reshaped"}
 def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
     """The cause's id, facts and doubt for one view in another's place."""
     facts: dict[str, Scalar] = {"other": old.text, "instead": new.text}
+    if old.piece is not new.piece and apart(old.piece.name, new.piece.name):
+        return "mask-boundary", facts, 0
     if old.piece is not new.piece and old.piece.name != new.piece.name:
         return "wrong-tensor", facts, 2 + (not new.plain) + new.piece.rank // 4
     hows = {old.how, new.how}
@@ -25,6 +28,8 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
         return "matmul-transposed", facts, 0
     if hows in ({"cosine", "dot"}, {"cosines", "matmul"}):
         return ("normalize-missing" if old.how.startswith("cos") else "expression-differs"), facts, 0
+    if old.how == new.how and "where" in old.how and old.detail == new.detail:
+        return ("mask-boundary" if ends_apart(old.text, new.text) else "wrong-tensor"), facts, 0
     masked = [how for how in hows if "where" in how]
     if len({re.sub(r"axis \d+", "axis", how) for how in hows}) < len(hows) and "softmax" in old.how:
         return "softmax-axis", facts, 0

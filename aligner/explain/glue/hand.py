@@ -10,6 +10,7 @@ from typing import Any, Optional
 import numpy as np
 
 from aligner.explain.case import Case, Value
+from aligner.explain.glue.lengths import masks
 from aligner.explain.patterns.pair import Floats
 from aligner.record import display
 
@@ -62,7 +63,10 @@ class Hand:
     @staticmethod
     def of(case: Case) -> Hand:
         """What a case's `known` holds; of a layer with code of its own, its inputs and parameters."""
-        return Hand(_ranked(case))
+        ranked = _ranked(case)
+        own = [value for rank, value in ranked if rank < OTHERS]
+        made = [(OTHERS - 1, mask) for mask in masks(own)]
+        return Hand(sorted([*ranked[: len(own)], *made, *ranked[len(own) :]], key=lambda item: item[0]))
 
     def pieces(self, fits: Callable[[tuple[int, ...]], bool]) -> Iterator[Piece]:
         """Those whose shape fits, the likeliest first."""
@@ -116,15 +120,17 @@ def _ranked(case: Case) -> list[tuple[int, Value]]:
     place = case.expected or case.actual
     here = (place.layer, place.slot, place.call) if place else None
     held = case.known if case.where == "glue" else (*case.parameters.values(), *reversed(case.inputs))
-    ranked = [(_rank(case, value), value) for value in held if (value.layer, value.slot, value.call) != here]
+    calls = [value.call for value in held if value.layer == case.layer and value.slot.startswith("input.")]
+    latest = max(calls, default=0)  # what it was given in calls before is no more in its hands
+    ranked = [(_rank(case, value, latest), value) for value in held if (value.layer, value.slot, value.call) != here]
     own = [item for item in reversed(ranked) if item[0] < OTHERS]
     return [*sorted(own, key=lambda item: item[0]), *(item for item in ranked if item[0] >= OTHERS)]
 
 
-def _rank(case: Case, value: Value) -> int:
+def _rank(case: Case, value: Value, latest: int) -> int:
     given, made = value.slot.startswith("input."), value.slot.startswith("output.")
     if value.layer == case.layer and given:
-        return 0
+        return 0 if value.call == latest else OTHERS
     inside = not case.layer or value.layer == case.layer or value.layer.startswith(case.layer + ".")
     if inside:
         return 1 if made else 3 if given else 2

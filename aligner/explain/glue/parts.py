@@ -9,7 +9,7 @@ from typing import Optional
 import numpy as np
 
 from aligner.explain.case import Case, distance
-from aligner.explain.glue import as_layer, differences, elementwise, formulas, scalars, views
+from aligner.explain.glue import as_layer, differences, elementwise, formulas, scalars, spread, views
 from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.views import View
@@ -100,6 +100,7 @@ def _alone(case: Case, pair: Pair, hand: Hand, axis: int, part: slice, text: str
     yield from (_told(suspect, text) for suspect in formulas.suspects(place))
     yield from (_told(suspect, text) for suspect in as_layer.suspects(case, small, held))
     yield from (_told(suspect, text) for suspect in differences.suspects(place))
+    yield from (_told(suspect, text) for suspect in spread.suspects(case, small, held))
     for rule in (runs.suspects, scales.suspects, slices.suspects, composed.suspects, rearranged.suspects):
         yield from (_told(suspect, text) for suspect in rule(small) if suspect.error is not None)
 

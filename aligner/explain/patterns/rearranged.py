@@ -28,13 +28,28 @@ def suspects(pair: Pair) -> Iterator[Suspect]:
     """One suspect: the order where it is known, else that the values are the same."""
     if pair.expected.size != pair.actual.size or pair.expected.size < 4 or not _same_sums(pair):
         return
-    found = _order(pair)
+    found = _stretched(pair) or _order(pair)
     if found is not None:
         yield found
         return
     left = pair.proved(np.sort(pair.actual, axis=None), np.sort(pair.expected, axis=None))
     if left is not None and not (pair.alike and pair.near(*pair.sample)):
         yield pair.suspect("values-permuted", None, 0.4, apart=f"{left:.1e}", count=pair.expected.size)
+
+
+def _stretched(pair: Pair) -> Optional[Suspect]:
+    """Only axes of one stand elsewhere: a mask for the rows where the reference has one for the columns."""
+    shape, other = pair.expected.shape, pair.actual.shape
+    long, there = [a for a, n in enumerate(shape) if n > 1], [a for a, n in enumerate(other) if n > 1]
+    if len(shape) != len(other) or shape == other or [shape[a] for a in long] != [other[a] for a in there]:
+        return None
+    left = pair.proved(pair.expected.reshape(other), pair.actual)
+    if left is None:
+        return None
+    spare = iter(a for a, n in enumerate(shape) if n == 1)
+    order = str(tuple(long[there.index(a)] if a in there else next(spare) for a in range(len(other))))
+    facts = {"shape": str(tuple(shape)), "factors": str(tuple(shape)), "axes": order, "port_shape": str(tuple(other))}
+    return pair.suspect("axes-permuted", left, 0.85, None, **facts)
 
 
 def _same_sums(pair: Pair) -> bool:

@@ -54,6 +54,51 @@ def test_a_mask_that_ends_elsewhere_is_no_other_order(reference, port, cause):
         )
 
 
+MASKED = X * kept(LENGTHS)[:, :, None]
+HELD = (value(LENGTHS, "input.1", "net"), value(X, "output.0", "net.a"))
+
+
+@pytest.mark.parametrize(
+    ("port", "cause"),
+    [
+        (MASKED.sum(1) / LENGTHS[:, None], None),
+        ((X * kept(LENGTHS + 1)[:, :, None]).sum(1) / np.minimum(LENGTHS + 1, 6)[:, None], "mask-boundary"),
+        (X.mean(1), "mask-missing"),
+        (X.max(1), "reduction-other"),
+    ],
+)
+def test_a_mean_up_to_a_length_is_told_from_the_lengths(port, cause):
+    found = told(MASKED.sum(1) / LENGTHS[:, None], port, HELD)
+    assert [suspect.cause for suspect in found][:1] == ([cause] if cause else [])
+
+
+def test_a_value_times_a_mask_with_one_more_is_told():
+    (found,) = told(MASKED, X * kept(LENGTHS + 1)[:, :, None], HELD)
+    assert found.cause == "mask-boundary"
+    assert found.facts["other"] == "[net input.1 > arange]"
+
+
+@pytest.mark.parametrize(
+    ("reference", "port", "cause"),
+    [
+        (X - X.max(1, keepdims=True), X - X.mean(1, keepdims=True), "reduction-other"),
+        (X + X.mean(1, keepdims=True), X + X.mean(2, keepdims=True), "reduction-axis"),
+        (X * X.max(1, keepdims=True), X * X.min(1, keepdims=True), "reduction-other"),
+        (MAP + MAP.mean((2, 3), keepdims=True), MAP + 2 * MAP.mean((2, 3), keepdims=True), "scale-missing"),
+    ],
+)
+def test_what_is_added_to_each_slice_is_told(reference, port, cause):
+    known = (value(X, "output.0", "net.a"), value(MAP, "output.0", "net.b"))
+    found = [suspect.cause for suspect in told(reference, port, known) if suspect.weight >= 0.6]
+    assert found[:1] == ([cause] if cause else [])
+
+
+def test_a_mask_for_the_rows_instead_of_the_columns_has_its_axes_elsewhere():
+    mask = (kept(LENGTHS) - 1)[:, None, None, :] * 1e4
+    (found,) = told(mask, mask.swapaxes(2, 3))
+    assert (found.cause, found.facts["axes"]) == ("axes-permuted", "(0, 1, 3, 2)")
+
+
 def test_lengths_that_are_off_by_more_are_told_without_a_proof():
     (found,) = steps(Pair(kept(LENGTHS), kept((LENGTHS + 1) // 2), 1e-5))
     assert (found.cause, found.error) == ("mask-length", None)
