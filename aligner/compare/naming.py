@@ -157,8 +157,8 @@ def by_name(reference: Net, port: Net) -> list[LayerPair]:
 
 
 def canonical(path: str) -> str:
-    """The path without what wrappers put in."""
-    parts = [part for part in path.split(".") if part not in WRAPPERS]
+    """The path without what wrappers put in; a layer that has nothing but such a name keeps it."""
+    parts = [part for part in path.split(".") if part not in WRAPPERS] or [path]
     return ".".join(parts[1:] if parts[0] == "module" and len(parts) > 1 else parts)
 
 

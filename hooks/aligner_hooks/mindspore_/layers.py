@@ -75,12 +75,13 @@ def registered(cell: nn.Cell) -> dict[str, nn.Cell]:
 
 
 def is_wrapper(cell: nn.Cell) -> bool:
-    """Whether MindSpore put this cell around another one: an AMP cast, or a loss.
+    """Whether MindSpore put this cell around another one: an AMP cast, or a loss for a loop of its own.
 
-    A net of the user's may call a part of itself `_backbone`: that is no wrapper.
+    A net of the user's may call a part of itself `_backbone`: that is no wrapper. Nor is WithLossCell, which people
+    write themselves: it is a net that gives a loss.
     """
     library = next(base for base in type(cell).__mro__ if base.__module__.startswith("mindspore."))
-    return library is not nn.Cell and isinstance(registered(cell).get(WRAPPED), nn.Cell)
+    return library not in (nn.Cell, nn.WithLossCell) and isinstance(registered(cell).get(WRAPPED), nn.Cell)
 
 
 def cautions(model: nn.Cell) -> Iterator[Note]:
