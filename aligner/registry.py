@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Optional, cast
 
@@ -10,34 +11,49 @@ from aligner.adapter import Adapter
 from aligner.errors import AdapterError
 
 GROUP = "aligner.adapters"
+BEFORE = "aligner.before_import"
+"""Functions without arguments, by the framework that they are for: without them it could not be imported."""
 
 
 def available() -> dict[str, EntryPoint]:
     """Every adapter that is installed, by name; nothing is imported. The first of two with one name wins."""
-    if sys.version_info >= (3, 10):
-        points = entry_points(group=GROUP)
-    else:  # Python 3.9 returns a dict
-        points = entry_points().get(GROUP, ())
     found: dict[str, EntryPoint] = {}
-    for point in points:
+    for point in _points(GROUP):
         found.setdefault(point.name, point)
     return found
+
+
+def _points(group: str) -> Iterable[EntryPoint]:
+    if sys.version_info >= (3, 10):
+        points = entry_points(group=group)
+    else:  # Python 3.9 returns a dict
+        points = entry_points().get(group, ())
+    return points
 
 
 def load(name: str) -> Adapter:
     """The adapter called `name`.
 
     Raises:
-        AdapterError: no such adapter, or its framework does not import; says which there are.
+        AdapterError: no such adapter (says which there are), or its framework does not import, or is an imitation.
     """
     points = available()
     if name not in points:
         raise AdapterError("adapter-unknown", name=name, known=", ".join(sorted(points)) or "-")
     try:
         return cast("Adapter", points[name].load()())
+    except AdapterError:
+        raise
     except Exception as error:  # a broken framework may raise anything at import
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise AdapterError("adapter-broken", name=name, reason=reason) from error
+
+
+def prepare(name: str) -> None:
+    """Let whoever has something to do right before the framework `name` is imported do it now."""
+    for point in _points(BEFORE):
+        if point.name == name:
+            point.load()()
 
 
 def of(value: object) -> Adapter:

@@ -123,11 +123,17 @@ def wait_for_threads() -> None:
 
 
 class ImportWatcher(importlib.abc.MetaPathFinder):
-    """Calls `on_import(name)` right after one of `names` has been imported for the first time, by whomever."""
+    """Calls `on_import(name)` right after one of `names` has been imported for the first time, by whomever.
 
-    def __init__(self, names: Sequence[str], on_import: Callable[[str], None]) -> None:
+    Right before it is, `before(name)` is called.
+    """
+
+    def __init__(
+        self, names: Sequence[str], on_import: Callable[[str], None], before: Callable[[str], None] = lambda name: None
+    ) -> None:
         self._names = set(names)
         self._on_import = on_import
+        self._before = before
 
     def __enter__(self) -> ImportWatcher:
         for name in sorted(self._names & set(sys.modules)):
@@ -157,6 +163,7 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
+            self._before(name)
             execute(module)
             self._on_import(name)
 

@@ -32,6 +32,7 @@ class Watch:
         self._wanted = wanted
         self._progress = progress
         self._model: object = None
+        self._unloaded: Optional[AdapterError] = None
         self._handles: list[Handle] = []
 
     def on_import(self, framework: str) -> None:
@@ -41,8 +42,8 @@ class Watch:
         try:
             adapter = registry.load(framework)
             self._handles.append(adapter.watch_roots(lambda model: self._guarded(adapter, model)))
-        except AdapterError as error:
-            self.failure = self.failure or error
+        except AdapterError as error:  # told if no other framework's model runs: MindTorch brings a MindSpore with it
+            self._unloaded = self._unloaded or error
 
     def _guarded(self, adapter: Adapter, model: object) -> None:
         try:
@@ -53,6 +54,8 @@ class Watch:
     def _on_root(self, adapter: Adapter, model: object) -> None:
         if model is self._model:
             self.unobserved += self.capture is not None and self.capture.finished
+            return
+        if not adapter.is_model(model):
             return
         name = type(model).__name__
         if not self._chosen(adapter, model, name):
@@ -74,7 +77,9 @@ class Watch:
         """The script has ended; `failure` tells what went wrong with the capture."""
         for handle in self._handles:
             handle.remove()
-        if self.capture is not None:
+        if self.capture is None:
+            self.failure = self.failure or self._unloaded
+        else:
             try:
                 self.capture.close(clean=True)
             except AlignerError as error:

@@ -8,6 +8,10 @@ what stands around a run. What other packages with torch's interface have too is
 
 from __future__ import annotations
 
-from aligner_hooks.torch_.adapter import TorchAdapter
+from aligner_hooks.torch_.genuine import insist
+
+insist()
+
+from aligner_hooks.torch_.adapter import TorchAdapter  # noqa: E402 - its files hold on to what is imported as torch
 
 __all__ = ["TorchAdapter"]

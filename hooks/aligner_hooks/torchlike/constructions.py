@@ -140,7 +140,7 @@ def _recurrent(cls: type, layer: Any, arguments: Arguments) -> Construction:
     """Their constructors hand all arguments on, so that a signature does not tell them."""
     usual: Arguments = {"num_layers": 1, "bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
     usual.update(proj_size=0, nonlinearity="tanh")
-    arguments = {**arguments, "proj_size": layer.proj_size}
+    arguments = {**arguments, "proj_size": getattr(layer, "proj_size", 0)}  # mindnlp's have none
     named = {name: arguments[name] for name in usual if name in arguments}
     unusual = {name: value for name, value in named.items() if not _is_usual(value, usual[name])}
     return Construction(cls, (arguments["input_size"], arguments["hidden_size"]), unusual)

@@ -96,7 +96,8 @@ class Copies:
             if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and isinstance(value, dict):
                 kept = {number: hook for number, hook in value.items() if self._kept(hook)}
                 yield id(value), type(value)(kept)
-        for tensor in (*self._layers.plain_tensors(module), *module._buffers.values()):
+        own_tables = (*module._parameters.values(), *module._buffers.values())
+        for tensor in (*self._layers.plain_tensors(module), *own_tables):
             own = None if tensor is None else self._values.own(tensor)
             if own is not None:
                 yield id(tensor), own
@@ -139,8 +140,12 @@ class Copies:
                 self._follow_tensor(layer, kept, name, before.get(name), after.get(name), kind)
                 if name not in after:
                     kept.pop(name, None)
+                elif after[name] is not None:
+                    table.pop(name, None)  # what said in its place that there is none
         for name, child in then._modules.items():
             inner = layer._modules.get(name)
+            if not isinstance(child, self._constructions.nn.Module):
+                continue  # what the package computes with, and no layer: it has no settings
             if inner is None or now._modules.get(name) is None:
                 raise ValueError(f"with these settings a {kind} has other layers inside it")
             self._follow(inner, now._modules[name], child, self._specs.read(inner).kind)

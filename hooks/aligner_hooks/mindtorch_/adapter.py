@@ -1,0 +1,132 @@
+"""MindTorchAdapter: what aligner.adapter asks of a framework, answered for both packages called `mindtorch`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Optional
+
+from aligner.adapter import After, Before, Finding, Given, Handle, Made, Parameter
+from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
+from aligner_hooks.mindtorch_ import dropout, layers, parameters, surroundings, tensors
+from aligner_hooks.mindtorch_.calls import CALLS
+from aligner_hooks.mindtorch_.copies import CONSTRUCTIONS, COPIES, SPECS
+from aligner_hooks.mindtorch_.layers import LAYERS
+from aligner_hooks.mindtorch_.package import package
+
+
+class _Nothing:
+    """A handle of what was never installed."""
+
+    def remove(self) -> None:
+        """Nothing is there to be removed."""
+
+
+class MindTorchAdapter:
+    """OpenI's MindTorch 0.4.0 on MindSpore 2.5, and the mindtorch of mindnlp 0.5 on MindSpore 2.7; on CPU."""
+
+    name = "mindtorch"
+
+    def version(self) -> str:
+        """The package's version; mindnlp's says so."""
+        return package().version
+
+    def is_model(self, value: object) -> bool:
+        return isinstance(value, package().nn.Module)
+
+    def is_tensor(self, value: object) -> bool:
+        return tensors.is_tensor(value)
+
+    def layers(self, model: object) -> Iterator[tuple[str, object]]:
+        for place in LAYERS.walk(model):
+            yield place.path, place.module
+
+    def type_name(self, layer: object) -> str:
+        return SPECS.type_name(LAYERS.unwrapped(layer))
+
+    def spec(self, layer: object) -> LayerSpec:
+        return SPECS.read(LAYERS.unwrapped(layer))
+
+    def observe(self, layer: object, before: Before, after: After) -> Handle:
+        return CALLS.observe(layer, before, after)
+
+    def intervene(self, layer: object, given: Given, made: Made) -> Handle:
+        return CALLS.intervene(layer, given, made)
+
+    def overwrite(self, tensor: object, other: object) -> None:
+        tensors.overwrite(tensor, other)
+
+    def watch_roots(self, on_root: Callable[[object], None]) -> Handle:
+        return CALLS.watch_roots(on_root)
+
+    def dtype(self, tensor: object) -> str:
+        return tensors.dtype(tensor)
+
+    def to_numpy(self, tensor: object) -> Array:
+        return tensors.to_numpy(tensor)
+
+    def from_numpy(self, array: Array, dtype: str) -> object:
+        return tensors.from_numpy(array, dtype)
+
+    def parameters(self, model: object) -> Iterator[Parameter]:
+        return parameters.walk(model)
+
+    def read(self, parameter: Parameter) -> Array:
+        return tensors.to_numpy(parameter.tensor)
+
+    def load(self, parameter: Parameter, array: Array, dtype: str) -> None:
+        parameters.load(parameter, array, dtype)
+
+    def respecified(self, layer: object, changes: Mapping[str, Attribute], dtype: Optional[str] = None) -> object:
+        return COPIES.respecified(layer, changes, dtype)
+
+    def expression(self, layer: object) -> str:
+        return CONSTRUCTIONS.spelled(LAYERS.unwrapped(layer))
+
+    def preamble(self) -> str:
+        return package().preamble
+
+    def cast(self, model: object, dtype: str) -> None:
+        parameters.cast(model, dtype)
+
+    def operations(self, told: Callable[[str], None]) -> Handle:
+        """None: neither package tells of the operations that run."""
+        return _Nothing()
+
+    def training(self, layer: Any) -> bool:
+        return bool(LAYERS.unwrapped(layer).training)
+
+    def set_training(self, model: object, training: bool) -> None:
+        LAYERS.set_training(model, training)
+
+    def silence_dropout(self, model: object) -> Handle:
+        return dropout.silence(model)
+
+    def seed(self, seed: int) -> None:
+        surroundings.seed(seed)
+
+    def random_state(self) -> Optional[bytes]:
+        """None: MindSpore's operators keep their state inside, where it cannot be read."""
+        return None
+
+    def set_random_state(self, state: bytes) -> None:
+        """Nothing: there is no state that `random_state` could have read."""
+
+    def device(self, name: str) -> Callable[[object], object]:
+        return surroundings.device(name)
+
+    def running(self, model: object, mode: Optional[str] = "pynative") -> AbstractContextManager[object]:
+        return surroundings.running(mode)
+
+    def thread(self) -> int:
+        return threading.get_ident()
+
+    def environment(self, model: object) -> Mapping[str, Scalar]:
+        return surroundings.environment(model)
+
+    def cautions(self, model: object) -> Iterator[Note]:
+        return layers.cautions(model)
+
+    def doctor(self) -> Iterator[Finding]:
+        return surroundings.doctor()

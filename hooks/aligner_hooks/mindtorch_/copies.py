@@ -1,0 +1,71 @@
+"""How MindTorch's layers are described, spelled and copied: as torch's are."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Optional
+
+import mindspore
+import numpy as np
+
+from aligner_hooks.mindtorch_ import parameters, tensors
+from aligner_hooks.mindtorch_.layers import LAYERS, parametrized
+from aligner_hooks.mindtorch_.package import OPENI, package
+from aligner_hooks.torchlike.constructions import Constructions
+from aligner_hooks.torchlike.copies import Copies
+from aligner_hooks.torchlike.spec import Specs
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Initial values are drawn from numpy's random numbers and MindSpore's seed: both go back to where they were."""
+    state, seed = np.random.get_state(), mindspore.get_seed()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if seed is not None:
+            mindspore.set_seed(seed)  # this seeds numpy as well
+        np.random.set_state(state)
+
+
+def _no_hook(hook: Any) -> bool:
+    return False
+
+
+class _Values:
+    """MindTorch's tensors as copying asks for them."""
+
+    def cast(self, model: Any, dtype: str) -> None:
+        parameters.cast(model, dtype)
+
+    def own(self, tensor: Any) -> Optional[Any]:
+        """Always: a deep copy of a parameter or buffer may share its values, or come out of another class."""
+        values = tensors.lowered_from(tensors.to_numpy(tensor), tensors.dtype(tensor))
+        return _like(tensor, values)
+
+    def full(self, like: Any, start: float, beside: Any) -> Any:
+        word = tensors.dtype(like)
+        if beside is not None and "float" in word:
+            word = tensors.dtype(beside)
+        filled = tensors.lowered_from(np.full(tuple(like.shape), start, np.float32), "float32")
+        return _like(like, filled.astype(tensors.mindspore_type(word)))
+
+
+def _like(tensor: Any, values: Any) -> Any:
+    """These values as a parameter or a tensor, whichever `tensor` is."""
+    raised = package().raised(values)
+    if not isinstance(tensor, package().nn.Parameter):
+        return raised
+    made = package().nn.Parameter(raised, requires_grad=bool(tensor.requires_grad))
+    if package().maker == OPENI:
+        made.name = tensor.name
+    return made
+
+
+SPECS = Specs(package().nn, package().home)
+CONSTRUCTIONS = Constructions(package().nn, SPECS, parametrized, _apart)
+COPIES = Copies(LAYERS, CONSTRUCTIONS, _Values(), _no_hook)

@@ -1,0 +1,140 @@
+"""What stands around a run of MindTorch: devices, modes, the facts of the header, and what the doctor says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Optional
+
+import mindspore
+import numpy as np
+
+from aligner.adapter import Finding
+from aligner.errors import AdapterError
+from aligner.record import Scalar
+from aligner_hooks.mindtorch_ import shim
+from aligner_hooks.mindtorch_.calls import CALLS, JIT_SWITCH, in_graph_mode
+from aligner_hooks.mindtorch_.package import OPENI, distributions, package
+
+# Names as users write them -> MindSpore's. Only "CPU" was ever run; the others are written from MindSpore's manual.
+_DEVICES = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "ascend": "Ascend", "npu": "Ascend"}
+
+
+def device(name: str) -> Callable[[object], object]:
+    """Select the device for everything that runs from now on; nets and tensors go there by themselves.
+
+    Raises:
+        AdapterError: MindSpore has no such device here.
+    """
+    target = _DEVICES.get(name.lower())
+    if target is None:
+        raise AdapterError("mindspore-device", name=name, reason="unknown", known=", ".join(sorted(_DEVICES)))
+    try:
+        if mindspore.get_context("device_target") != target:
+            mindspore.set_context(device_target=target)
+    except (RuntimeError, ValueError, TypeError) as error:
+        reason = f"{error}".strip().splitlines()[0]
+        here = str(mindspore.get_context("device_target")).lower()
+        raise AdapterError("mindspore-device", name=name, reason=reason, known=here) from error
+    return lambda value: value
+
+
+@contextmanager
+def running(mode: Optional[str]) -> Iterator[None]:
+    """Layer by layer; MindSpore records gradients only for what asks for them."""
+    if mode == "graph":
+        raise AdapterError("mindtorch-no-graph-mode")
+    if in_graph_mode():
+        raise AdapterError("mindtorch-graph-mode")
+    if mode is None:  # as the program has set it
+        yield
+        return
+    before = os.environ.get(JIT_SWITCH)
+    os.environ[JIT_SWITCH] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(JIT_SWITCH, None)
+        else:
+            os.environ[JIT_SWITCH] = before
+
+
+def seed(number: int) -> None:
+    """MindSpore's random numbers, numpy's (from which initial values are drawn) and the package's own."""
+    mindspore.set_seed(number)
+    package().torch.manual_seed(number)
+
+
+def environment(model: Any) -> Mapping[str, Scalar]:
+    """Facts for the header."""
+    return {
+        "device": str(mindspore.get_context("device_target")),
+        "mode": "graph" if in_graph_mode() else "pynative",
+        "mindtorch": package().maker,
+        "mindspore": str(mindspore.__version__),
+        "shim": shim.was_put_in(),
+        "amp": str(getattr(model, "_amp_level", "") or "") or None,
+    }
+
+
+def doctor() -> Iterator[Finding]:
+    """What is usable here and what is wrong."""
+    facts = {"maker": package().maker, "version": package().version, "mindspore": str(mindspore.__version__)}
+    yield Finding(True, "mindtorch-found", facts)
+    if len(distributions()) > 1:
+        yield Finding(False, "mindtorch-twice", {"packages": " and ".join(distributions())})
+    if shim.was_put_in():
+        yield Finding(True, "mindtorch-shim-put-in", {"version": package().version})
+    if int(np.__version__.partition(".")[0]) >= 2:
+        yield Finding(False, "mindspore-numpy", {"version": str(mindspore.__version__), "numpy": np.__version__})
+    if in_graph_mode():
+        yield Finding(False, "mindtorch-graph-mode", {})
+        return
+    try:
+        own, ours = _fired()
+    except Exception as error:  # whatever a broken installation raises is the finding
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        yield Finding(False, "mindtorch-broken", {"reason": reason})
+        return
+    yield Finding(ours == 2, "mindtorch-observed" if ours == 2 else "mindtorch-unobserved", {})
+    if own != 2:
+        yield Finding(True, "mindtorch-hooks-silent", {"version": package().version})
+    if package().maker != OPENI:
+        problem = _batch_norm()
+        if problem:
+            yield Finding(True, "mindtorch-batch-norm", {"made": problem, "version": package().version})
+
+
+def _fired() -> tuple[int, int]:
+    """How many of two layers that ran were told of by the package's own hooks, and by us."""
+    nn = package().nn
+    net = nn.Sequential(nn.ReLU())
+    own: list[str] = []
+    ours: list[str] = []
+
+    def hook(module: Any, inputs: Any, output: Any) -> None:
+        own.append(type(module).__name__)
+
+    handles: list[Any] = [layer.register_forward_hook(hook) for layer in (net, net[0])]
+    handles += [
+        CALLS.observe(layer, lambda *_: None, lambda *_: ours.append(type(net).__name__)) for layer in (net, net[0])
+    ]
+    try:
+        net(_tensor([[1.0, -2.0]]))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return len(own), len(ours)
+
+
+def _batch_norm() -> str:
+    """What a fresh BatchNorm in eval mode makes of 3, where that is not 3 (but for eps); else ""."""
+    layer = package().nn.BatchNorm1d(1).eval()
+    made = float(layer(_tensor([[3.0]])).asnumpy()[0, 0])
+    return "" if abs(made - 3.0) < 1e-3 else f"{made:g}"
+
+
+def _tensor(values: Any) -> Any:
+    return package().raised(mindspore.Tensor(np.array(values, np.float32)))
