@@ -20,6 +20,7 @@ TOPICS: tuple[str, ...] = (
     "layers",
     "spatial",
     "sequences",
+    "cells",
     "glue",
     "attention",
     "arguments",

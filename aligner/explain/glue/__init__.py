@@ -8,6 +8,7 @@ from aligner.explain.case import Case
 from aligner.explain.glue import (
     as_layer,
     attention,
+    cells,
     differences,
     divisors,
     dropped,
@@ -107,6 +108,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield picked.suspects(pair, hand)
     yield integers.suspects(pair, hand)
     yield dropped.suspects(case, pair, hand)
+    yield cells.suspects(pair, hand)
     place = Place.of(case, pair, hand)
     yield formulas.suspects(place)
     yield order.suspects(place)
