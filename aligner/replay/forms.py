@@ -107,7 +107,8 @@ def _uneven(one: Numbers, other: Numbers, hidden: Numbers, axis: int) -> bool:
     infinite = [np.isinf(row) for row in rows]
     if not np.array_equal(*infinite):
         return True
-    first, second = (np.where(np.isinf(row), 0.0, row - row.max(axis=1, keepdims=True)) for row in rows)
+    with np.errstate(invalid="ignore"):  # rows of -inf
+        first, second = (np.where(np.isinf(row), 0.0, row - row.max(axis=1, keepdims=True)) for row in rows)
     return bool(np.abs(first - second).max() > UNEVEN)
 
 

@@ -420,3 +420,54 @@ def test_a_layer_that_does_not_repeat_itself(tmp_path, code, named):
     port[0].code = [code]
     (origin,) = answer(tmp_path, net, port, SPREAD).origins
     assert (origin.causes[0].id == "nondeterministic-reduction") is named
+
+
+class Pooled(nn.Module):
+    """Shares of the places of a sequence, along the second axis."""
+
+    def __init__(self, fill):
+        super().__init__()
+        self.scores, self.softmax, self.out, self.fill = nn.Linear(8, 5), nn.Softmax(1), nn.Linear(5, 5), [lambda: fill]
+
+    def forward(self, x, seen):
+        return self.out(self.softmax(self.scores(x).masked_fill(~seen[..., None], self.fill[0]())))
+
+
+@pytest.mark.parametrize(("blind", "outcome"), [(False, "aligned"), (True, "diverged")])
+def test_the_softmax_may_run_along_another_axis(tmp_path, blind, outcome):
+    torch.manual_seed(0)
+    net = Pooled(-1e9)
+    port = copy.deepcopy(net)
+    port.fill = [lambda: -INF]
+    result = answer(tmp_path, net, port, torch.randn(3, 6, 8), mask(blind))
+    assert result.outcome == outcome
+    assert [origin.where for origin in result.origins] == (["glue"] if blind else [])
+
+
+class Casting(nn.Module):
+    """Attention in the type of its weights, with an added mask."""
+
+    def __init__(self, size=1.0):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(32, 32) for _ in range(4))
+        with torch.no_grad():
+            self.q.weight.mul_(size)
+            self.k.weight.mul_(size)
+
+    def forward(self, x, seen):
+        x = x.to(self.q.weight.dtype)
+        q, k, v = (layer(x).view(3, -1, 4, 8).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        scores = q @ k.transpose(-1, -2) / 8**0.5 + torch.where(seen[:, None, None], 0.0, -1e9).to(x.dtype)
+        return self.o((scores.softmax(-1) @ v).transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.parametrize(
+    ("blind", "size", "cause"),
+    [(True, 1.0, "attention-fill-fp16-overflow"), (False, 300.0, "attention-softmax-fp16-overflow"), (False, 1.0, "")],
+)
+def test_a_whole_port_in_float16(tmp_path, blind, size, cause):
+    torch.manual_seed(0)
+    net = Casting(size)
+    port = copy.deepcopy(net).half()
+    result = answer(tmp_path, net, port, torch.randn(3, 6, 32), mask(blind))
+    assert [origin.causes[0].id for origin in result.origins] == ([cause] if cause else [])

@@ -34,6 +34,9 @@ USUAL = 8
 ROUGH = 2e-3
 """What a guess at a shorter type may leave, where it explains most of the error."""
 
+BORDER = 0.25
+"""Of the numbers that overflow, so many may be others: a mask that is added makes NaN of more of them."""
+
 THETAS = (1e4, 5e5, 1e6)
 
 
@@ -104,11 +107,17 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
             less = Pair(pair.expected - piece.array, pair.actual - piece.array, pair.limit, pair.facts)
             found = _asked(less, hand, f" + [{piece.name}]")
     if found is not None:
-        yield _flash(case, found)
+        yield _named(case, found)
 
 
-def _flash(case: Case, found: Suspect) -> Suspect:
-    """A fused attention reads a mask the other way round than others do: there True hides."""
+def _named(case: Case, found: Suspect) -> Suspect:
+    """What is known of the port besides the numbers gives some mistakes a closer name.
+
+    A fused attention reads a mask the other way round than others do: there True hides. A float16 has no -1e9.
+    """
+    infinite = found.cause == "attention-mask-fill-1e4" and found.facts.get("port_value") == "-inf"
+    if infinite and case.actual is not None and case.actual.dtype == "float16":
+        return replace(found, cause="attention-fill-fp16-overflow", facts={**found.facts, "dtype": "float16"})
     names = () if case.operations is None else case.operations[1]
     if found.cause == "mha-mask-inverted" and any("flash" in name.lower() for name in names):
         return replace(found, cause="flash-attention-mask-one-discards")
@@ -138,17 +147,26 @@ def _told(pair: Pair, plan: Plan, edit: Edit, left: float, added: str) -> Suspec
 
 
 def _shorter(scene: Scene, plan: Plan, before: float, added: str) -> Optional[Suspect]:
-    """The best guess at a shorter type: a sum in another order rounds a few of its numbers the other way."""
-    best: Optional[tuple[float, Edit]] = None
+    """The best guess at a shorter type: a sum in another order rounds a few of its numbers the other way.
+
+    Numbers at the border of the type may overflow or not; a guess that loses others than the port is no proof.
+    """
+    best: Optional[tuple[float, float, Edit]] = None
     lost = scene.lost(scene.actual[scene.items])
     for edit in shortened(plan, before, bool(lost.any())):
         found = made(edit.plan, scene.items, scene.kept)
-        if found is None or not np.array_equal(scene.lost(found), lost):
+        if found is None:
             continue
-        left = distance(found, scene.actual[scene.items])
-        if left * DROP <= before and left <= ROUGH and (best is None or left < best[0]):
-            best = left, edit
-    return None if best is None else _told(scene.pair, plan, best[1], best[0], added)
+        gone = scene.lost(found)
+        other = float((gone != lost).sum()) / max(float(lost.sum()), 1.0)
+        found, wanted = (np.where(gone | lost, 0.0, side) for side in (found, scene.actual[scene.items]))
+        left = distance(found, wanted)
+        if other <= BORDER and left * DROP <= before and left <= ROUGH and (best is None or (other, left) < best[:2]):
+            best = other, left, edit
+    if best is None:
+        return None
+    told = _told(scene.pair, plan, best[2], best[1], added)
+    return replace(told, error=None, weight=0.85) if best[0] else told
 
 
 def _others(plan: Plan, hand: Hand) -> list[Piece]:
