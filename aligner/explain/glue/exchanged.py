@@ -64,7 +64,11 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
             "port_value": new.detail,
             "written": old.text,
         }
-        return resizing.cause(old.detail, new.detail), told, 0
+        cause = resizing.cause(old.detail, new.detail)
+        if cause == "interpolate-align-corners":
+            sides = {"reference_value": "corners" in old.detail, "port_value": "corners" in new.detail}
+            told.update(setting="align_corners", **sides)
+        return cause, told, 0
     if hows == {"pad", ""}:
         return "pad-differs", facts, 0
     if hows == {"pad"}:

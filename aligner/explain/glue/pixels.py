@@ -31,10 +31,31 @@ def suspects(pair: Pair, hand: Hand) -> Iterator[Suspect]:
         for axis in (1, pair.expected.ndim - 1):
             if pair.expected.shape[axis] > CHANNELS:
                 continue
-            found = _compared(pair, piece, axis)
+            found = _compared(pair, piece, axis) or _other_colours(pair, piece, axis)
             if found is not None:
                 yield found
                 return
+
+
+def _other_colours(pair: Pair, piece: Piece, axis: int) -> Optional[Suspect]:
+    """One side has reversed the channels before they are brought to their range."""
+    if pair.expected.shape[axis] < 3:
+        return None
+    turned = np.flip(piece.array, axis)
+    for ours, theirs, names in (
+        (turned, piece.array, ("flip({}, axis={})", "{}")),
+        (piece.array, turned, ("{}", "flip({}, axis={})")),
+    ):
+        one, other = line(ours, pair.expected, axis, pair.limit), line(theirs, pair.actual, axis, pair.limit)
+        if one is None or other is None:
+            continue
+        left = pair.proved(_applied(other, theirs, axis), pair.actual)
+        if left is not None:
+            name = f"[{piece.name}]"
+            codes = [_spelled(found, text.format(name, axis)) for found, text in zip((one, other), names)]
+            facts = {"reference_code": codes[0], "port_code": codes[1], "other": name}
+            return pair.suspect("rgb-bgr", left, 0.92, None, axis=axis, **facts)
+    return None
 
 
 def _compared(pair: Pair, piece: Piece, axis: int) -> Optional[Suspect]:
@@ -53,7 +74,8 @@ def _compared(pair: Pair, piece: Piece, axis: int) -> Optional[Suspect]:
     left = pair.proved(_applied(theirs, piece.array, axis), pair.actual)
     if left is None:
         return None
-    codes = {"reference_code": _spelled(ours, piece), "port_code": _spelled(theirs, piece)}
+    name = f"[{piece.name}]"
+    codes = {"reference_code": _spelled(ours, name), "port_code": _spelled(theirs, name)}
     return pair.suspect(cause, left, 0.92, None, other=f"[{piece.name}]", axis=axis, **codes)
 
 
@@ -93,9 +115,9 @@ def _same(one: Line, other: Line) -> bool:
     return all(np.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(one, other))
 
 
-def _spelled(line: Line, piece: Piece) -> str:
+def _spelled(line: Line, name: str) -> str:
     factors, addends = (listed(numbers) for numbers in line)
-    product = f"[{piece.name}]" + ("" if factors == "1" else f" * {factors}")
+    product = name + ("" if factors == "1" else f" * {factors}")
     if addends.startswith("-"):
         return f"{product} - {addends[1:]}"
     return product + ("" if addends == "0" else f" + {addends}")

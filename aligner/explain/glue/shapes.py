@@ -23,6 +23,7 @@ def suspects(pair: Pair, hand: Hand) -> Iterator[Suspect]:
     reference = _solved(pair, hand, pair.expected)
     ported = reference and _solved(pair, hand, pair.actual)
     if not reference or not ported:
+        yield from _sides_exchanged(pair)
         return
     left = distance(ported(pair.actual.shape), pair.actual)
     facts = {"shape": str(pair.expected.shape), "port_shape": str(pair.actual.shape)}
@@ -33,6 +34,15 @@ def suspects(pair: Pair, hand: Hand) -> Iterator[Suspect]:
         cause, told, _ = instead(one.view, other.view)
         facts.update({name: str(value) for name, value in told.items()})
     yield pair.suspect(cause, left, 0.8, None, **facts)
+
+
+def _sides_exchanged(pair: Pair) -> Iterator[Suspect]:
+    """Maps whose height is the other's width, and that are no transposes: made for a size the wrong way round."""
+    shape, other = pair.expected.shape, pair.actual.shape
+    if len(shape) != 4 or len(other) != 4 or shape[:2] != other[:2] or shape[2:] != other[:1:-1]:
+        return
+    if distance(pair.actual.swapaxes(2, 3), pair.expected) > pair.limit:
+        yield pair.suspect("resize-wh-order", None, 0.5, height=shape[2], width=shape[3])
 
 
 def _solved(pair: Pair, hand: Hand, whole: Floats) -> Optional[Formula]:

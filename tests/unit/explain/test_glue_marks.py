@@ -173,6 +173,12 @@ def test_padding_by_hand_before_a_convolution_is_held_against_what_the_reference
     assert not any("<" in text for text in sentences(cause, found.facts, "en"))
 
 
+def test_maps_of_a_size_the_wrong_way_round_are_a_guess():
+    one, other = RANDOM.standard_normal((2, 2, 3, 8, 6))[0], RANDOM.standard_normal((2, 3, 6, 8))
+    place = case(where="glue", layer="net", expected=value(one), actual=value(other))
+    assert [(s.cause, s.error) for s in glue.suspects(place)] == [("resize-wh-order", None)]
+
+
 def test_padding_by_hand_as_the_reference_pads_is_right():
     causes = [suspect.cause for suspect in told(MAP, np.pad(MAP, AROUND, mode="reflect"), taker=TAKER)]
     assert "conv2d-padding-mode-reflect" not in causes

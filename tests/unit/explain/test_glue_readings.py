@@ -56,6 +56,8 @@ NORMALISED = (IMAGE - MEAN) / STD
     ("reference", "port", "cause"),
     [
         (IMAGE * 2 - 1, IMAGE, "normalize-0-255-vs-0-1"),
+        (NORMALISED, (IMAGE[:, ::-1] - MEAN) / STD, "rgb-bgr"),
+        ((IMAGE[:, ::-1] - MEAN) / STD, NORMALISED, "rgb-bgr"),
         (NORMALISED, IMAGE - MEAN, "normalize-0-255-vs-0-1"),
         (NORMALISED, (IMAGE - 0.5) / 0.5, "normalize-0-255-vs-0-1"),
         (NORMALISED, (IMAGE - MEAN[:, ::-1]) / STD[:, ::-1], "normalize-constants-reversed"),

@@ -1,0 +1,137 @@
+"""The same functions in a port to MindSpore, as people write them who take the like-named one."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+ms = pytest.importorskip("mindspore")
+from mindspore import nn as cells  # noqa: E402 - only after it is known to be there
+from mindspore import ops  # noqa: E402 - as above
+from torch import nn  # noqa: E402 - as above
+from torch.nn import functional as F  # noqa: E402 - as above
+
+import aligner  # noqa: E402 - as above
+from aligner.capture.session import Options  # noqa: E402 - as above
+
+
+class Net(nn.Module):
+    def __init__(self, code, **layers):
+        super().__init__()
+        self.code = code
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, *inputs):
+        return self.code(self, *inputs)
+
+
+class Cell(cells.Cell):
+    def __init__(self, code, **layers):
+        super().__init__()
+        self.code = code
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def construct(self, *inputs):
+        return self.code(self, *inputs)
+
+
+def linear():
+    return {"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)}, {"a": cells.Dense(8, 8), "b": cells.Dense(8, 8)}
+
+
+def embedding():
+    torch_side = {"e": nn.Embedding(20, 8), "b": nn.Linear(8, 8)}
+    return torch_side, {"e": cells.Embedding(20, 8), "b": cells.Dense(8, 8)}
+
+
+def maps():
+    torch_side = {"a": nn.Conv2d(3, 8, 3, padding=1), "b": nn.Conv2d(8, 4, 1)}
+    padded = cells.Conv2d(3, 8, 3, pad_mode="pad", padding=1, has_bias=True)
+    return torch_side, {"a": padded, "b": cells.Conv2d(8, 4, 1, has_bias=True)}
+
+
+def scattered(n, x, i):
+    index = i[:, :, None].expand(-1, -1, 8)
+    return n.b(torch.zeros(4, 5, 8).scatter_add(1, index, n.a(x)))
+
+
+def overwritten(n, x, i):
+    index = ops.broadcast_to(i.expand_dims(-1), (-1, -1, 8))
+    return n.b(ops.tensor_scatter_elements(ops.zeros((4, 5, 8)), index, n.a(x), 1))
+
+
+def warped(n, x, g):
+    return n.b(F.grid_sample(n.a(x), g, align_corners=False))
+
+
+CASES = {
+    "gather-shape": (
+        linear,
+        lambda: (torch.randn(6, 8), torch.randint(0, 8, (6, 1))),
+        lambda n, x, i: torch.gather(n.a(x), 1, i),
+        lambda n, x, i: ops.gather(n.a(x), i, 1),
+        "gather-semantics",
+    ),
+    "scatter": (
+        linear,
+        lambda: (torch.randn(4, 6, 8), torch.randint(0, 5, (4, 6))),
+        scattered,
+        overwritten,
+        "scatter-add-duplicates",
+    ),
+    "remainder": (
+        embedding,
+        lambda: (torch.randint(0, 20, (4, 6)),),
+        lambda n, i: n.b(n.e((i - 10) % 4 + 5)),
+        lambda n, i: n.b(n.e(ops.fmod(i - 10, 4).astype(ms.int64) + 5)),
+        "remainder-vs-fmod",
+    ),
+    "quotient": (
+        embedding,
+        lambda: (torch.randint(0, 20, (4, 6)),),
+        lambda n, i: n.b(n.e(torch.div(i - 10, 3, rounding_mode="trunc") + 10)),
+        lambda n, i: n.b(n.e((i - 10) // 3 + 10)),
+        "int-floor-div-negative",
+    ),
+    "grid": (
+        maps,
+        lambda: (torch.randn(2, 3, 8, 8), torch.rand(2, 8, 8, 2) * 2.2 - 1.1),
+        warped,
+        lambda n, x, g: n.b(ops.grid_sample(n.a(x), g[..., ::-1], align_corners=False)),
+        "grid-sample-xy-order",
+    ),
+    "corners": (
+        maps,
+        lambda: (torch.randn(2, 3, 8, 8), torch.rand(2, 8, 8, 2) * 2.2 - 1.1),
+        warped,
+        lambda n, x, g: n.b(ops.grid_sample(n.a(x), g, align_corners=True)),
+        "grid-sample-align-corners",
+    ),
+    "norm": (
+        linear,
+        lambda: (torch.randn(6, 8),),
+        lambda n, x: n.b(n.a(x) / torch.norm(n.a(x), p=1)),
+        lambda n, x: n.b(n.a(x) / ops.norm(n.a(x), 1)),
+        "norm-default-ord-matrix",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_port_with_the_like_named_function_is_told(tmp_path, name):
+    torch.manual_seed(0)
+    layers, inputs, reference, port, cause = CASES[name]
+    ours, theirs = layers()
+    given = inputs()
+    one, other = Net(reference, **ours).eval(), Cell(port, **theirs).set_train(False)
+    with torch.no_grad(), aligner.capture(one, tmp_path / "ref.h5"):
+        one(*given)
+    replay = aligner.replay(tmp_path / "ref.h5", other)
+    with replay.capture(tmp_path / "port.h5", Options(force=True)):
+        other(*replay.inputs(0))
+    (origin,) = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5").origins
+    assert origin.where == "glue"
+    assert origin.causes[0].id == cause
+    assert origin.causes[0].confirmed
