@@ -14,6 +14,7 @@ from aligner.explain.glue.formulas import leaks
 from aligner.explain.glue.functions import BACK, FUNCTIONS
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.pool import Search
+from aligner.explain.patterns.pair import distinct
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
 
@@ -47,9 +48,12 @@ def _difference(place: Place, outer: str) -> Optional[Suspect]:
     with np.errstate(all="ignore"):
         wanted, found = BACK[outer](place.wanted), BACK[outer](place.found)
         noise = np.maximum(place.noise(wanted), place.noise(found)) * (0.05 if not outer else 1.0)
+        constant = distinct(wanted - found) == 1 and bool((wanted != found).all())
         for number, terms in enumerate(Search(place.pool, wanted - found, noise).terms()):
             if number == TRIES:
                 return None
+            if constant and len(terms) > 1:
+                continue  # many values differ by one number
             left = _left(place, Formula(terms), outer)
             if left is not None and left * 8.0 <= place.pair.before:
                 return _told(place, terms, left, outer)

@@ -53,10 +53,21 @@ def suspects(place: Place) -> Iterator[Suspect]:
     edit = mistake(place, ported, port=True) if ported and place.telling else None
     if ported and edit:
         yield _suspect(place, ported, edit, port=True)
+    elif ported and not reference and ported.single is not None and _made_by_another(place):
+        left = distance(ported(place.pair.actual.shape), place.pair.actual)
+        other = f"[{name(place.case.expected)}]" if place.case.expected else ""
+        facts = {"other": other, "instead": ported.text, "reference_code": other, "port_code": ported.text}
+        yield told(place.pair, "wrong-tensor", left, 0.85, facts)
     elif reference and ported:
         left = distance(ported(place.pair.actual.shape), place.pair.actual)
         codes = {"reference_code": reference.text, "port_code": ported.text}
         yield told(place.pair, apart(reference, ported), left, 0.8, codes)
+
+
+def _made_by_another(place: Place) -> bool:
+    """Whether what the reference has here is a layer's own output: the port called another in that one's place."""
+    wanted = place.case.expected
+    return wanted is not None and wanted.slot.startswith("output.") and wanted.layer != place.case.layer
 
 
 def _idle(place: Place, formula: Formula) -> Iterator[str]:

@@ -106,3 +106,21 @@ def test_a_gate_between_a_function_and_a_value_is_known(port, cause):
     known = (value(x, "input.0", "net"), value(score, layer="net.t"), value(hidden, layer="net.h"))
     first = told(gate * np.maximum(hidden, 0) + (1 - gate) * x, port(gate, hidden, x), known)[0]
     assert first.cause == cause
+
+
+def test_a_number_by_which_two_values_happen_to_differ_is_a_shift():
+    places = np.arange(12, dtype=np.float32)
+    known = (value(np.float32([0.6]), "alpha", "net"), value(X, layer="net.norm"))
+    assert told(places, places + 1, known)[0].cause == "constant-shift"
+
+
+def test_a_layer_that_is_called_in_the_place_of_another_is_told():
+    known = (value(X, layer="net.k"),)
+    wanted = value(np.asarray(X[::-1] * 1.7 + 0.3, np.float32), "output.0", "net.v")
+    wrong = case(where="glue", layer="net", between=("net.k", "net.v"), expected=wanted, actual=X, known=known)
+    first = next(suspect for suspect in glue.suspects(wrong) if suspect.error is not None)
+    assert (first.cause, first.facts["other"], first.facts["instead"]) == (
+        "wrong-tensor",
+        "[net.v output.0]",
+        "[net.k output.0]",
+    )
