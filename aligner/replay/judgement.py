@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any, Optional
 
 import numpy as np
@@ -18,11 +20,15 @@ Place = tuple[str, str, Optional[tuple[str, str]]]
 
 RULE = Tolerance()
 
+TERMS = 2.0
+"""Roundings of a number of size one that a sum may keep. Measured: a KL divergence of 50 classes is off by 7e-7,
+whether it is 1e-2 or 1e-6."""
+
 
 def judged(short: Optional[str], wanted: Held, found: Held, place: Place, same: bool) -> Check:
     """The check of one value; `same` says that its bits are the reference's."""
     where, owner, between = place
-    explained = expected(short, wanted.dtype, found.dtype)
+    explained = max(expected(short, wanted.dtype, found.dtype), cancelled(short, wanted))
     if same:
         return Check(wanted.key, found.key, where, owner, between, 0.0, explained)
     reading = read(Pair(as_entry(wanted), as_entry(found)), RULE)
@@ -46,12 +52,31 @@ def judged(short: Optional[str], wanted: Held, found: Held, place: Place, same: 
     )
 
 
+def unexcused(check: Check, wanted: Held, found: Held) -> Check:
+    """The check with what a mask hides counted as well, and as wrong."""
+    deviation = read(Pair(as_entry(wanted), as_entry(found)), RULE).deviation
+    return replace(check, error=math.inf, deviation=deviation)
+
+
 def expected(short: Optional[str], wanted: str, found: str) -> float:
     """What rounding explains before it is measured. A type shorter than is usual here (`short`) explains nothing."""
     eps = DTYPES[wanted].eps or 0.0
     if short is not None:
         eps = max(eps, DTYPES[short].eps or 0.0)
     return max(ROUNDING, LOW_PRECISION * eps)
+
+
+def cancelled(short: Optional[str], wanted: Held) -> float:
+    """What rounding explains of a single number that came out small: a divergence of two distributions that are near.
+
+    It is a sum of terms of size one that cancel, and keeps their rounding: more digits are lost the smaller it is.
+    """
+    value = wanted.load() if int(np.prod(wanted.shape)) == 1 else None
+    if value is None or value.dtype.kind != "f":
+        return 0.0
+    size = abs(float(value.reshape(-1)[0]))
+    eps = max(DTYPES["float32"].eps or 0.0, (DTYPES[short].eps or 0.0) if short is not None else 0.0)
+    return TERMS * eps / size if 0.0 < size < 1.0 else 0.0
 
 
 def as_entry(held: Held) -> Any:

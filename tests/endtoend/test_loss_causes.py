@@ -87,6 +87,54 @@ def test_a_loss_in_the_parents_code_is_its_glue(reference):
     assert (origin.causes[0].id, origin.causes[0].confirmed) == ("ce-label-smoothing", True)
 
 
+class Near(nn.Module):
+    """A divergence of two distributions that are nearly the same: a small number, left of terms of size one."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 50)
+
+    def forward(self, x, off):
+        z = self.fc(x)
+        return nn.functional.kl_div(z.log_softmax(-1), (z + off).softmax(-1), reduction="batchmean")
+
+
+class NearPort(cells.Cell):
+    """The same in MindSpore."""
+
+    def __init__(self, reduction):
+        super().__init__()
+        self.fc = cells.Dense(8, 50)
+        self.reduction = reduction
+
+    def construct(self, x, off):
+        z = self.fc(x)
+        return ops.kl_div(ops.log_softmax(z, -1), ops.softmax(z + off, -1), reduction=self.reduction)
+
+
+@pytest.fixture
+def near(request, tmp_path_factory):
+    torch.manual_seed(0)
+    net, dump = Near().eval(), tmp_path_factory.mktemp("near") / "ref.h5"
+    x, off = torch.randn(5, 8), request.param * torch.randn(5, 50)
+    with torch.no_grad(), aligner.capture(net, dump):
+        net(x, off)
+    return dump
+
+
+@pytest.mark.parametrize("near", [1e-1, 1e-3], indirect=True)
+def test_a_small_loss_is_off_by_the_rounding_of_what_cancelled(near):
+    result = answer(near, NearPort("batchmean"))
+    assert result.aligned
+    assert (result.origins, result.suspects) == ((), ())
+
+
+@pytest.mark.parametrize("near", [1e-1, 1e-2], indirect=True)
+def test_a_small_loss_that_is_wrong_is_found_all_the_same(near):
+    (origin,) = answer(near, NearPort("mean")).origins
+    assert (origin.layer, origin.where) == ("", "glue")
+
+
 def test_a_part_that_is_called_as_a_wrapper_keeps_its_name():
     assert canonical("_backbone") == "_backbone"
     assert canonical("_backbone.fc") == "fc"

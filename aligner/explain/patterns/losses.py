@@ -19,6 +19,9 @@ from aligner.record import LayerSpec, Scalar
 EXACT = 4e-6
 """Relative distance within which a formula is the reference's loss: one number alone must be met closely."""
 
+CLOSE = 1e-4
+"""The same for the port's value, which may be computed in a shorter type: one number is met by chance soon."""
+
 APART = 10.0
 """How many times nearer to the port's value than the right loss a wrong one must come."""
 
@@ -34,10 +37,11 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
 def told(pair: Pair, base: Loss, own: Iterable[float], scene: Optional[Scene] = None) -> Iterator[Suspect]:
     """The mistakes in the right loss that give the port's value, the commonest first."""
     before = close(base(), pair.actual)
+    limit = min(pair.limit, CLOSE) if pair.actual.size == 1 else pair.limit
     seen: list[float] = []
     for mistake in mistakes(base, own):
         left = close(mistake.loss(), pair.actual)
-        if left in seen or left > pair.limit or left * APART > before:
+        if left in seen or left > limit or left * APART > before:
             continue
         seen.append(left)  # what leaves just as much is the same loss, said otherwise
         change = {} if scene is None else scene.change(mistake.setting)
