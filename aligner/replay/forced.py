@@ -28,7 +28,7 @@ from aligner.dtypes import DTYPES, decode, encode
 from aligner.record import Array, Key, Phase, Record
 from aligner.replay.forms import laid_out, mask_like, other_form, sees_nothing, squeezed, tells_other_things
 from aligner.replay.frames import Frame, Plan
-from aligner.replay.judgement import RULE, Place, expected, judged
+from aligner.replay.judgement import RULE, Place, expected, judged, unexcused
 from aligner.replay.noise import Change
 from aligner.replay.precision import SHORT
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
@@ -273,7 +273,7 @@ class ForcedPass:
             check = replace(check, error=math.inf, deviation=None, reason="shapes-differ")  # axes of one elsewhere
         argument = is_input(address.slot) and place[0] == "glue" and self._watched is None
         blind = argument and not same and not check.suspicious and sees_nothing(wanted, array, dtype)
-        check = replace(check, error=math.inf, deviation=None) if blind else check
+        check = unexcused(check, wanted, Held(address, 0, dtype, array)) if blind else check
         doubtful = check.suspicious and argument
         if doubtful and (blind or mask_like(wanted)) and self._without_effect(frame, check):
             self.checks.append(replace(check, error=0.0, reason=OTHER_FORM))
@@ -289,7 +289,7 @@ class ForcedPass:
             check = self._keep(check, dtype, array)
         if doubtful:
             frame.doubtful.append(len(self.checks))
-            frame.misled |= tells_other_things(wanted, array, dtype)
+            frame.misled |= blind or tells_other_things(wanted, array, dtype)
         self.checks.append(check)
         if doubtful:
             return None

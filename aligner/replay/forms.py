@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 FEW = 3
 """Values that a mask has at most: seen, hidden, and one for what does not matter."""
 
+ABSORBS = 1e8
+"""Of a score that is added to a number this far below zero nothing is left in float32."""
+
 UNEVEN = 0.05
 """Scores that differ by more than this share their weights otherwise; numbers near -1e4 are rounded to 1e-3."""
 
@@ -85,7 +88,7 @@ def tells_other_things(wanted: Held, array: Array, dtype: str) -> bool:
 
 
 def sees_nothing(wanted: Held, array: Array, dtype: str) -> bool:
-    """Whether somewhere all along an axis is hidden in both, and a softmax would not make the same of the two.
+    """Whether some row is hidden as a whole in both, and a softmax would not make the same of the two.
 
     Of -inf alone it makes NaN, of -1e9 alone shares that are equal, of -1e4 and scores what it makes of the scores.
     """
@@ -93,22 +96,21 @@ def sees_nothing(wanted: Held, array: Array, dtype: str) -> bool:
         return False
     one, other = (np.asarray(side, np.float64) for side in (wanted.load(), decode(array, dtype)))
     hidden = one <= -HIDDEN
-    if not hidden.any() or not np.array_equal(hidden, other <= -HIDDEN):
+    if one.shape[-1:] in ((), (1,)) or not hidden.any() or not np.array_equal(hidden, other <= -HIDDEN):
         return False
-    return any(_uneven(one, other, hidden, axis) for axis, size in enumerate(array.shape) if size > 1)
+    dead = np.flatnonzero(hidden.all(axis=-1).reshape(-1))[:LOOKED_AT]
+    return bool(dead.size) and _uneven(*(side.reshape(-1, side.shape[-1])[dead] for side in (one, other)))
 
 
-def _uneven(one: Numbers, other: Numbers, hidden: Numbers, axis: int) -> bool:
-    """Whether slices along the axis that are hidden as a whole differ beside a number for each slice."""
-    dead = np.flatnonzero(hidden.all(axis=axis).reshape(-1))[:LOOKED_AT]
-    if not dead.size:
-        return False
-    rows = [np.moveaxis(side, axis, -1).reshape(-1, side.shape[axis])[dead] for side in (one, other)]
-    infinite = [np.isinf(row) for row in rows]
-    if not np.array_equal(*infinite):
+def _uneven(one: Numbers, other: Numbers) -> bool:
+    """Whether rows that hide all differ in what they leave of the scores."""
+    if not np.array_equal(np.isinf(one), np.isinf(other)):
+        return True
+    deep = one <= -ABSORBS
+    if not np.array_equal(deep, other <= -ABSORBS):
         return True
     with np.errstate(invalid="ignore"):  # rows of -inf
-        first, second = (np.where(np.isinf(row), 0.0, row - row.max(axis=1, keepdims=True)) for row in rows)
+        first, second = (np.where(deep, 0.0, row - row.max(axis=1, keepdims=True)) for row in (one, other))
     return bool(np.abs(first - second).max() > UNEVEN)
 
 

@@ -471,3 +471,41 @@ def test_a_whole_port_in_float16(tmp_path, blind, size, cause):
     port = copy.deepcopy(net).half()
     result = answer(tmp_path, net, port, torch.randn(3, 6, 32), mask(blind))
     assert [origin.causes[0].id for origin in result.origins] == ([cause] if cause else [])
+
+
+class Core(nn.Module):
+    """Attention that is handed its mask as numbers to add."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.softmax, self.o = nn.Linear(8, 8), nn.Softmax(-1), nn.Linear(8, 8)
+
+    def forward(self, x, bias):
+        return x + self.o(self.softmax(self.q(x) @ x.transpose(1, 2) + bias) @ x)
+
+
+class Stack(nn.Module):
+    def __init__(self, fill):
+        super().__init__()
+        self.first, self.second, self.fill = Core(), Core(), [lambda: fill]
+
+    def forward(self, x, seen):
+        bias = torch.zeros(seen.shape).masked_fill(~seen, self.fill[0]())[:, None]
+        return self.second(self.first(x, bias), bias)
+
+
+@pytest.mark.parametrize("blind", [False, True])
+@pytest.mark.parametrize("fill", [-INF, -1e4])
+def test_a_mask_that_is_handed_down_is_wrong_where_it_was_made(tmp_path, fill, blind):
+    torch.manual_seed(0)
+    net = Stack(-1e9)
+    port = copy.deepcopy(net)
+    port.fill = [lambda: fill]
+    result = answer(tmp_path, net, port, torch.randn(3, 6, 8), mask(blind))
+    if not blind:
+        assert (result.outcome, result.origins) == ("aligned", ())
+        return
+    assert result.outcome == "diverged"
+    origin, found = first_cause(result)
+    assert (origin.layer, origin.where, origin.between) == ("", "glue", ("", "first"))
+    assert (found.id, found.confirmed) == ("attention-mask-fill-1e4", True)

@@ -81,17 +81,16 @@ def _asked(pair: Pair, piece: Piece, order: tuple[int, ...]) -> Optional[Suspect
 
 def _heads(array: Floats, order: tuple[int, ...]) -> Floats:
     """Four axes: a value without heads has one."""
-    whole = array[:, None] if array.ndim == 3 else array.transpose(order)
-    return np.asarray(whole, np.float64)
+    return np.asarray(array[:, None] if array.ndim == 3 else array.transpose(order))
 
 
 def _as_heads(array: Floats, wanted: tuple[int, ...]) -> Optional[Floats]:
     batch, heads, length, size = wanted
     if array.shape == (batch, length, heads * size):
-        return np.asarray(array.reshape(batch, length, heads, size).transpose(0, 2, 1, 3), np.float64)
+        return np.asarray(array.reshape(batch, length, heads, size).transpose(0, 2, 1, 3))
     for way in ((0, 1, 2, 3), (0, 2, 1, 3)):
         if array.ndim == 4 and array.transpose(way).shape == wanted:
-            return np.asarray(array.transpose(way), np.float64)
+            return np.asarray(array.transpose(way))
     return None
 
 
