@@ -16,7 +16,8 @@ from aligner.explain.suspect import Suspect
 NEAR = 4
 """Values and indices in hand that are tried with each other."""
 
-LARGEST = 1 << 22
+LARGEST, PUT = 1 << 22, 1 << 20
+"""Elements that are picked, and that are put one by one, at most."""
 
 Made = tuple[str, str, Floats]
 """How it was done, as code, and what came of it."""
@@ -38,8 +39,8 @@ def suspects(pair: Pair, hand: Hand) -> Iterator[Suspect]:
 
 def _gathered(pair: Pair, piece: Piece, index: Piece) -> Optional[Suspect]:
     """Both sides as elements that the indices pick."""
-    shapes = {pair.expected.shape, pair.actual.shape}
-    ways = [way for way in _picks(piece, index) if any(_fits(way[2].shape, shape) for shape in shapes)]
+    shapes = {_long(pair.expected.shape), _long(pair.actual.shape)}
+    ways = [way for way in _picks(piece, index, shapes) if way[2].size <= LARGEST]
     ours = next((way for way in ways if _is(way[2], pair.expected, pair.limit)), None)
     theirs = ours and next((way for way in ways if _is(way[2], pair.actual, pair.limit)), None)
     if ours is None or theirs is None or theirs[1] == ours[1]:
@@ -49,27 +50,41 @@ def _gathered(pair: Pair, piece: Piece, index: Piece) -> Optional[Suspect]:
     return _told(pair, cause, left, ours[1], theirs[1])
 
 
-def _picks(piece: Piece, index: Piece) -> Iterator[Made]:
+def _picks(piece: Piece, index: Piece, wanted: set[tuple[int, ...]]) -> Iterator[Made]:
+    """What has one of the wanted shapes."""
     x, at = piece.array, index.array.astype(np.int64)
     names = f"[{piece.name}], {{}}[{index.name}]"
     for axis, size in enumerate(x.shape):
         if int(at.max()) >= size:
             continue
         code = names.format(f"{axis}, ")
-        if at.ndim == x.ndim and all(n <= m for a, (n, m) in enumerate(zip(at.shape, x.shape)) if a != axis):
+        inside = at.ndim == x.ndim and all(n <= m for a, (n, m) in enumerate(zip(at.shape, x.shape)) if a != axis)
+        if inside and _long(at.shape) in wanted:
             part = tuple(slice(None) if a == axis else slice(0, n) for a, n in enumerate(at.shape))
             yield "elements", f"gather_elements({code})", np.take_along_axis(x[part], at, axis)
-        if at.ndim < x.ndim and at.shape[:axis] == x.shape[:axis] and at.ndim == axis + 1:
+        before, behind = x.shape[:axis], x.shape[axis + 1 :]
+        if (
+            at.ndim < x.ndim
+            and at.shape[:axis] == before
+            and at.ndim == axis + 1
+            and _long(at.shape + behind) in wanted
+        ):
             spread = at.reshape(at.shape + (1,) * (x.ndim - at.ndim))
             yield "elements", f"gather_elements({code}, spread over the last axes)", np.take_along_axis(x, spread, axis)
-        if x.size // size * at.size <= LARGEST:
+        if _long(before + at.shape + behind) in wanted:
             yield "slices", f"take({code})", np.take(x, at, axis)
-        for row in (0, at.shape[0] - 1) if at.ndim > 1 and x.size // size * at[0].size <= LARGEST else ():
-            yield "slices", f"take({code}[{row}])", np.take(x, at[row].reshape(-1), axis)
+        if at.ndim > 1 and _long((*before, at[0].size, *behind)) in wanted:
+            for row in (0, at.shape[0] - 1):
+                yield "slices", f"take({code}[{row}])", np.take(x, at[row].reshape(-1), axis)
+
+
+def _long(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without axes of one."""
+    return tuple(n for n in shape if n > 1)
 
 
 def _fits(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    return [n for n in found if n > 1] == [n for n in wanted if n > 1]
+    return _long(found) == _long(wanted)
 
 
 def _is(found: Floats, wanted: Floats, limit: float) -> bool:
@@ -88,7 +103,7 @@ def _scattered(pair: Pair, piece: Piece, index: Piece) -> Optional[Suspect]:
         ):
             continue
         where = _spread(at, x.shape, axis)
-        if where is None:
+        if where is None or x.size > PUT:
             continue
         place = [np.broadcast_to(grid, x.shape) for grid in np.ogrid[tuple(map(slice, x.shape))]]
         place[axis] = where

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
 from typing import Optional
 
 import numpy as np
@@ -71,19 +70,18 @@ def _left(piece: Piece, one: Floats, other: Floats) -> Iterator[Base]:
 
 
 def _same_along(one: Floats, other: Floats, limit: float) -> tuple[int, ...]:
-    """The axes along which both hold the same number, the most that there are."""
-    for count in range(one.ndim - 1, 0, -1):
-        for axes in combinations(range(one.ndim), count):
-            if all(one.shape[a] == 1 for a in axes):
-                continue
-            if all(_flat(side, axes, limit) for side in (one, other)):
-                return axes
-    return ()
+    """The axes along which both hold the same numbers."""
+    long = [axis for axis, size in enumerate(one.shape) if size > 1]
+    return tuple(axis for axis in long if all(_flat(side, axis, limit) for side in (one, other)))
 
 
-def _flat(side: Floats, axes: tuple[int, ...], limit: float) -> bool:
-    first = side[tuple(slice(0, 1) if a in axes else slice(None) for a in range(side.ndim))]
-    return bool(np.linalg.norm(side - first) <= limit * np.linalg.norm(side)) and bool(side.any())
+def _flat(side: Floats, axis: int, limit: float) -> bool:
+    """Whether nothing changes along the axis: its ends are looked at before all of it is."""
+    first, last = side.take([0], axis), side.take([-1], axis)
+    length = np.linalg.norm(first)
+    if not length or np.linalg.norm(last - first) > 2.0 * limit * length:
+        return False
+    return bool(np.linalg.norm(side - first) <= limit * np.linalg.norm(side))
 
 
 def _found(case: Case, small: Pair, hand: Hand, text: str) -> Optional[Suspect]:

@@ -186,8 +186,8 @@ def _varied(wanted: Floats, found: Floats, others: tuple[int, ...], count: int) 
     """Whether most wrong slices hold numbers that are not alike: one that was spread over a slice fits any number."""
     each = int(np.prod([wanted.shape[a] for a in others]))
     one, other = (np.moveaxis(side, others, range(-len(others), 0)).reshape(-1, each) for side in (wanted, found))
-    wrong = [line for line, ours in zip(one, other) if not np.allclose(line, ours, rtol=1e-6, atol=0.0)][:64]
-    return not wrong or sum(distinct(line - line[0]) >= count - 1 for line in wrong) * 2 >= len(wrong)
+    wrong = one[(np.abs(one - other) > 1e-6 * np.abs(other)).any(axis=1)][:64]
+    return not len(wrong) or sum(distinct(line - line[0]) >= count - 1 for line in wrong) * 2 >= len(wrong)
 
 
 LENGTHS: Mapping[str, Callable[[Floats, tuple[int, ...]], Floats]] = {
