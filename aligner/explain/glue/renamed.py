@@ -6,15 +6,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Optional
 
+import numpy as np
+
 from aligner.explain.glue.hand import Hand, Piece
 from aligner.explain.patterns import slices
-from aligner.explain.patterns.pair import Pair, numbers
+from aligner.explain.patterns.pair import FEW, Pair, distinct, numbers
 from aligner.explain.patterns.relations import relations
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
 
 NEAR = 4
 """Values in hand that may have been moved."""
+
+LARGEST = 1 << 22
+"""Elements of a table that is looked through."""
 
 SHUFFLES = {"axis-interleaved", "axis-order"}
 
@@ -29,10 +34,34 @@ def suspects(pair: Pair, hand: Hand) -> Iterator[Suspect]:
             yield replace(suspect, cause="scale-missing", facts={**suspect.facts, "factor": factor, **_codes(factor)})
         elif suspect.cause == "concat-order" and _repeats(str(suspect.facts["order"])):
             yield replace(suspect, weight=0.5)
+        elif suspect.cause == "channel-shift":
+            yield _looked_up(pair, hand, suspect)
         elif suspect.cause in SHUFFLES | {"axis-rolled", "concat-order"}:
             yield _of_moves(pair, hand, suspect)
         else:
             yield suspect
+
+
+def _looked_up(pair: Pair, hand: Hand, suspect: Suspect) -> Suspect:
+    """A shift that is one row of a value in hand (a bias, a position of a table) says what was left out, or added."""
+    size = pair.expected.shape[-1]
+    apart = np.asarray(pair.expected - pair.actual, np.float64).reshape(-1, size)
+    shift, scale = apart.mean(axis=0), float(np.sqrt(np.square(pair.expected, dtype=np.float64).mean()))
+    if distinct(shift) < FEW or np.abs(apart - shift).max() > 1e-4 * scale:
+        return suspect
+    for piece in hand.pieces(lambda s: len(s) >= 1 and s[-1] == size and int(np.prod(s)) <= LARGEST):
+        rows = np.asarray(piece.array, np.float64).reshape(-1, size)
+        for word, wanted in (("missing", shift), ("extra", -shift)):
+            row = int(np.abs(rows - wanted).max(axis=1).argmin())
+            if np.linalg.norm(rows[row] - wanted) <= 1e-4 * np.linalg.norm(wanted):
+                which = (
+                    "" if len(rows) == 1 else f"[{', '.join(map(str, np.unravel_index(row, piece.array.shape[:-1])))}]"
+                )
+                other = f"[{piece.name}]{which}"
+                added = {f"{'reference' if word == 'missing' else 'port'}_code": f"... + {other}"}
+                facts = {**suspect.facts, "other": other, "reference_code": "...", "port_code": "...", **added}
+                return replace(suspect, cause=f"addend-{word}", facts=facts, weight=0.85)
+    return suspect
 
 
 def _codes(factor: Scalar) -> dict[str, Scalar]:

@@ -124,3 +124,12 @@ def test_a_layer_that_is_called_in_the_place_of_another_is_told():
         "[net.v output.0]",
         "[net.k output.0]",
     )
+
+
+def test_a_shift_that_is_a_row_of_a_table_is_that_row_forgotten():
+    table = RANDOM.standard_normal((9, 12)).astype(np.float32)
+    made = RANDOM.standard_normal((6, 12)).astype(np.float32)
+    first = told(made + table[4], made, (value(table, layer="net.pos"),))[0]
+    assert (first.cause, first.facts["other"]) == ("addend-missing", "[net.pos output.0][4]")
+    first = told(made, made + table[4], (value(table, layer="net.pos"),))[0]
+    assert first.cause == "addend-extra"
