@@ -41,6 +41,22 @@ _TORCH_LOAD = (
     '    print(f"{name} is shared with another layer: its values are missing here")',
 )
 
+# OpenI's MindTorch is imported with four entries that MindSpore 2.5 took out of a table; mindnlp's as it is.
+_MINDTORCH_IMPORTS = """\
+from importlib.util import find_spec
+
+if Path(find_spec("mindtorch").origin).with_name("torch").is_dir():
+    from mindspore.ops.composite.multitype_ops.pow_impl import pow_
+
+    for pair in (("Tuple", "Tensor"), ("Tensor", "Tuple"), ("List", "Tensor"), ("Tensor", "List")):
+        pow_.register(*pair)(lambda x, y: x)
+    from mindtorch import torch
+    from mindtorch.torch import nn
+else:
+    import mindtorch as torch
+    from mindtorch import nn
+"""
+
 SPEECHES: Mapping[str, Speech] = {
     "mindspore": Speech(
         "import mindspore as ms\nfrom mindspore import mint, nn, ops",
@@ -60,6 +76,16 @@ SPEECHES: Mapping[str, Speech] = {
         "{}.detach().numpy()",
         "layer.train({})",
         _TORCH_LOAD,
+        "layer.to(torch.{dtype})",
+    ),
+    "mindtorch": Speech(
+        _MINDTORCH_IMPORTS,
+        frozenset({"torch", "nn"}),
+        "torch.tensor({})",
+        "{}.to(torch.{dtype})",
+        "{}.asnumpy()",
+        "layer.train({})",
+        tuple(line.replace("torch.from_numpy", "torch.tensor") for line in _TORCH_LOAD),
         "layer.to(torch.{dtype})",
     ),
 }

@@ -154,7 +154,7 @@ class Copies:
 
     def _settings(self, layer: Any) -> Iterator[tuple[str, Any]]:
         """Attributes that are neither the package's own tables nor weights."""
-        skipped = {*self._layers.own_attributes(), *_OF_WEIGHTS}
+        skipped = {*self._layers.own_attributes(), *_OF_WEIGHTS, *self._layers.plain_tensor_names(layer)}
         return ((name, value) for name, value in vars(layer).items() if name not in skipped)
 
     def _follow_tensor(self, layer: Any, kept: dict[str, Any], name: str, before: Any, after: Any, kind: str) -> None:
@@ -191,6 +191,8 @@ def _list_weights(layer: Any) -> None:
     if hasattr(layer, "_init_flat_weights"):
         layer._init_flat_weights()
         return
+    if not hasattr(layer, "_flat_weights_names"):
+        return  # mindnlp's has lists of its own, of the tensors that it keeps
     layer._flat_weights = [getattr(layer, name, None) for name in layer._flat_weights_names]
     layer.flatten_parameters()
 

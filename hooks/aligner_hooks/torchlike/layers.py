@@ -99,6 +99,10 @@ class Layers:
         """Tensors in plain attributes of a layer, which no state_dict knows of."""
         yield from (tensor for _, tensor in self._plain(module, self._tensor))
 
+    def plain_tensor_names(self, module: Any) -> set[str]:
+        """The plain attributes in which such tensors stand, alone or in a list."""
+        return {name.partition(".")[0] for name, _ in self._plain(module, self._tensor)}
+
     def _plain(self, module: Any, wanted: Any) -> Iterator[tuple[str, Any]]:
         """What stands in a layer's plain attributes: directly, or in lists, tuples and dicts."""
         if isinstance(module, self.scripted):

@@ -31,6 +31,17 @@ _LONGEST_WORD = 200
 _MOST_ATTRIBUTES = 64
 
 
+def recurrent(*more: str) -> Callable[[Any], Settings]:
+    """A recurrent layer; mindnlp's do not keep how wide their input is, and their weights tell."""
+
+    def read(layer: Any) -> Settings:
+        found = {name: plain(getattr(layer, name)) for name in (*RECURRENT[1:], *more)}
+        width = getattr(layer, "input_size", None)
+        return {"input_size": plain(layer.weight_ih_l0.shape[1] if width is None else width), **found}
+
+    return read
+
+
 def is_transposed_linear(layer: Any) -> bool:
     """Whether the layer is the Conv1D of Hugging Face transformers (GPT-2), a Linear with its weight transposed."""
     return any(

