@@ -112,8 +112,9 @@ def _pair_rows(pairing: Pairing, reference: Net, port: Net) -> None:
     one = [i for i, v in enumerate(reference.visits) if v.id not in pairing.calls and _in_row(reference, v)]
     other = [j for j, v in enumerate(port.visits) if v.id not in taken and _in_row(port, v)]
     found: list[tuple[int, int, float]] = []
+    after = _after(reference, {}), _after(port, {b: a for a, b in pairing.calls.items()})
     for rows, columns in _segments(one, other, kept):
-        found += _aligned(reference, port, rows, columns)
+        found += _aligned(reference, port, rows, columns, after)
     used = {i for i, _, _ in found}, {j for _, j, _ in found}
     rest = [i for i in one if i not in used[0]], [j for j in other if j not in used[1]]
     found += _unique(reference, port, *rest)
@@ -143,7 +144,27 @@ def _segments(
     return parts
 
 
-def _aligned(reference: Net, port: Net, rows: Sequence[int], columns: Sequence[int]) -> list[tuple[int, int, float]]:
+def _after(net: Net, counterparts: Mapping[CallId, CallId]) -> Mapping[CallId, CallId]:
+    """For each call the one before it inside the same layer, as the reference's; the net's own code is too long."""
+    last: dict[int, CallId] = {}
+    found: dict[CallId, CallId] = {}
+    for visit in net.visits:
+        if visit.parent is None or visit.parent.parent is None:
+            continue
+        before = last.get(id(visit.parent))
+        if before is not None and (not counterparts or before in counterparts):
+            found[visit.id] = counterparts.get(before, before)
+        last[id(visit.parent)] = visit.id
+    return found
+
+
+def _aligned(
+    reference: Net,
+    port: Net,
+    rows: Sequence[int],
+    columns: Sequence[int],
+    after: tuple[Mapping[CallId, CallId], Mapping[CallId, CallId]],
+) -> list[tuple[int, int, float]]:
     if max(len(rows), len(columns)) > LARGEST:
         anchors = _unique(reference, port, rows, columns)
         anchors = [anchors[k] for k in rising([b for _, b, _ in anchors])]
@@ -153,13 +174,15 @@ def _aligned(reference: Net, port: Net, rows: Sequence[int], columns: Sequence[i
                 [j for j in columns if j not in {b for _, b, _ in anchors}],
                 [(a, b) for a, b, _ in anchors],
             )
-            return anchors + [pair for part in parts for pair in _aligned(reference, port, *part)]
+            return anchors + [pair for part in parts for pair in _aligned(reference, port, *part, after)]
         pieces = range(0, max(len(rows), len(columns)), LARGEST)
         return [
-            pair for k in pieces for pair in _aligned(reference, port, rows[k : k + LARGEST], columns[k : k + LARGEST])
+            pair
+            for k in pieces
+            for pair in _aligned(reference, port, rows[k : k + LARGEST], columns[k : k + LARGEST], after)
         ]
-    ours = [_feature(reference, reference.visits[i]) for i in rows]
-    theirs = [_feature(port, port.visits[j]) for j in columns]
+    ours = [_feature(reference, reference.visits[i], after[0]) for i in rows]
+    theirs = [_feature(port, port.visits[j], after[1]) for j in columns]
     return [(rows[i], columns[j], _sure(score, ours[i])) for i, j, score in align(ours, theirs)]
 
 
@@ -168,12 +191,14 @@ def _sure(score: float, feature: Feature) -> float:
     return round(min(1.0, max(0.1, score / (BEST if feature.weights else BEST - 2.0))), 2)
 
 
-def _feature(net: Net, visit: Visit) -> Feature:
+def _feature(net: Net, visit: Visit, after: Optional[Mapping[CallId, CallId]] = None) -> Feature:
     layer = visit.call.layer
     kind = net.kind(layer)
     inputs, outputs = visit.shapes
     parts = ("", *layer.split("."))
-    return Feature(kind, family(kind), outputs, inputs, net.weights(layer), (parts[-1], parts[-2]))
+    return Feature(
+        kind, family(kind), outputs, inputs, net.weights(layer), (parts[-1], parts[-2]), (after or {}).get(visit.id)
+    )
 
 
 def _unique(reference: Net, port: Net, one: Sequence[int], other: Sequence[int]) -> list[tuple[int, int, float]]:

@@ -37,6 +37,8 @@ class Feature:
     weights: Hashable
     names: tuple[str, str]
     """The last part of the path and the part before it."""
+    after: Hashable = None
+    """What ran before it inside the same layer, where that is known on both sides."""
 
 
 def likeness(one: Sequence[Feature], other: Sequence[Feature]) -> _Scorer:
@@ -61,6 +63,7 @@ class _Scorer:
         self._outputs = coded("outputs")
         self._inputs = coded("inputs")
         self._weights = coded("weights")
+        self._after = coded("after")
         self._last = _words([f.names[0] for f in one], [f.names[0] for f in other])
         self._before = _words([f.names[1] for f in one], [f.names[1] for f in other])
 
@@ -81,7 +84,8 @@ class _Scorer:
         weights = np.where(has == 0, 1.0, np.where(has == 1, -3.0, np.where(same(self._weights), 3.0, -3.0)))
         names = np.where(same(self._last) & known(self._last), 0.6, 0.0)
         names = names + np.where(same(self._before) & known(self._before), 0.4, 0.0)
-        return np.asarray(kinds + outputs + inputs + weights + names, np.float32)
+        after = np.where(same(self._after) & known(self._after), 0.5, 0.0)  # of two activations, the one of this norm
+        return np.asarray(kinds + outputs + inputs + weights + names + after, np.float32)
 
 
 def _words(one: Sequence[str], other: Sequence[str]) -> tuple[Codes, Codes]:

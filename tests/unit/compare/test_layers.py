@@ -279,3 +279,26 @@ def test_two_thousand_layers_without_a_common_name_take_seconds():
     found, _ = pairs(one, other)
     assert time.process_time() - start < 10
     assert found == {path: other_names(path) for path in survey(one).paths}
+
+
+def test_of_two_activations_the_one_behind_the_same_layer_is_meant():
+    """The port runs the gate before the second pair of layers: either activation would stand before it."""
+
+    def ordered(names, order):
+        side = Side(rename=lambda path: names.get(path, path))
+
+        def body(v):
+            for part in order:
+                v = side.linear(f"{part}.0", v, 16)
+                v = v if part == "gate" else side.act(f"{part}.1", v)
+            return v
+
+        side.block("", lambda x: side.block("body", body, x), sample(), kind="Net")
+        return side.net.dump()
+
+    parts = ("wide", "deep", "gate")
+    names = {f"{part}.{n}": f"stage{i}.{n}" for i, part in enumerate(parts) for n in range(2)}
+    weights = {f"{part}.0": names[f"{part}.0"] for part in parts}
+    found, _ = pairs(ordered({}, parts), ordered(names, ("wide", "gate", "deep")), weights)
+    assert found["wide.1"] == "stage0.1"
+    assert found.get("deep.1") in (None, "stage1.1")
