@@ -154,3 +154,36 @@ def test_weights_of_positives_given_for_both_are_told_by_the_numbers():
     )
     first = suspects(found)[0]
     assert (first.cause, first.error is not None) == ("bce-logits-pos-weight", True)
+
+
+def test_where_the_logarithm_of_nothing_is_cut_is_told():
+    chances = np.array([0.0, 1.0, 0.5, 0.2], np.float32)
+    wanted = np.array([1.0, 0.0, 1.0, 0.0], np.float32)
+    found = case(
+        "BCELoss",
+        {"reduction": "mean"},
+        expected=nn.BCELoss()(torch.from_numpy(chances), torch.from_numpy(wanted)).numpy(),
+        actual=cells.BCELoss()(ms.Tensor(chances), ms.Tensor(wanted)).asnumpy(),
+        inputs=(chances, wanted),
+    )
+    (first,) = suspects(found)
+    assert first.cause == "bce-log-clamp"
+    assert first.error < 1e-5
+
+
+def test_an_older_loss_is_told_by_what_it_lacks():
+    reference = nn.CrossEntropyLoss(ignore_index=0, label_smoothing=0.1)
+    port = cells.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    found = case(
+        "CrossEntropyLoss",
+        REFERENCE.spec(reference).attributes,
+        PORT.spec(port).attributes,
+        port_kind=PORT.spec(port).kind,
+        expected=reference(torch.from_numpy(SCORES), torch.from_numpy(LABELS.astype(np.int64))).numpy(),
+        actual=port(ms.Tensor(SCORES), ms.Tensor(LABELS)).asnumpy(),
+        inputs=(SCORES, LABELS),
+    )
+    first = suspects(found)[0]
+    assert first.cause == "ce-settings-lost"
+    assert first.facts["setting"] == "ignore_index, label_smoothing"
+    assert "softmax-ce-reduction-none" not in {suspect.cause for suspect in suspects(found)}
