@@ -17,6 +17,9 @@ NEAR = 6
 """Values in hand that may have been divided."""
 
 DIVISORS = 65
+QUOTIENTS = 3
+"""Fewer different ones come of many divisions."""
+
 MOST = 4096
 """Different values of a dividend that are looked at."""
 
@@ -54,6 +57,8 @@ def _wrapped(pair: Pair) -> Optional[Suspect]:
         return None
     if (low[~off] < least).any() or (low[off] >= least).any() or (apart[off] < 0).any() != back:
         return None
+    if high[off].min() > high[~off].max() or high[off].max() < high[~off].min():
+        return None  # angles from -pi to pi against those from 0 to 2 pi: where it was cut, and no sign
     start = least if _whole(high) else 0.0
     if not _whole(high) and (least < 0 or high.max() > number):
         return None
@@ -100,6 +105,8 @@ def _quotient(pair: Pair, hand: Hand) -> Optional[Suspect]:
         return None
     cut_off = values[1] == 1  # the reference is higher: it cuts off, and the port rounds down
     high, low = (pair.expected, pair.actual) if cut_off else (pair.actual, pair.expected)
+    if len(np.unique(high)) < QUOTIENTS:
+        return None
     found = _divided(high, low, hand)
     if found is None:
         return None
