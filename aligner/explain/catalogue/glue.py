@@ -218,6 +218,17 @@ REDUCTIONS: tuple[Entry, ...] = (
         ("{instead} goes over another axis: the reference has {other}", "{instead} 的轴不同：标杆为 {other}"),
     ),
     _entry(
+        "mean-over-other-count",
+        (
+            "The mean goes over other counts: the reference divides by {counts}, the port by {total}",
+            "求均值的个数不同：标杆除以 {counts}，待比对除以 {total}",
+        ),
+        (
+            "Divide by the number of what counts: the sum of the mask, not the length",
+            "除以有效个数（掩码之和），而不是长度",
+        ),
+    ),
+    _entry(
         "reduction-other",
         ("{instead} is taken, the reference takes {other}", "取了 {instead}，标杆取 {other}"),
     ),

@@ -92,6 +92,12 @@ def _told(place: Place, terms: tuple[Term, ...], left: float, outer: str) -> Sus
     if len(terms) == 1 and abs(abs(terms[0].coefficient) - 1.0) > 1e-3:
         facts.update(other=Term(terms[0].factors).text, ratio=f"{terms[0].coefficient:.6g}")
         return place.pair.suspect("addend-off-by-part", left, 0.75, None, **facts)
+    if gained and lost:
+        codes = {
+            "reference_code": f"... + {Formula(tuple(gained)).text}",
+            "port_code": f"... + {Formula(tuple(lost)).text}",
+        }
+        return place.pair.suspect("expression-differs", left, 0.8, None, **{**facts, **codes})
     if gained:
         facts.update(other=Formula(tuple(gained)).text)
         return place.pair.suspect(addend(gained[0], "missing", place.pair.expected.shape), left, 0.9, None, **facts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Optional
 
 import numpy as np
@@ -214,8 +215,8 @@ Changed = tuple[Term, str, Mapping[str, Scalar], int]
 def _of_term(term: Term, pool: Pool) -> Iterator[Changed]:
     if len(term.factors) > 1:
         yield from _without(term)
-    if len(term.factors) == 2:
-        yield from _exchanged(term)
+    for places in combinations(range(len(term.factors)), 2) if len(term.factors) <= 3 else ():
+        yield from _exchanged(term, *places)
     for number, factor in enumerate(term.factors):
         for function in FUNCTIONS:
             if function != factor.function:
@@ -249,11 +250,12 @@ def _without(term: Term) -> Iterator[Changed]:
         yield left, cause, {"other": factor.text, "factor": factor.text}, 0
 
 
-def _exchanged(term: Term) -> Iterator[Changed]:
-    one, other = term.factors
+def _exchanged(term: Term, first: int, second: int) -> Iterator[Changed]:
+    one, other = term.factors[first], term.factors[second]
     if one.function == other.function:
         return
-    swapped = (replace(one, view=other.view), replace(other, view=one.view))
+    swapped = list(term.factors)
+    swapped[first], swapped[second] = replace(one, view=other.view), replace(other, view=one.view)
     halves = one.view.piece is other.view.piece and {one.view.how, other.view.how} <= {"chunk", "every"}
     facts = {"other": one.view.text, "instead": other.view.text}
-    yield replace(term, factors=swapped), "swiglu-chunk-order" if halves else "wrong-tensor", facts, 0
+    yield replace(term, factors=tuple(swapped)), "swiglu-chunk-order" if halves else "wrong-tensor", facts, 0

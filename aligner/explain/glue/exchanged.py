@@ -11,7 +11,7 @@ from aligner.explain.glue.views import View
 from aligner.record import Scalar
 
 NORMS = {"standardize", "standardize_by_std", "standardize_by_std_n", "rms_norm", "centre", "share", "cumsum"}
-REDUCTIONS = {"mean", "max", "sum", "min", "norm", "std", "var", "std_n", "var_n", "median", "numpy median"}
+REDUCTIONS = {"mean", "max", "sum", "min", "norm", "norm1", "std", "var", "std_n", "var_n", "median", "numpy median"}
 ENDS = {"first", "last", "second", "last but one", "slice", "stride", "index"}
 TURNS = {"transpose", "reshape", "turned and reshaped"}
 
@@ -52,6 +52,8 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
         return "median-numpy-vs-torch", facts, 0
     if old.how == new.how and old.how in REDUCTIONS:
         return _axes(old, new), facts, 0
+    if hows == {"norm", "norm1"}:
+        return "norm-order", facts, 0
     if hows <= REDUCTIONS | ENDS and hows & REDUCTIONS:
         return "reduction-other", facts, 0
     if hows <= ENDS | {"chunk", "every", ""} and hows != {""}:

@@ -12,9 +12,9 @@ import numpy as np
 
 from aligner.explain.case import Value, distance
 from aligner.explain.glue import resizing
-from aligner.explain.glue.edits import NAMED, Edit, changed, edits
+from aligner.explain.glue.edits import NAMED, Edit, changed, edits, masking
 from aligner.explain.glue.exchanged import TURNS, instead
-from aligner.explain.glue.formula import Formula, Term, plain
+from aligner.explain.glue.formula import Factor, Formula, Term, plain
 from aligner.explain.glue.functions import ACTIVATIONS, BACK
 from aligner.explain.glue.hand import Hand, Piece, name
 from aligner.explain.glue.place import Place
@@ -213,9 +213,22 @@ def solved(place: Place, wanted: Floats, whole: Floats) -> Optional[Formula]:
         found = search.terms(deep=outer in FLAT) if place.telling else search.single()
         for terms in islice(found, TRIES):
             formula = Formula(terms, outer)
-            if place.gives(formula, whole):
-                return formula
+            for tried in (formula, *_hidden(place, formula, wanted)):
+                if place.gives(tried, whole):
+                    return tried
     return None
+
+
+def _hidden(place: Place, formula: Formula, wanted: Floats) -> Iterator[Formula]:
+    """The formula under a mask: a search looks at what is not zero, and there a mask is one."""
+    zero = wanted == 0.0
+    if formula.outer or not zero.any() or not np.abs(place.pool.values(formula)[zero]).max() > 0.0:
+        return
+    for view in place.pool.views:
+        mask = Factor("", view)
+        if view.plain and masking(mask) and not place.pool.row(view)[zero].any():
+            terms = tuple(replace(term, factors=(*term.factors, mask)) for term in formula.terms)
+            yield replace(formula, terms=terms)
 
 
 def simplest(hand: Hand, whole: Floats, limit: float) -> Optional[Formula]:

@@ -18,6 +18,9 @@ from aligner.record import Scalar
 NEAR = 4
 """Values in hand that may have been moved."""
 
+LONGEST = 4096
+"""A length that a mean may go over."""
+
 LARGEST = 1 << 22
 """Elements of a table that is looked through."""
 
@@ -34,12 +37,39 @@ def suspects(pair: Pair, hand: Hand) -> Iterator[Suspect]:
             yield replace(suspect, cause="scale-missing", facts={**suspect.facts, "factor": factor, **_codes(factor)})
         elif suspect.cause == "concat-order" and _repeats(str(suspect.facts["order"])):
             yield replace(suspect, weight=0.5)
+        elif suspect.cause == "channel-ratio":
+            yield _counted(pair, hand, suspect)
         elif suspect.cause == "channel-shift":
             yield _looked_up(pair, hand, suspect)
         elif suspect.cause in SHUFFLES | {"axis-rolled", "concat-order"}:
             yield _of_moves(pair, hand, suspect)
         else:
             yield suspect
+
+
+def _counted(pair: Pair, hand: Hand, suspect: Suspect) -> Suspect:
+    """Ratios that are whole numbers, or shares of a length in hand, are those of counts that a mean is taken over."""
+    axis = str(suspect.facts.get("axis", ""))
+    if not axis.isdigit():
+        return suspect
+    others = tuple(a for a in range(pair.expected.ndim) if a != int(axis))
+    square = np.square(pair.expected, dtype=np.float64).sum(axis=others)
+    both = np.multiply(pair.expected, pair.actual, dtype=np.float64).sum(axis=others)
+    ratios = (both / np.where(square == 0, np.inf, square))[square > 0]
+    sizes = {size for piece in hand.pieces(lambda s: len(s) > 1) for size in piece.array.shape if 1 < size <= LONGEST}
+    for total in (1, *sorted(sizes)):
+        counts = ratios * total
+        if distinct(ratios) > 1 and (counts > 0.5).all() and np.abs(counts - counts.round()).max() < 2e-5 * total:
+            whole = sorted({int(n) for n in counts.round()})
+            facts = {"counts": ", ".join(map(str, whole[:8])), "total": total, **_counts_as_code(total)}
+            return replace(suspect, cause="mean-over-other-count", facts={**suspect.facts, **facts}, weight=0.75)
+    return suspect
+
+
+def _counts_as_code(total: int) -> dict[str, Scalar]:
+    if total == 1:
+        return {"reference_code": "the sum divided by these counts", "port_code": "the sum itself"}
+    return {"reference_code": "the sum divided by these counts", "port_code": f"the sum divided by {total}"}
 
 
 def _looked_up(pair: Pair, hand: Hand, suspect: Suspect) -> Suspect:

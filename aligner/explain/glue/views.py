@@ -198,6 +198,7 @@ def _over(piece: Piece, axes: tuple[int, ...], shape: Shape) -> Iterator[View]:
         "sum": array.sum(axis=axes),
         "min": array.min(axis=axes),
         "norm": np.sqrt(np.square(array).sum(axis=axes)),
+        "norm1": np.abs(array).sum(axis=axes),
     }
     if count > 1:
         results["std"] = array.std(axis=axes, ddof=1)

@@ -133,3 +133,36 @@ def test_a_shift_that_is_a_row_of_a_table_is_that_row_forgotten():
     assert (first.cause, first.facts["other"]) == ("addend-missing", "[net.pos output.0][4]")
     first = told(made, made + table[4], (value(table, layer="net.pos"),))[0]
     assert first.cause == "addend-extra"
+
+
+def test_a_mean_over_all_places_instead_of_those_that_count_is_told():
+    rows, counts = X[:, 0], np.array([[12.0], [7.0], [3.0]])
+    known = (value(X, layer="net.norm"),)
+    first = told(rows / counts, rows / 12, known)[0]
+    assert (first.cause, first.facts["counts"], first.facts["total"]) == ("mean-over-other-count", "3, 7, 12", 12)
+    first = told(rows / counts, rows, known)[0]
+    assert (first.cause, first.facts["total"]) == ("mean-over-other-count", 1)
+
+
+def test_weights_that_are_exchanged_are_no_forgotten_residual():
+    one, other = X, RANDOM.standard_normal(X.shape).astype(np.float32)
+    unknown = RANDOM.standard_normal(X.shape).astype(np.float32)
+    known = (value(one, "input.0", "net"), value(other, layer="net.b"))
+    first = told(unknown + 0.3 * one + 0.2 * other, unknown + 0.2 * one + 0.3 * other, known)[0]
+    assert first.cause == "expression-differs"
+
+
+def test_a_formula_is_known_under_a_mask():
+    a, b = (RANDOM.standard_normal((3, 7, 12)).astype(np.float32) for _ in range(2))
+    mask = np.repeat(np.arange(12) < np.array([[12], [7], [3]]), 7, 0).reshape(3, 7, 12)[:, :1]
+    known = (value(mask, "input.1", "net"), value(a, layer="net.a"), value(b, layer="net.b"))
+    gate = [1 / (1 + np.exp(-x)) for x in (a, b)]
+    first = told(a * gate[1] * mask, gate[0] * b * mask, known)[0]
+    assert first.cause == "wrong-tensor"
+    assert "[net input.1]" in str(first.facts["reference_code"])
+
+
+def test_another_norm_is_told():
+    wide = RANDOM.standard_normal((8, 12)).astype(np.float32)
+    first = told(np.linalg.norm(wide, axis=1), np.abs(wide).sum(1), (value(wide, layer="net.caps"),))[0]
+    assert first.cause == "norm-order"
