@@ -140,13 +140,20 @@ def _adapter(name: str) -> Iterator[Line]:
         if name == "mindspore" and _numbers(_installed("numpy")) >= (2, 0):
             yield Line("bad", name, "doctor-mindspore-numpy", {"version": _installed("numpy")})
         for finding in adapter.doctor():
-            yield Line("good" if finding.good else "bad", name, finding.message, finding.facts)
+            yield Line(_state(finding.good, finding.message), name, finding.message, finding.facts)
     except AlignerError as error:
         facts = {key: str(fact) for key, fact in error.facts.items()}
-        yield Line("bad", name, error.message, facts)
+        yield Line(_state(False, error.message), name, error.message, facts)
     except Exception as error:  # the point of this command is to say what is broken
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         yield Line("bad", name, "doctor-adapter-failed", {"name": name, "reason": reason})
+
+
+def _state(good: bool, message: str) -> str:
+    """ "note" for what is as it should be where a MindTorch is: it stands for torch, and brings an older MindSpore."""
+    if message in ("torch-imitated", "mindspore-old") and find_spec("mindtorch") is not None:
+        return "note"
+    return "good" if good else "bad"
 
 
 def _installed(name: str) -> str:
