@@ -24,6 +24,11 @@ def suspects(pair: Pair) -> Iterator[Suspect]:
         codes = {"instead": "not mask", "reference_code": "mask", "port_code": "not mask"}
         yield pair.suspect("mask-inverted", 0.0, 0.92, None, **codes)
         return
+    if one.ndim > 1 and one.shape[-1] == one.shape[-2] and (one.swapaxes(-1, -2) == other).all():
+        order = (*range(one.ndim - 2), one.ndim - 1, one.ndim - 2)
+        told = {"axes": str(order), "shape": str(one.shape), "factors": str(one.shape), "port_shape": str(one.shape)}
+        yield pair.suspect("axes-permuted", 0.0, 0.92, None, **told)
+        return
     for axis in range(pair.expected.ndim - 1, -1, -1):
         if one.shape[axis] > 1 and _stepped(one, axis) and _stepped(other, axis):
             yield _told(pair, one, other, axis)
@@ -49,10 +54,12 @@ def _stepped(side: Floats, axis: int) -> bool:
     return one_way and bool((changes <= 1).all() and changes.any())
 
 
-def _diagonal(off: Floats) -> bool:
-    """Whether exactly the diagonal of the last two axes differs."""
+def _diagonal(off: Floats) -> Optional[int]:
+    """Which diagonal of the last two axes differs, and nothing else: 0 is the one in the middle."""
     size = off.shape[-1]
-    return bool(off.shape[-2] == size and (off == np.eye(size, dtype=bool)).all())
+    if off.shape[-2] != size:
+        return None
+    return next((at for at in (0, 1, -1) if (off == np.eye(size, k=at, dtype=bool)).all()), None)
 
 
 def _told(pair: Pair, one: Floats, other: Floats, axis: int) -> Suspect:
@@ -64,8 +71,10 @@ def _told(pair: Pair, one: Floats, other: Floats, axis: int) -> Suspect:
     facts: dict[str, Scalar] = {**lengths, "axis": axis, "rows": int(off.sum()), "all": int(off.size)}
     if len(apart) != 1 or abs(apart[0]) != 1 or (~off & ~edge).any():
         return pair.suspect("mask-length", None, 0.6, None, **facts)  # that it is so needs no proof, and tells no cause
-    if axis == one.ndim - 1 and axis > 0 and _diagonal(one != other):
-        sides = ("i >= j", "i > j")
+    diagonal = _diagonal(one != other) if one.ndim > 1 else None
+    if diagonal is not None:
+        name = "the diagonal" if not diagonal else f"diagonal {diagonal:+d}"
+        sides = (f"with {name}", f"without {name}")
         ours, theirs = sides if counts[0].sum() > counts[1].sum() else sides[::-1]
         values = {"reference_value": ours, "port_value": theirs, "reference_code": ours, "port_code": theirs}
         return pair.suspect("causal-mask-diagonal", 0.0, 0.92, None, **values)

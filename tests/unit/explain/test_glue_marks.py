@@ -43,6 +43,8 @@ def told(reference, port, known=(), **more):
         (kept(LENGTHS), 1 - kept(LENGTHS), "mask-inverted"),
         (np.tril(np.ones((6, 6))), np.tril(np.ones((6, 6)), -1), "causal-mask-diagonal"),
         (np.triu(np.ones((6, 6)), 1), np.triu(np.ones((6, 6))), "causal-mask-diagonal"),
+        (np.triu(np.ones((2, 1, 6, 6)), 1), np.triu(np.ones((2, 1, 6, 6)), 2), "causal-mask-diagonal"),
+        (np.triu(np.ones((6, 6)), 1), np.tril(np.ones((6, 6)), -1), "axes-permuted"),
     ],
 )
 def test_a_mask_that_ends_elsewhere_is_no_other_order(reference, port, cause):
