@@ -36,6 +36,13 @@ SHARE = 0.1
 """A source explains a value if it is at least this bad itself, relative to the value."""
 
 
+GROWTH = 1e4
+"""A value that is so many times worse than its sources was not made so by rounding, though a forced pass found nothing
+wrong: what a layer does to the reference's exact values may miss what it does to those a little beside them."""
+
+GROWN = 0.02
+"""The same is asked only of values that are off by more than this."""
+
 CARRIED = 16
 """The number of births that are followed at a time, the latest ones: a net where more meet is wrong all over."""
 
@@ -298,6 +305,8 @@ class Trace:
             births = self._nearest(sources, SHARE * reading.severity) or self._nearest(sources, 0.0)
         if births:
             self.reached[id(reading)] = births
+        elif reading.over and reading.severity > max(GROWN, GROWTH * max(sources.severity, reading.own, self._coarse)):
+            return replace(self._born(reading, birth), time=time)
         error = reading.error if reading.matched else None
         return State(reading.severity, reading.over, reading.nonfinite, error, births, time)
 

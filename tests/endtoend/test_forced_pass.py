@@ -457,3 +457,23 @@ def test_what_no_check_has_seen_is_never_called_rounding(tmp_path):
     result = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
     assert result.counts["rounding"] == 0
     assert places(result.origins)[0] == ("blocks.0.norm", "layer")
+
+
+class Warming(nn.Linear):
+    """Wrong the first time it runs, as a buffer is that should have been filled before."""
+
+    runs = 0
+
+    def forward(self, x):
+        self.runs += 1
+        return super().forward(x) * (0.5 if self.runs == 1 else 1.0)
+
+
+def test_what_went_wrong_in_the_free_run_alone_is_not_called_rounding(tmp_path):
+    reference(tmp_path / "ref.h5")
+    port = Net()
+    port.stem = Warming(6, 8)
+    result, checks = answer(tmp_path, port)
+    assert not any(check.fails for check in checks)
+    assert (result.outcome, result.counts["rounding"]) == ("diverged", 0)
+    assert places(result.origins) == [("stem", "layer")]
