@@ -93,6 +93,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
         yield edges.suspects(case, pair, hand)
         yield loss_totals.suspects(case, pair, hand)
         yield scalars.suspects(pair, hand)
+        yield formulas.suspects(Place.of(case, pair, hand))
         return
     yield steps.suspects(pair)
     yield grids.diagonal(pair)

@@ -20,7 +20,7 @@ from aligner.explain.glue.hand import Hand, Piece, name
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.pool import POSITIONS, Pool, Search
 from aligner.explain.glue.views import View, normed, parts, reduced, turned
-from aligner.explain.patterns.pair import Floats, Pair, numbers, spots
+from aligner.explain.patterns.pair import Floats, Pair, distinct, numbers, spots
 from aligner.explain.patterns.scales import name_of
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
@@ -172,7 +172,7 @@ def passed_over(place: Place, reference: Formula) -> Optional[Edit]:
             continue
         view = View(Piece(value, held, 3), "", "", f"[{name(value)}]", held)
         facts: dict[str, Scalar] = {"other": value.layer}
-        for word, function in ACTIVATIONS.items() if place.telling else ():
+        for word, function in ACTIVATIONS.items() if distinct(place.wanted) > 1 else ():
             with np.errstate(all="ignore"):
                 if pair.proved(function(np.asarray(held, np.float64)), pair.expected) is not None:
                     return Edit(Formula((plain(view),)), "activation-missing", {**facts, "function": word})

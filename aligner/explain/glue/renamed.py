@@ -49,17 +49,20 @@ def suspects(pair: Pair, hand: Hand) -> Iterator[Suspect]:
 
 def _counted(pair: Pair, hand: Hand, suspect: Suspect) -> Suspect:
     """Ratios that are whole numbers, or shares of a length in hand, are those of counts that a mean is taken over."""
-    axis = str(suspect.facts.get("axis", ""))
-    if not axis.isdigit():
-        return suspect
-    others = tuple(a for a in range(pair.expected.ndim) if a != int(axis))
+    if str(suspect.facts.get("axis")) != "0" or pair.expected.ndim < 2:
+        return suspect  # samples differ in what counts, channels do not
+    others = tuple(range(1, pair.expected.ndim))
     square = np.square(pair.expected, dtype=np.float64).sum(axis=others)
     both = np.multiply(pair.expected, pair.actual, dtype=np.float64).sum(axis=others)
     ratios = (both / np.where(square == 0, np.inf, square))[square > 0]
     sizes = {size for piece in hand.pieces(lambda s: len(s) > 1) for size in piece.array.shape if 1 < size <= LONGEST}
     for total in (1, *sorted(sizes)):
         counts = ratios * total
-        if distinct(ratios) > 1 and (counts > 0.5).all() and np.abs(counts - counts.round()).max() < 2e-5 * total:
+        if (
+            distinct(ratios) > 1
+            and counts.min() > (1.5 if total == 1 else 0.5)
+            and np.abs(counts - counts.round()).max() < 2e-5 * total
+        ):
             whole = sorted({int(n) for n in counts.round()})
             facts = {"counts": ", ".join(map(str, whole[:8])), "total": total, **_counts_as_code(total)}
             return replace(suspect, cause="mean-over-other-count", facts={**suspect.facts, **facts}, weight=0.75)

@@ -33,7 +33,7 @@ FINE = 1e-5
 DROP = 8.0
 """A hypothesis must bring the error down by this factor: what leaves it as it is explains nothing."""
 
-FEW = 4
+FEW = 6
 """Numbers that are not alike, at least, to know a formula by; fewer fit any."""
 
 

@@ -142,6 +142,7 @@ def test_a_mean_over_all_places_instead_of_those_that_count_is_told():
     assert (first.cause, first.facts["counts"], first.facts["total"]) == ("mean-over-other-count", "3, 7, 12", 12)
     first = told(rows / counts, rows, known)[0]
     assert (first.cause, first.facts["total"]) == ("mean-over-other-count", 1)
+    assert told(rows, rows * np.repeat([1, 2], 6), known)[0].cause != "mean-over-other-count"
 
 
 def test_weights_that_are_exchanged_are_no_forgotten_residual():
@@ -166,3 +167,10 @@ def test_another_norm_is_told():
     wide = RANDOM.standard_normal((8, 12)).astype(np.float32)
     first = told(np.linalg.norm(wide, axis=1), np.abs(wide).sum(1), (value(wide, layer="net.caps"),))[0]
     assert first.cause == "norm-order"
+
+
+def test_a_function_of_a_layers_output_is_known_of_few_numbers():
+    scores = np.float32([0.24894026, 0.24914485, 0.2500063, 0.25005934])
+    known = (value(scores.reshape(4, 1, 1, 1), layer="net.head"),)
+    first = told(1 / (1 + np.exp(-scores)), scores, known)[0]
+    assert (first.cause, first.facts["function"]) == ("activation-missing", "Sigmoid")
