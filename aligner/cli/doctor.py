@@ -35,6 +35,7 @@ EXAMPLES = (
     ("aligner doctor --lang zh", "in Chinese", "以中文显示"),
 )
 LITTLE_DISK = 1e9
+MINDTORCHS_OWN = ("torch-imitated", "mindtorch-batch-norm", "mindtorch-hooks-silent", "mindtorch-shim-put-in")
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,8 @@ def _adapter(name: str) -> Iterator[Line]:
         if name == "mindspore" and _numbers(_installed("numpy")) >= (2, 0):
             yield Line("bad", name, "doctor-mindspore-numpy", {"version": _installed("numpy")})
         for finding in adapter.doctor():
-            yield Line(_state(finding.good, finding.message), name, finding.message, finding.facts)
+            if finding.message != "mindspore-old" or find_spec("mindtorch") is None:  # which needs an old one
+                yield Line(_state(finding.good, finding.message), name, finding.message, finding.facts)
     except AlignerError as error:
         facts = {key: str(fact) for key, fact in error.facts.items()}
         yield Line(_state(False, error.message), name, error.message, facts)
@@ -150,8 +152,8 @@ def _adapter(name: str) -> Iterator[Line]:
 
 
 def _state(good: bool, message: str) -> str:
-    """ "note" for what is as it should be where a MindTorch is: it stands for torch, and brings an older MindSpore."""
-    if message in ("torch-imitated", "mindspore-old") and find_spec("mindtorch") is not None:
+    """ "note" for what a MindTorch brings with it, and nobody here can mend."""
+    if message in MINDTORCHS_OWN and find_spec("mindtorch") is not None:
         return "note"
     return "good" if good else "bad"
 

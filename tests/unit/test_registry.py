@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 from aligner import registry
+from aligner.capture.script import ImportWatcher
 from aligner.errors import AdapterError
 
 
@@ -39,6 +40,22 @@ def test_a_third_partys_adapter_is_found_and_loaded(install):
     assert "abacus" in registry.available()
     assert "abacus_adapter" not in sys.modules, "listing must load nothing"
     assert registry.load("abacus").name == "abacus"
+
+
+def test_what_a_framework_needs_before_its_import_is_done_just_before(install, tmp_path, monkeypatch):
+    """And not for another framework; a watcher of imports asks for it at the right moment."""
+    install("abacus", "class Adapter: pass\nready = []\ndef make_ready(): ready.append('made ready')\n")
+    entry_points = tmp_path / "abacus_adapter-1.0.dist-info" / "entry_points.txt"
+    entry_points.write_text("[aligner.before_import]\nabacus = abacus_adapter:make_ready\n")
+    (tmp_path / "abacus.py").write_text("from abacus_adapter import ready\nready.append('imported')\n")
+    registry.prepare("torch")
+    assert "abacus_adapter" not in sys.modules
+    told = []
+    with ImportWatcher(["abacus", "json"], told.append, registry.prepare):
+        import abacus  # a module that this test has made
+
+    assert abacus.ready == ["made ready", "imported"]
+    assert told == ["json", "abacus"]
 
 
 def test_an_unknown_name_is_told_what_there_is():
@@ -96,6 +113,7 @@ def test_an_imitation_in_torchs_place_has_no_torch_models(tmp_path):
     program = """
 from torch import nn
 from aligner import registry
+from aligner.capture.script import ImportWatcher
 from aligner.errors import AdapterError
 for ask in (lambda: registry.load("torch"), lambda: registry.of(nn.Module())):
     try:
