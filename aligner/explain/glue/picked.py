@@ -115,7 +115,8 @@ def _scattered(pair: Pair, piece: Piece, index: Piece) -> Optional[Suspect]:
         if ours and theirs and ours != theirs:
             code = f"({axis}, [{index.name}], [{piece.name}])"
             left = distance(ways[theirs], pair.actual) if theirs in ways else 0.0
-            cause = "scatter-add-duplicates" if "add" in (ours, theirs) else "scatter-reduce-other"
+            written = {"last", "first", "one of them"} & {ours, theirs}
+            cause = "scatter-add-duplicates" if written and "add" in (ours, theirs) else "scatter-reduce-other"
             return _told(pair, cause, left, f"scatter_{ours}{code}", f"scatter_{theirs}{code}")
     return None
 
