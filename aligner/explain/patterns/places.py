@@ -11,6 +11,9 @@ from aligner.explain.patterns.pair import Floats, Pair, figure
 from aligner.explain.patterns.scales import listed, slope
 from aligner.explain.suspect import Suspect
 
+TOLD = 4
+"""Values below zero that most channels must have for their slopes to be known."""
+
 
 def suspects(pair: Pair) -> Iterator[Suspect]:
     """At most one: the most telling description of the wrong part."""
@@ -42,6 +45,19 @@ def off(pair: Pair) -> Floats:
     )
 
 
+def _slopes(pair: Pair, negative: Floats) -> Optional[Floats]:
+    """The factor of each channel's values below zero, as a PReLU has it; None where most tell too little."""
+    if pair.expected.ndim < 2:
+        return None
+    others = tuple(axis for axis in range(pair.expected.ndim) if axis != 1)
+    below = np.where(negative, pair.expected, 0.0).astype(np.float64)
+    square, both = (below * side for side in (below, np.asarray(pair.actual, np.float64)))
+    if (negative.sum(axis=others) >= TOLD).mean() < 0.5:
+        return None
+    length = square.sum(axis=others, keepdims=True)
+    return np.asarray(both.sum(axis=others, keepdims=True) / np.where(length > 0.0, length, np.inf))
+
+
 def _one_side(pair: Pair, wrong: Floats) -> Optional[Suspect]:
     """Only values below zero are wrong, by one factor: the slope of another rectifier."""
     negative = pair.expected < 0
@@ -53,6 +69,13 @@ def _one_side(pair: Pair, wrong: Floats) -> Optional[Suspect]:
     left = pair.proved(np.where(negative, ratio * pair.expected, pair.expected), pair.actual)
     if left is not None:
         return pair.suspect("negative-side-scaled", left, 0.75, ratio=figure(ratio))
+    slopes = _slopes(pair, negative)
+    if slopes is not None:
+        left = pair.proved(np.where(negative, slopes * pair.expected, pair.expected), pair.actual)
+        if left is not None:
+            known = slopes[slopes != 0.0]
+            told = f"{figure(float(known.min()))} to {figure(float(known.max()))} (channel by channel)"
+            return pair.suspect("negative-side-scaled", left, 0.75, ratio=told)
     if wrong[negative].mean() < 0.5:
         return None
     return pair.suspect("negative-side-differs", None, 0.4, share=f"{100 * float(wrong[negative].mean()):.3g} %")

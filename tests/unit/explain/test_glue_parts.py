@@ -174,3 +174,10 @@ def test_a_function_of_a_layers_output_is_known_of_few_numbers():
     known = (value(scores.reshape(4, 1, 1, 1), layer="net.head"),)
     first = told(1 / (1 + np.exp(-scores)), scores, known)[0]
     assert (first.cause, first.facts["function"]) == ("activation-missing", "Sigmoid")
+
+
+def test_a_slope_for_each_channel_is_told():
+    slopes = np.linspace(0.1, 0.4, 7, dtype=np.float32)[:, None]
+    first = told(X, np.where(X < 0, slopes * X, X), ())[0]
+    assert first.cause == "negative-side-scaled"
+    assert str(first.facts["ratio"]).startswith("0.1 to 0.4")

@@ -11,9 +11,9 @@ from tests.unit.explain.cases import case, value
 RANDOM = np.random.default_rng(41)
 NODES = RANDOM.standard_normal((12, 8)).astype(np.float32)
 BATCH = np.repeat(np.arange(3), (5, 4, 3))
-SUMS = np.stack([NODES[BATCH == graph].sum(0) for graph in range(3)])
+SUMS = np.stack([NODES[graph == BATCH].sum(0) for graph in range(3)])
 COUNTS = np.array([[5.0], [4.0], [3.0]])
-LAST = np.stack([NODES[BATCH == graph][-1] for graph in range(3)])
+LAST = np.stack([NODES[graph == BATCH][-1] for graph in range(3)])
 
 
 @pytest.mark.parametrize(
