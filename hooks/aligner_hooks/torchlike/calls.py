@@ -63,13 +63,18 @@ class Replaced:
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self.owner, self.name = owner, name
-        self.original = vars(owner)[name]
+        self.inherited = name not in vars(owner)  # as `__call__` is in MindTorch 0.3
+        self.original = getattr(owner, name)
         self.ours = make(self.original)
         setattr(owner, name, self.ours)
 
     def put_back(self) -> None:
         """The old value again; if somebody has wrapped ours since, theirs stays, and ours only hands on."""
-        if vars(self.owner)[self.name] is self.ours:
+        if vars(self.owner).get(self.name) is not self.ours:
+            return
+        if self.inherited:
+            delattr(self.owner, self.name)
+        else:
             setattr(self.owner, self.name, self.original)
 
 
