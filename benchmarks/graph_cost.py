@@ -1,0 +1,124 @@
+"""What capturing costs where MindSpore compiles the net, next to an eager capture of the same net.
+
+    python benchmarks/graph_cost.py
+
+Time: a transformer of 4 layers. The first captured run holds what a capture needs before anything can run: the
+compilation of the graph (with taps; it is also measured without) or the first run of every eager operator. Then
+further captured runs, and runs after the capture has ended, against those of a net that never was captured.
+Memory: peak resident size of a process that runs a deep net of 16 MiB activations in a graph, plain and captured.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+LIMIT = 2.0
+AFTER = 1.1
+"""A run after the capture may take this many times a run of before: noise."""
+DEPTH = 64
+TENSOR = 16 << 20
+RUNS = 15
+
+
+def net_and_words() -> tuple[object, object]:
+    """The transformer of whole_nets.py with 4 layers, and its input."""
+    import mindspore as ms
+    import numpy as np
+
+    sys.path.insert(0, str(Path(__file__).parent / "whole"))
+    import transformer12_mindspore as nets
+
+    nets.DEPTH, nets.WIDTH, nets.HEADS, nets.WORDS = 4, 256, 4, 1000
+    ms.set_seed(0)
+    return nets.Transformer(), ms.Tensor(np.arange(4 * 64).reshape(4, 64) % 1000, ms.int32)
+
+
+def timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def child(mode: str) -> None:
+    """Everything in one mode, in a process of its own."""
+    from aligner import registry
+    from aligner.capture.session import Capture, Options
+
+    net, words = net_and_words()
+    adapter = registry.of(net)
+    found = {}
+    with tempfile.TemporaryDirectory() as folder, adapter.running(net, mode):
+        if mode == "graph":
+            found["compile"] = timed(lambda: net(words).asnumpy())
+            before = min(timed(lambda: net(words).asnumpy()) for _ in range(RUNS))
+        with Capture(adapter, net, Path(folder) / "x.h5", Options()):
+            found["first"] = timed(lambda: net(words).asnumpy())
+            found["run"] = min(timed(lambda: net(words).asnumpy()) for _ in range(RUNS))
+        if mode == "graph":
+            found["after"] = min(timed(lambda: net(words).asnumpy()) for _ in range(RUNS)) / before
+    print(json.dumps(found))
+
+
+def deep(captured: bool) -> None:
+    """The child that is measured for memory."""
+    import mindspore as ms
+    from mindspore import nn
+
+    import aligner
+
+    class Add(nn.Cell):
+        def construct(self, x: ms.Tensor) -> ms.Tensor:
+            return x + 1
+
+    ms.set_context(mode=ms.GRAPH_MODE)
+    net, x = nn.SequentialCell([Add() for _ in range(DEPTH)]), ms.ops.zeros(TENSOR // 4)
+    net(x).asnumpy()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with tempfile.TemporaryDirectory() as folder:
+        small = nn.SequentialCell([Add() for _ in range(DEPTH)])  # what a capture and a compilation bring in
+        with aligner.capture(small, Path(folder) / "small.h5"):
+            small(ms.ops.zeros(4)).asnumpy()
+        if captured:
+            with aligner.capture(net, Path(folder) / "x.h5"):
+                net(x).asnumpy()
+        else:
+            net(x).asnumpy()
+    print(json.dumps([before * 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))
+
+
+def of_child(*words: str) -> object:
+    done = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> int:
+    rounds = [(of_child("pynative"), of_child("graph")) for _ in range(3)]
+    whole = sorted((g["first"] - g["compile"]) / e["first"] for e, g in rounds)[1]
+    first = sorted(g["first"] / e["first"] for e, g in rounds)[1]
+    run = sorted(g["run"] / e["run"] for e, g in rounds)[1]
+    after = sorted(g["after"] for _, g in rounds)[1]
+    eager, graph = rounds[1]
+    print(f"first captured run   graph {graph['first']:.2f} s, eager {eager['first']:.2f} s: {first:.2f} (limit {LIMIT})")
+    print(f"  of which the net's own compilation takes {graph['compile']:.2f} s; what taps add is {whole:.2f} of eager")
+    print(f"further runs         graph {graph['run'] * 1e3:.1f} ms, eager {eager['run'] * 1e3:.1f} ms: {run:.2f} (limit {LIMIT})")
+    print(f"after the capture    {after:.2f} of a run before it (limit {AFTER})")
+    plain, captured = (of_child("deep", word) for word in ("0", "1"))
+    above = (captured[1] - plain[1]) / TENSOR
+    print(f"memory               {DEPTH} layers of {TENSOR >> 20} MiB: {above:.2f} tensors above the net (limit 1.5)")
+    return 0 if max(first, run) <= LIMIT and after <= AFTER and above <= 1.5 else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["deep"]:
+        deep(sys.argv[2] == "1")
+    elif sys.argv[1:]:
+        child(sys.argv[1])
+    else:
+        sys.exit(main())
