@@ -44,7 +44,7 @@ def _ratio(pair: Pair) -> Optional[Suspect]:
     if not wanted.size or not found.any():
         return None
     ratio = slope(wanted, found)
-    if ratio == 0.0 or not pair.near(ratio * wanted, found) or not (distinct(wanted) > 1 or _plain(ratio)):
+    if ratio == 0.0 or not pair.near(ratio * wanted, found) or not (distinct(wanted) > 1 or _plain(ratio, pair)):
         return None
     left = pair.proved(pair.actual / ratio, pair.expected)
     if left is None:
@@ -58,8 +58,11 @@ def _ratio(pair: Pair) -> Optional[Suspect]:
     return pair.suspect("constant-ratio", left, 0.8, ratio=figure(ratio) + known, inverse=figure(1.0 / ratio))
 
 
-def _plain(ratio: float) -> bool:
-    """Whether it is a ratio of two small whole numbers: of one value alone any ratio can be made."""
+def _plain(ratio: float, pair: Pair) -> bool:
+    """Whether it is a ratio of two small whole numbers, or that of n to n - 1: of one value alone any can be made."""
+    root = _ddof(ratio)
+    if root and math.isclose(ratio, root, rel_tol=FINE) and "-1)" in name_of(ratio, pair.expected.shape):
+        return True
     return any(abs(abs(ratio) * n - round(abs(ratio) * n)) < ALIKE * n for n in range(1, PLAIN + 1)) and (
         1 / PLAIN <= abs(ratio) <= PLAIN and abs(ratio) != 1.0
     )

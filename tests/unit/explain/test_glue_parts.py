@@ -181,3 +181,10 @@ def test_a_slope_for_each_channel_is_told():
     first = told(X, np.where(X < 0, slopes * X, X), ())[0]
     assert first.cause == "negative-side-scaled"
     assert str(first.facts["ratio"]).startswith("0.1 to 0.4")
+
+
+def test_a_deviation_of_the_batch_with_another_divisor_is_known_of_one_number():
+    batch, n = RANDOM.standard_normal((7, 3, 6)).astype(np.float32), 7
+    spread = np.broadcast_to(np.float32(0.2345), (n, 1, 6))
+    biased, unbiased = (np.concatenate([batch, k * spread], 1) for k in (1.0, np.sqrt(n / (n - 1))))
+    assert told(biased, unbiased, ())[0].cause == "std-ddof"
