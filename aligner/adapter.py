@@ -174,6 +174,19 @@ class Adapter(Protocol):
         Operations that the framework does not tell of are left out; where it tells of none, nothing is called.
         """
 
+    def computations(self, told: Callable[[str, str], None]) -> Handle:
+        """Call `told(name, dtype)` for each operation that makes floating numbers, as it runs, until removed.
+
+        `dtype` is the type of what it makes, after all casts. Casts, views and what only moves values are left out;
+        a framework that cannot tell calls nothing. Names as the framework has them, in lower case ("addmm").
+        """
+
+    def precision(self, model: object, layer: object) -> Optional[tuple[str, str]]:
+        """What a call of this layer that begins now is told to compute in, and by what: ("float16", "to_float").
+
+        None where no switch says anything: then it computes in the types of its inputs and weights.
+        """
+
     def training(self, layer: object) -> bool:
         """Whether the layer is in train mode."""
 

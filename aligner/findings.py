@@ -19,3 +19,6 @@ REPEAT = "repeat"
 
 LAYER = "layer"
 """A wrong layer in its framework's own terms: the Python that builds it."""
+
+CAST = "cast"
+"""What a layer's own code computes in (aligner.capture.computed): layer, dtype, by, operations by dtype."""

@@ -19,6 +19,7 @@ from typing import Any, Optional, Union
 
 from aligner import registry
 from aligner.adapter import Adapter, Handle
+from aligner.capture.computed import Computed
 from aligner.capture.gaps import Gaps
 from aligner.capture.header import describe
 from aligner.capture.progress import Progress
@@ -98,6 +99,7 @@ class Capture:
         self._noted: set[tuple[str, str]] = set()
         self._failure: Optional[BaseException] = None
         self._gaps: Optional[Gaps] = None
+        self._computed = Computed(adapter, model)
         self._sink = sink
         self._writer: Optional[Sink] = None
 
@@ -120,6 +122,7 @@ class Capture:
             if self._options.operations:
                 self._gaps = Gaps(self._writer.finding)
                 self._handles.append(self._adapter.operations(self._gaps.told))
+                self._handles.append(self._computed.listen())
             for path, layer in selected:
                 self._observe(path, layer)
         except BaseException:
@@ -160,7 +163,7 @@ class Capture:
             self._note(writer, "", "dropout-active", layers=", ".join(sorted(self._active_dropouts)[:5]))
         try:
             self._tell_cautions(writer)
-            writer.update_header(steps=self.steps, dropout=self._dropout_state())
+            writer.update_header(steps=self.steps, dropout=self._dropout_state(), **self._computed.tell(writer.finding))
             try:
                 if complete and self._options.then is not None:
                     self._options.then(writer, self._order, time.monotonic() - self._began)
@@ -230,7 +233,7 @@ class Capture:
 
     def _observe(self, path: str, layer: object) -> None:
         def before(args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-            self._guarded(self._enter, path, args, kwargs)
+            self._guarded(self._enter, path, layer, args, kwargs)
 
         def after(args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
             self._guarded(self._leave, path, args, output)
@@ -247,7 +250,9 @@ class Capture:
             self._failure = error
             self._detach()
 
-    def _enter(self, writer: Sink, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    def _enter(
+        self, writer: Sink, path: str, layer: object, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> None:
         if not self._stack:
             self._begin_run(writer, path)
         elif self._adapter.thread() != self._thread:
@@ -261,6 +266,8 @@ class Capture:
         self._stack.append(_Open(path, number, self._order, inputs))
         if self._gaps is not None:
             self._gaps.enter(path)
+        if self.steps == 0:
+            self._computed.enter(path, layer)
         self._record(writer, path, number, found)
 
     def _leave(self, writer: Sink, path: str, args: tuple[object, ...], output: object) -> None:
@@ -269,6 +276,7 @@ class Capture:
             return
         self._unwind(writer, depth + 1)
         call = self._stack.pop()
+        self._computed.unwind(len(self._stack))
         if self._gaps is not None:
             self._gaps.leave(path, call.number, self.steps)
         found: Tensors = []
@@ -300,6 +308,7 @@ class Capture:
         if self._random is not None and self._adapter.random_state() != self._random:
             self._note(writer, "", "random-numbers")
         self.steps += 1
+        self._computed.remove()
         if self._options.steps is not None and self.steps >= self._options.steps:
             self._detach()
 
@@ -325,6 +334,7 @@ class Capture:
         """Calls above `depth` never came back: their layer raised."""
         if self._gaps is not None:
             self._gaps.unwind(depth)
+        self._computed.unwind(depth)
         while len(self._stack) > depth:
             call = self._stack.pop()
             self._order += 1

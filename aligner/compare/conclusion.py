@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.cases import Cases
+from aligner.compare.casts import cast_map
 from aligner.compare.caution import cautions
 from aligner.compare.checks import Check
 from aligner.compare.cover import LEFT_OUT
@@ -84,6 +85,7 @@ def conclude(
         unpaired=_unpaired(nets, pairing),
         suspects=suspects,
         checked=len(checks),
+        casts=cast_map(reference, port, nets, pairing),
     )
 
 

@@ -11,6 +11,7 @@ from enum import Enum
 from importlib import import_module
 from typing import Any, Optional
 
+from aligner.compare.casts import Cast
 from aligner.compare.deviation import Deviation
 from aligner.compare.place import Place
 from aligner.compare.tolerance import Tolerance as Tolerance
@@ -162,6 +163,8 @@ class Comparison:
     or behind; each has a warning as well."""
     checked: int = 0
     """Places that a forced pass judged one by one; 0: there was none, and origins are from the free run alone."""
+    casts: tuple[Cast, ...] = ()
+    """What layers compute in, where that is not float32 on both sides; in the reference's order."""
 
     @property
     def aligned(self) -> bool:

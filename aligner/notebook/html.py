@@ -14,6 +14,7 @@ from aligner.notebook.curve import curve
 from aligner.notebook.markup import badge, block, code, facts, line, listed, quiet, table, text
 from aligner.record import Phase, display
 from aligner.report import origins
+from aligner.report.casts import cast_rows
 from aligner.report.causes import Row
 from aligner.report.cautions import below, plain_warnings
 from aligner.report.compared import dump_line, layers_line, origins_line, pairs_line
@@ -37,6 +38,7 @@ def comparison_html(comparison: Comparison) -> str:
     """The answer, the origins, the error curve, the first records over the tolerance, and what was compared."""
     language = messages.language()
     parts = [line(badge(say(comparison.outcome, language), comparison.outcome), text(answer(comparison, language)))]
+    parts.append(_casts(comparison, language))
     mistakes = families(comparison.origins, comparison.specs)
     parts += [_origin(family, comparison, language) for family in mistakes[:ORIGINS]]
     if len(mistakes) > ORIGINS:
@@ -45,6 +47,12 @@ def comparison_html(comparison: Comparison) -> str:
     parts += [curve(comparison, language), _failing(comparison, language)]
     parts += [_warnings(comparison, language), _compared(comparison, language)]
     return block(*parts)
+
+
+def _casts(comparison: Comparison, language: str) -> str:
+    """What layers compute in, where that is not float32 on both sides."""
+    found = cast_rows(comparison, language, ROWS)
+    return line(f"<b>{text(say('casts', language))}</b>") + _rows(found) if found else ""
 
 
 def _origin(family: Family, comparison: Comparison, language: str) -> str:

@@ -36,8 +36,8 @@ def grid(array: Array) -> Optional[str]:
     return None
 
 
-CASTS = (None, "", "to_float")
-"""Words for AMP in a header that say nothing of the net as a whole: none, and casts set layer by layer."""
+CASTS = (None, "", "to_float", "custom", "autocast")
+"""Words for AMP in a header that say nothing of the net as a whole: none, and casts set in places."""
 
 
 def usual(pairs: Sequence[Pair], amp: object) -> Optional[str]:

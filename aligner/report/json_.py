@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, TextIO
 
+from aligner.compare.casts import Cast
 from aligner.compare.deviation import Deviation
 from aligner.compare.verdict import Comparison, Origin, Side, Verdict
 from aligner.explain.catalogue import sentences
@@ -73,6 +74,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "checked": comparison.checked,
         "origins": _origins(comparison.origins, comparison),
         "suspects": _origins(comparison.suspects, comparison),
+        "casts": [_cast(cast) for cast in comparison.casts],
         "warnings": [message_document(message, facts) for message, facts in comparison.warnings],
         "counts": dict(comparison.counts),
         "layers": [
@@ -121,6 +123,18 @@ def _first(verdict: Verdict) -> dict[str, Any]:
     return {**_address(verdict), "order": order, "outcome": verdict.outcome.value, "error": verdict.error} | _figures(
         verdict.deviation
     )
+
+
+def _cast(cast: Cast) -> dict[str, Any]:
+    return {
+        "layer": cast.layer,
+        "port_layer": cast.port_layer,
+        "kind": cast.kind,
+        "part": cast.part,
+        "reference": {"dtype": cast.reference.dtype, "by": cast.reference.by},
+        "port": {"dtype": cast.port.dtype, "by": cast.port.by},
+        "exception": cast.exception,
+    }
 
 
 def _origins(origins: Sequence[Origin], comparison: Comparison) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Optional, TextIO
 from aligner.compare.verdict import Comparison, Outcome, Side, Verdict
 from aligner.record import Phase, display
 from aligner.report import lines
+from aligner.report.casts import cast_lines
 from aligner.report.causes import unproved
 from aligner.report.cautions import warning_lines
 from aligner.report.compared import compared_lines, unmatched_lines
@@ -40,6 +41,7 @@ def report_lines(comparison: Comparison, terminal: Terminal, limit: Optional[int
     """The report, line by line."""
     parts = [
         answer_lines(comparison, terminal),
+        cast_lines(comparison, terminal, limit),
         *_origin_parts(comparison, terminal, limit),
         compared_lines(comparison, terminal, limit),
         unmatched_lines(comparison, terminal, limit),

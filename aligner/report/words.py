@@ -157,6 +157,21 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "calls": ("the same in {count:call} of this layer", "该层的 {count} 次调用均如此"),
     "more-origins": ("{count:more origin} (--all shows them)", "另有 {count} 个源头（用 --all 查看）"),
+    # the cast map
+    "casts": ("computed in, reference | port", "计算类型，标杆 | 待比对"),
+    "cast-usual": ("{count:layer}: {kinds}", "{count} 层：{kinds}"),
+    "cast-level": ("as amp {level} does in {count:layer}: {kinds}", "按 amp {level}，{count} 层：{kinds}"),
+    "cast-exception": ("{kind} {count}: {layers}", "{kind} {count} 层：{layers}"),
+    "cast-remark": ("{row}; {remark}", "{row}；{remark}"),
+    "cast-part": ("{part} in the code of {kind}", "{kind} 代码中的 {part}"),
+    "cast-kept": ("amp {level} keeps {kind} in float32", "amp {level} 会使 {kind} 保持 float32"),
+    "cast-as-level": ("as amp {level} does", "amp {level} 即如此"),
+    "cast-not-kept": (
+        "amp {level} keeps only {kept} in float32",
+        "amp {level} 仅使 {kept} 保持 float32",
+    ),
+    "cast-left": ("not cast, as the port's other layers of this nature are", "未转换，而待比对的其他同类层已转换"),
+    "cast-reference": ("short in the reference alone", "仅标杆使用短类型"),
     # what was compared
     "compared": ("compared", "比对对象"),
     "reference": ("reference", "标杆"),

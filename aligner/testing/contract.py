@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aligner.testing.cast_checks import CastChecks
+from aligner.testing.computation_checks import ComputationChecks
 from aligner.testing.copy_checks import CopyChecks
 from aligner.testing.intervention_checks import InterventionChecks
 from aligner.testing.layer_checks import LayerChecks
@@ -22,6 +23,7 @@ class AdapterContract(
     InterventionChecks,
     OverwriteChecks,
     OperationChecks,
+    ComputationChecks,
     RootChecks,
     TensorChecks,
     ParameterChecks,

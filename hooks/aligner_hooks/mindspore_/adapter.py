@@ -123,6 +123,14 @@ class MindSporeAdapter:
         """The operators that run, on MindSpore 2.10 and newer."""
         return operations.tell(told)
 
+    def computations(self, told: Callable[[str, str], None]) -> Handle:
+        """What the operators compute in, on MindSpore 2.10 and newer."""
+        return operations.tell_computed(told)
+
+    def precision(self, model: Any, layer: Any) -> Optional[tuple[str, str]]:
+        """What to_float or an AMP level says."""
+        return precision.told(model, layer)
+
     def training(self, layer: Any) -> bool:
         """Whether the layer is in train mode (cells are born in eval mode)."""
         return bool(layer.training)

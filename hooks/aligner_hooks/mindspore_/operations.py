@@ -1,10 +1,14 @@
-"""Which operators run, where MindSpore tells: by its dispatch mode, from 2.10 on."""
+"""Which operators run and in which types, where MindSpore tells: by its dispatch mode, from 2.10 on."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, Callable
 
+from mindspore import Tensor
+
+from aligner.dtypes import DTYPES
+from aligner_hooks.mindspore_ import tensors
 from aligner_hooks.mindspore_.patches import Handle
 
 try:
@@ -14,6 +18,7 @@ except ImportError:  # before 2.10
     MsDispatchMode = None
 
 Told = Callable[[str], None]
+Computed = Callable[[str, str], None]
 
 # Operators go by several names inside MindSpore; these are the words that users write.
 _ENDINGS = re.compile(r"(Ext|View|Prim|V\d)+$")
@@ -25,6 +30,12 @@ _WORDS = {
 }
 # What MindSpore asks a tensor: nothing is computed.
 _QUESTIONS = frozenset(("typeof", "shape", "dtype", "rank"))
+# What computes nothing: casts, and operators that move values or fill with them.
+_MOVES = re.compile(
+    r"cast|reshape|view|transpose|permute|expanddims|squeeze|flatten|concat|stack|split|chunk|slice|gather|index|select"
+    r"|tile|repeat|broadcast|expand|copy|clone|contiguous|identity|pad|reverse|flip|roll|scatter|masked_?fill|tril|triu"
+    r"|zeros|ones|fill|full|arange|range|eye|empty|dropout|depend|detach|narrow|unbind|diag|embedding|where|assign"
+)
 
 
 def supported() -> bool:
@@ -40,10 +51,19 @@ def word(name: str) -> str:
 
 def tell(told: Told) -> Handle:
     """Call `told(word)` for each operator that runs; never, where MindSpore does not tell."""
+    return _heard(_STATE.listeners, told)
+
+
+def tell_computed(told: Computed) -> Handle:
+    """Call `told(word, dtype)` for each operator that computes floating numbers."""
+    return _heard(_STATE.computed, told)
+
+
+def _heard(listeners: dict[object, Any], told: Callable[..., None]) -> Handle:
     if not supported():
         return Handle()
     token = object()
-    _STATE.listeners[token] = told
+    listeners[token] = told
     _STATE.enter()
     return Handle(lambda: _STATE.leave(token))
 
@@ -63,6 +83,7 @@ class _State:
 
     def __init__(self) -> None:
         self.listeners: dict[object, Told] = {}
+        self.computed: dict[object, Computed] = {}
         self.muted = 0
         self.mode: Any = None
         self.depth = 0
@@ -77,7 +98,8 @@ class _State:
     def leave(self, token: object) -> None:
         """One who listens goes; a mode that somebody put upon ours keeps it there, with nobody listening."""
         self.listeners.pop(token, None)
-        if not self.listeners and _DispatchGuardStack.depth() == self.depth:
+        self.computed.pop(token, None)
+        if not self.listeners and not self.computed and _DispatchGuardStack.depth() == self.depth:
             mode, self.mode = self.mode, None
             mode.__exit__(None, None, None)
 
@@ -93,6 +115,21 @@ def _mode(state: _State) -> Any:
                 if plain not in _QUESTIONS:
                     for told in list(state.listeners.values()):
                         told(plain)
-            return func(*args, **kwargs) if kwargs else func(*args)
+            output = func(*args, **kwargs) if kwargs else func(*args)
+            if state.computed and not state.muted:
+                _tell_computed(state, func.name, output)
+            return output
 
     return Telling()
+
+
+def _tell_computed(state: _State, name: str, output: Any) -> None:
+    """Casts inside an operator are past by now: what it makes is in the type that it computed in."""
+    plain = word(name)
+    made = next((item for item in output if isinstance(item, Tensor)), None) if type(output) is tuple else output
+    if not isinstance(made, Tensor) or _MOVES.match(plain):
+        return
+    dtype = tensors.dtype(made)
+    if dtype in DTYPES and DTYPES[dtype].eps is not None:
+        for told in list(state.computed.values()):
+            told(plain, dtype)

@@ -7,7 +7,7 @@ rewritten classes (O1), a strategy around `construct` (auto), and weights that a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Optional
 
 import mindspore
 from mindspore import Tensor, nn
@@ -16,12 +16,14 @@ from mindspore._c_expression import MixedPrecisionType
 from aligner.dtypes import decode, encode
 from aligner_hooks.mindspore_ import parameters, tensors
 from aligner_hooks.mindspore_.layers import WRAPPED, hidden, is_wrapper, registered
-from aligner_hooks.mindspore_.spec import written
+from aligner_hooks.mindspore_.spec import is_rewritten, written
 
 # What to_float can be told, and its flag.
 _FLAGS = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16"}
 FLOATS = ("float64", *_FLAGS)
 STRATEGY = "amp_strategy"
+# Cells whose operators level "auto" always casts.
+_PRODUCTS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Conv1dTranspose, nn.Conv2dTranspose, nn.Conv3dTranspose, nn.Dense)
 
 
 def cast(model: nn.Cell, dtype: str) -> None:
@@ -52,6 +54,25 @@ def cast_of(cell: nn.Cell) -> str:
     """The dtype that to_float told this cell to compute in, or ""."""
     told = {getattr(MixedPrecisionType, flag.upper()): dtype for dtype, flag in _FLAGS.items()}
     return told.get(cell.mixed_precision_type, "")
+
+
+def told(model: nn.Cell, cell: nn.Cell) -> Optional[tuple[str, str]]:
+    """The dtype that this cell was told to compute in, and by what; see aligner.adapter.Adapter.precision.
+
+    Of a rewritten class, and of a strategy, only what it does to products is known here.
+    """
+    word = cast_of(cell)
+    if word:
+        return word, "to_float"
+    if is_rewritten(type(cell)):
+        code = getattr(type(cell).construct, "__code__", None)
+        used = code.co_names if code is not None else ()
+        if "amp_cast" in used:
+            return ("bfloat16" if "bfloat16" in used else "float16"), "O1"
+    strategy = vars(model).get(STRATEGY)
+    if strategy is not None and isinstance(cell, _PRODUCTS):
+        return str(strategy.get_amp_dtype()).lower(), "auto"
+    return None
 
 
 def undo(model: nn.Cell) -> None:

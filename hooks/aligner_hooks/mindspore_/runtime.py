@@ -18,6 +18,7 @@ from mindspore import nn
 from aligner.adapter import Finding
 from aligner.errors import AdapterError
 from aligner.record import Scalar
+from aligner_hooks.mindspore_.spec import is_rewritten
 
 # What users call a device -> what MindSpore calls it. Only "CPU" was ever run here; the others are from its manual.
 DEVICES = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "ascend": "Ascend", "npu": "Ascend"}
@@ -131,11 +132,15 @@ def environment(model: Optional[nn.Cell]) -> Mapping[str, Scalar]:
 
 
 def amp_level(model: nn.Cell) -> str:
-    """ "O2", "auto" ... as auto_mixed_precision notes it on the net, "to_float" for casts set by hand, or ""."""
+    """ "O2", "auto" ... as auto_mixed_precision notes it on the net, "custom" for lists of the user's own, "to_float"
+    for casts set by hand, or "".
+    """
     level = str(vars(model).get("_amp_level") or "")
-    if not level and any(cell.mixed_precision_type is not None for _, cell in model.cells_and_names()):
-        return "to_float"
-    return level if level != "O0" else ""
+    if level:
+        return level if level != "O0" else ""
+    if is_rewritten(type(model)):
+        return "custom"
+    return "to_float" if any(cell.mixed_precision_type is not None for _, cell in model.cells_and_names()) else ""
 
 
 def numpy_supported() -> bool:

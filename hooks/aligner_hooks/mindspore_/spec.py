@@ -81,13 +81,18 @@ def written(kind: type) -> type:
 
     For each net after the first, O1 imports the files of its classes once more, as modules without their package.
     """
-    if not (REWRITTEN.search(kind.__module__) and "Opt" in kind.__name__):
+    if not is_rewritten(kind):
         return kind
     base = kind.__mro__[1]
     found: Any = sys.modules.get(_whole_name(base.__module__))
     for name in base.__qualname__.split("."):
         found = getattr(found, name, None)
     return found if isinstance(found, type) else base
+
+
+def is_rewritten(kind: type) -> bool:
+    """Whether MindSpore wrote this class, to have casts in it."""
+    return REWRITTEN.search(kind.__module__) is not None and "Opt" in kind.__name__
 
 
 def is_a(cell: nn.Cell, kinds: Union[type, tuple[type, ...]]) -> bool:

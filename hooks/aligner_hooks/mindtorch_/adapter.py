@@ -94,6 +94,14 @@ class MindTorchAdapter:
         """None: neither package tells of the operations that run."""
         return _Nothing()
 
+    def computations(self, told: Callable[[str, str], None]) -> Handle:
+        """None, for the same reason."""
+        return _Nothing()
+
+    def precision(self, model: object, layer: object) -> Optional[tuple[str, str]]:
+        """None: a module computes in the types of its inputs and weights."""
+        return None
+
     def training(self, layer: Any) -> bool:
         return bool(LAYERS.unwrapped(layer).training)
 

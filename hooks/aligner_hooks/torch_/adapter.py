@@ -14,6 +14,7 @@ from aligner.adapter import After, Before, Finding, Given, Handle, Made, Paramet
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
 from aligner_hooks.torch_ import (
     calls,
+    casts,
     constructions,
     copies,
     dropout,
@@ -94,6 +95,12 @@ class TorchAdapter:
 
     def operations(self, told: Callable[[str], None]) -> Handle:
         return operations.listen(told)
+
+    def computations(self, told: Callable[[str, str], None]) -> Handle:
+        return casts.listen(told)
+
+    def precision(self, model: object, layer: object) -> Optional[tuple[str, str]]:
+        return casts.precision(layers.unwrapped(layer))
 
     def training(self, layer: Any) -> bool:
         return bool(layers.unwrapped(layer).training)

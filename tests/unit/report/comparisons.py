@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Optional
 
+from aligner.compare.casts import Cast, Computing
 from aligner.compare.deviation import Deviation
 from aligner.compare.verdict import Comparison, LayerPair, Origin, Outcome, Side, Verdict
 from aligner.explain.suspect import Cause
@@ -275,6 +276,30 @@ def hostile() -> Comparison:
     return comparison((wrong,), origins=(made,), specs={HOSTILE: specs}, layers=pairs, reference=header)
 
 
+def cast(layer: str, kind: str, port: str, exception: str = "", part: str = "", by: str = "to_float") -> Cast:
+    """A layer whose reference computes in float32."""
+    computing = Computing("float32", "output"), Computing(port, by)
+    return Cast(layer, layer, kind, part, *computing, exception)
+
+
+def casts() -> Comparison:
+    """An O2 port with norms in float16, a layer left in float32, and a softmax in float16 in its attention."""
+    norms = [cast(f"layer{i}.bn", "BatchNorm", "float16", "careful") for i in range(6)]
+    return replace(
+        aligned(),
+        port={**PORT, "amp": "O2"},
+        casts=(
+            cast("conv1", "Conv2d", "float16"),
+            *norms,
+            cast("bn1", "BatchNorm", "float32"),
+            cast("relu", "ReLU", "float16"),
+            cast("attn", "Attention", "float16", "careful", "softmax", "measured"),
+            cast("out", "Softmax", "float16", "careful"),
+            cast("fc", "Linear", "float32", "left"),
+        ),
+    )
+
+
 SCENARIOS = {
     "aligned": aligned,
     "diverged": diverged,
@@ -289,4 +314,5 @@ SCENARIOS = {
     "unknown": unknown,
     "below": below,
     "grown": grown,
+    "casts": casts,
 }
