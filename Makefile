@@ -23,7 +23,7 @@ test: setup ## the tests of the main environment
 	$(RUN) -m pytest -q
 
 test-all: test ## the main environment, then the others of the table in CONTRIBUTING.md
-	sh tests/environments.sh old bare39 bare311
+	sh tests/environments.sh old bare39 bare311 mindtorch mindnlp
 
 lint: setup ## ruff and mypy
 	$(RUN) -m ruff check .

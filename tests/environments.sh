@@ -1,6 +1,6 @@
 #!/bin/sh
 # Build the environments beside the main one (CONTRIBUTING.md has the table) and run in each the tests that fit it.
-# Usage: sh tests/environments.sh old bare39 bare311
+# Usage: sh tests/environments.sh old bare39 bare311 mindtorch mindnlp
 set -eu
 
 # python3.9 by name, else wherever pyenv keeps it.
@@ -31,6 +31,27 @@ build() {
     fi
 }
 
+# The same with one of the two packages called mindtorch, which pin other versions of MindSpore and need little of what
+# they ask for. $1 name, which is that of the distribution too; rest: packages beside aligner and pytest.
+build_mindtorch() {
+    name=$1
+    shift
+    venv=.venv-$name
+    rm -rf build/lib build/bdist.*
+    if [ ! -e "$venv/.ready" ] || [ constraints.txt -nt "$venv/.ready" ] || [ pyproject.toml -nt "$venv/.ready" ]; then
+        "$(find_python 3.11)" -m venv "$venv"
+        { grep -v '^mindspore==' constraints.txt; sed -n "s/^#$name: //p" constraints.txt; } >"$venv/constraints.txt"
+        "$venv/bin/python" -m pip install -q -c "$venv/constraints.txt" pytest pytest-timeout hypothesis "$@" .
+        "$venv/bin/python" -m pip install -q -c "$venv/constraints.txt" --no-deps "$name"
+        # Kernels for other devices are most of MindSpore's size.
+        plugins=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/mindspore/lib/plugin
+        rm -rf "$plugins"/gpu* "$plugins"/ascend "$plugins"/libmindspore_gpu* "$plugins"/libmindspore_ascend*
+        touch "$venv/.ready"
+    else
+        "$venv/bin/python" -m pip install -q --no-deps --force-reinstall .
+    fi
+}
+
 # What a torch machine hands over: dumps of references, captured in the main environment.
 references=$(pwd)/build/references
 mkdir -p "$references"
@@ -38,17 +59,33 @@ for sample in conv_valid lenet_bn transformer lstm renamed; do
     .venv/bin/python -m aligner capture -q "samples/$sample/reference.py:build" -o "$references/$sample.h5" --force
 done
 
+for net in lenet residual; do
+    .venv/bin/python -m aligner capture -q "tests/endtoend/mindtorch_nets.py:reference_$net" \
+        -o "$references/mindtorch_$net.h5" --force
+done
+
+everywhere="tests/unit tests/properties tests/adapters tests/test_*.py tests/endtoend/test_old_image.py"
+with_mindtorch="tests/unit/dump tests/adapters/test_mindtorch.py tests/endtoend/test_mindtorch_nets.py"
 for name in "$@"; do
+    tests=$everywhere
     echo "== $name"
     case $name in
     old) build old 3.9 mindspore ;;
     bare39) build bare39 3.9 ;;
     bare311) build bare311 3.11 ;;
+    mindtorch)
+        build_mindtorch mindtorch mindspore-dev ml_dtypes torch
+        tests=$with_mindtorch
+        ;;
+    mindnlp)
+        build_mindtorch mindnlp mindspore ml_dtypes safetensors regex tqdm requests typing_extensions
+        tests=$with_mindtorch
+        ;;
     *)
-        echo "Unknown environment $name; known: old bare39 bare311" >&2
+        echo "Unknown environment $name; known: old bare39 bare311 mindtorch mindnlp" >&2
         exit 2
         ;;
     esac
-    ALIGNER_REFERENCES=$references ".venv-$name/bin/python" -m pytest -q tests/unit tests/properties tests/adapters tests/test_*.py \
-        tests/endtoend/test_old_image.py
+    # shellcheck disable=SC2086 # several words are meant
+    ALIGNER_REFERENCES=$references ".venv-$name/bin/python" -m pytest -q $tests
 done
