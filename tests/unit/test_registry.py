@@ -113,7 +113,6 @@ def test_an_imitation_in_torchs_place_has_no_torch_models(tmp_path):
     program = """
 from torch import nn
 from aligner import registry
-from aligner.capture.script import ImportWatcher
 from aligner.errors import AdapterError
 for ask in (lambda: registry.load("torch"), lambda: registry.of(nn.Module())):
     try:
