@@ -43,26 +43,40 @@ def stay_interruptible() -> None:
             signal.signal(signal.SIGINT, handler)
 
 
-def synchronize() -> None:
-    """Wait until everything that was asked for has run."""
-    for module in ("mindspore.graph.api", "mindspore.common.api"):  # 2.8 moved it
-        executor = getattr(import_module(module), "_pynative_executor", None)
-        if executor is not None:
-            executor.sync()
-            return
-
-
 @cache
-def jit_executor() -> Optional[type]:
-    """The class whose instances compile and run @ms.jit functions, or None if this MindSpore has it elsewhere."""
+def _graph_api(name: str) -> Any:
+    """What MindSpore keeps beside its compiler, or None if this MindSpore has it elsewhere."""
     for module in ("mindspore.graph.api", "mindspore.common.api"):  # 2.8 moved it
         try:
-            found = getattr(import_module(module), "_JitExecutor", None)
-        except ImportError:
+            return getattr(import_module(module), name)
+        except (ImportError, AttributeError):
             continue
-        if isinstance(found, type):
-            return found
     return None
+
+
+def synchronize() -> None:
+    """Wait until everything that was asked for has run."""
+    executor = _graph_api("_pynative_executor")
+    if executor is not None:
+        executor.sync()
+
+
+def interprets(function: Any, phase: str) -> bool:
+    """Whether Python runs inside a compiled graph, where MindSpore did not know how to compile a line; or it may.
+
+    `function` is the compiled function; None for a net that is compiled as a whole.
+    """
+    try:
+        executor = function or _graph_api("_cell_graph_executor")
+        return b"PyExecute" in executor._graph_executor.get_func_graph_proto(phase, "anf_ir", False)
+    except (AttributeError, RuntimeError, TypeError):
+        return True
+
+
+def jit_executor() -> Optional[type]:
+    """The class whose instances compile and run @ms.jit functions, or None if this MindSpore has it elsewhere."""
+    found = _graph_api("_JitExecutor")
+    return found if isinstance(found, type) else None
 
 
 @contextmanager

@@ -25,7 +25,10 @@ VALUE = forms.operator(forms.ARRIVAL.value)
 
 
 def tell_tensor(value: Any) -> int:
-    """One function in the graph for all tensors of one shape and type: each place of its own would keep memory."""
+    """Tell of a tensor.
+
+    Shared, it is one function in the graph for all tensors of one shape and type: each place of its own keeps memory.
+    """
     if value.dtype == mstype.bfloat16:  # the operator's memory has no such numbers; float32 holds them exactly
         VALUE(value.astype(mstype.float32))
     elif value.dtype == mstype.bool_:
@@ -35,8 +38,11 @@ def tell_tensor(value: Any) -> int:
     return 0
 
 
-# As mindspore.no_inline sets it, which older versions do not have.
-tell_tensor.no_inline = True  # type: ignore[attr-defined]  # MindSpore looks for it
+def share(shared: bool) -> None:
+    """What mindspore.no_inline does, which older versions do not have, and its way back."""
+    vars(tell_tensor).pop("no_inline", None)
+    if shared:
+        vars(tell_tensor)["no_inline"] = True
 
 
 def tell(value: Any) -> int:
