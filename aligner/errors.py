@@ -5,6 +5,7 @@ AlignerError
     CaptureError        2  nothing ran, no layer matched, the factory is missing
     AdapterError        2  a framework is absent or did not load
     ReplayError         2  parameters left over, inputs that do not fit
+    IngestError         2  a folder of MindSpore's own dump that cannot be imported
     DumpError           3  not a dump, truncated, damaged, another format
     IncomparableError   3  nothing matched, other inputs, another model
 
@@ -46,6 +47,10 @@ class AdapterError(AlignerError):
 
 class ReplayError(AlignerError):
     """The reference's weights or inputs do not fit the port."""
+
+
+class IngestError(AlignerError):
+    """Files that MindSpore dumped by itself cannot be imported."""
 
 
 class DumpError(AlignerError):

@@ -36,6 +36,7 @@ MAY_IMPORT = {
     "registry": WORDS | {"adapter"},
     "dump": WORDS | {"dump", "notebook"},
     "capture": WORDS | {"adapter", "registry", "dump", "capture"},
+    "ingest": WORDS | {"ingest"},
     "explain": WORDS | {"explain"},
     "compare": WORDS | {"dump", "explain", "compare", "notebook"},
     "replay": WORDS | {"adapter", "registry", "dump", "capture", "explain", "compare", "replay"},

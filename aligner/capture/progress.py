@@ -54,6 +54,13 @@ class Progress:
         line = messages.text("capture-progress", self._language, facts)
         self._show(line)
 
+    def say(self, message: str, **facts: object) -> None:
+        """Another line, as seldom as `update` writes one."""
+        now = time.monotonic()
+        if self._stream is not None and now - self._last >= self._period:
+            self._last = now
+            self._show(messages.text(message, self._language, facts))
+
     def _show(self, line: str) -> None:
         if self._stream is None:
             return

@@ -13,6 +13,7 @@ Only the chosen command is imported, and nothing here imports numpy: `aligner --
 
 from __future__ import annotations
 
+import keyword
 import os
 import sys
 from collections.abc import Sequence
@@ -34,6 +35,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "show": (
         "Look into a dump: the tree of layers, or the values of one layer.",
         "查看转储：层的树形结构，或某一层的数值。",
+    ),
+    "import": (
+        "Make a dump of the files that MINDSPORE_DUMP_CONFIG wrote.",
+        "将 MINDSPORE_DUMP_CONFIG 写出的文件转为转储。",
     ),
     "demo": (
         "Find a planted bug in a small port, from capture to answer.",
@@ -100,7 +105,7 @@ def _dispatch(arguments: list[str], language: str, stream_errors: tuple[str, str
     if name not in COMMANDS:
         facts = {"name": name, "known": ", ".join(COMMANDS), "hint": parsing.hint(name, COMMANDS, language)}
         raise UsageError("command-unknown", **facts)
-    command = import_module(f"aligner.cli.{name}")
+    command = import_module(f"aligner.cli.{name}_" if keyword.iskeyword(name) else f"aligner.cli.{name}")
     remaining = [*leading, *rest[1:]]
     if hasattr(command, "main"):
         return int(command.main(remaining, language, stream_errors))

@@ -65,6 +65,14 @@ def tell_captured(path: str, name: str, steps: int, started: float, voice: Voice
             "seconds": f"{time.monotonic() - started:.1f}",
         }
         voice.say("captured", **facts)
+    tell_notes(path, voice)
+
+
+def tell_notes(path: str, voice: Voice) -> None:
+    """Every caution of the dump."""
+    from aligner.dump.reader import open_dump
+
+    with open_dump(path) as dump:
         for note in dump.notes:
             text = messages.text(note.message, voice.language, note.facts)
             voice.say("caution", layer=display(note.layer), text=text)

@@ -21,7 +21,7 @@ from aligner.compare.layers import pair_layers
 from aligner.compare.naming import LayerMap, read_map
 from aligner.compare.net import Net, survey
 from aligner.compare.pairing import Pair, pair_records
-from aligner.compare.reading import Reading, excuse_form, excuse_mask, excuse_rounding, read
+from aligner.compare.reading import Reading, excuse_form, excuse_imported, excuse_mask, excuse_rounding, read
 from aligner.compare.sorting import in_reading_order, is_given
 from aligner.compare.tolerance import Tolerance
 from aligner.compare.verdict import Comparison as Comparison
@@ -82,6 +82,7 @@ def compare(
         _excuse_inputs(readings, nets[0])
         for reading in readings:
             excuse_mask(reading, rules)
+            excuse_imported(reading, *nets)
         unwrap(readings, *nets, rules)
         excuse_borders(readings, *nets, pairing)
         cover(readings, *nets, pairing)

@@ -133,7 +133,8 @@ def _traced(
         grouped: dict[CallId, list[Reading]] = {}
         for reading in here:
             call = _call(reading, back)
-            if reading.pair.key.phase is Phase.FORWARD and call is not None:
+            told = call is not None and reading.reason != LEFT_OUT
+            if reading.pair.key.phase is Phase.FORWARD and call is not None and told:
                 grouped.setdefault(call, []).append(reading)
         calls = {call: records for call, records in grouped.items() if any(r.matched for r in records)}
         visits = nest(c for c in reference.calls if c.step == step and c.phase is Phase.FORWARD)
@@ -293,7 +294,8 @@ def _specs(origins: Iterable[Origin], nets: tuple[Net, Net]) -> Mapping[str, tup
     found = {}
     for origin in origins:
         one, other = nets[0].layers.get(origin.layer), nets[1].layers.get(origin.port_layer)
-        if one is not None and other is not None:
+        unread = nets[1].partial and other is not None and not other.spec.attributes
+        if one is not None and other is not None and not unread:
             found[origin.layer] = (one.spec, other.spec)
     return found
 

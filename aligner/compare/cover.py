@@ -157,7 +157,9 @@ class _Side:
         return "covered-around", {"layer": display(around.call.layer)}
 
     def _left_out(self, entry: Entry) -> bool:
-        """Whether the other side was captured without it: `--layers`, or for a parameter `--no-weights`."""
+        """Whether the other side was captured without it: `--layers`, or for a parameter `--no-weights`; imported."""
+        if self._other.partial:
+            return True
         if entry.key.phase is Phase.PARAMETER:
             return not self._other.weighed
         layer = self._names.get(entry.key.layer, entry.key.layer)

@@ -68,6 +68,8 @@ class Net:
     """Patterns of the layers that were recorded at all (`aligner capture --layers`)."""
     weighed: bool = True
     """Parameters were recorded; not so with `aligner capture --no-weights`."""
+    partial: bool = False
+    """Imported from what operators tell (`aligner import`): what is not in it may have run all the same."""
 
     def kind(self, layer: str) -> str:
         """The layer's kind; "" for one that was not declared (the loss)."""
@@ -124,6 +126,7 @@ def survey(dump: Dump) -> Net:
         _constants(dump),
         _selected(dump),
         dump.header.get("weights") is not False,
+        "imported" in dump.header,
     )
 
 

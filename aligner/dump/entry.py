@@ -83,6 +83,11 @@ class Entry:
         """ "values", or the word of a form of record that a later aligner writes."""
         return self._dump._index.forms[self._row]
 
+    @property
+    def imported(self) -> bool:
+        """Whether the dump was made of what operators tell (`aligner import`)."""
+        return "imported" in self._dump.header
+
     def same_place(self, other: Entry) -> bool:
         """Whether both are names of one stored array: their values are the same without looking."""
         mine, others = self._dump._index, other._dump._index

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Optional
 
 LANGUAGES = ("en", "zh")
-AREAS = ("adapters", "capture", "cli", "compare", "dump", "mindtorch", "replay")
+AREAS = ("adapters", "capture", "cli", "compare", "dump", "ingest", "mindtorch", "replay")
 
 
 @cache

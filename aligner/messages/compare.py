@@ -46,8 +46,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "仅待比对网络中存在。\n如属预期，请用 --allow-unmatched 允许；否则请在标杆中查找。",
     ),
     "unmatched-left-out": (
-        "The other dump was captured without this (--layers, --no-weights).",
-        "另一个转储采集时未包含此项（--layers、--no-weights）。",
+        "The other dump was captured without this (--layers, --no-weights), or it was imported and does not tell.",
+        "另一个转储采集时未包含此项（--layers、--no-weights），或者它是导入的，无法得知此项。",
     ),
     "unmatched-behind": (
         "Only one side has this as a layer; what comes before it already disagrees, so its effect cannot be judged.\n"
@@ -93,6 +93,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "covered-border-effect": (
         "{port_layer} ends elsewhere than {layer}: what the nets make of it behind that agrees.",
         "{port_layer} 与 {layer} 的结束位置不同：两侧其后由它得到的数值一致。",
+    ),
+    "covered-imported": (
+        "Operators do not tell which value of {layer} this is, and its shape is another one; the layers inside were compared.",
+        "算子无法说明这是 {layer} 的哪个数据，且其形状不同；其内部各层已比对。",
     ),
     "covered-argument": (
         "The sides pass this argument in different forms; everything inside {layer} and its outputs agree.",

@@ -187,8 +187,8 @@ WORDS: dict[str, tuple[str, str]] = {
     "covered": ("covered", "已涵盖"),
     "left-out": ("left out", "未采集"),
     "left-out-count": (
-        "{count:record} that --layers or --no-weights left out of the other dump",
-        "{count} 条记录：另一个转储因 --layers 或 --no-weights 未采集",
+        "{count:record} that --layers, --no-weights or an import left out of the other dump",
+        "{count} 条记录：另一个转储因 --layers、--no-weights 或导入而不含",
     ),
     "covered-count": (
         "{count:record} without a counterpart, or in another form: value or effect was compared elsewhere",

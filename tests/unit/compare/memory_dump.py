@@ -18,6 +18,8 @@ from aligner.record import Call, Key, Layer, LayerSpec, Note, Phase, Record
 class MemoryEntry:
     """The part of aligner.dump.reader.Entry that comparing needs."""
 
+    imported = False
+
     def __init__(self, record):
         self.key, self.order, self.dtype = record.key, record.order, record.dtype
         self._array = np.ascontiguousarray(record.array).reshape(np.shape(record.array))
