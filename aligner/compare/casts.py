@@ -83,15 +83,22 @@ def cast_map(reference: Dump, port: Dump, nets: tuple[Net, Net], pairing: Pairin
                 one, other = one or sides[0].made(paths[0]), other or sides[1].made(paths[1])
             if one is not None and other is not None:
                 found.append(Cast(*paths, kind, part, one, other))
-    if not any(_short(cast.reference.dtype) or _short(cast.port.dtype) or cast.differs for cast in found):
+    if not any(is_short(cast.reference.dtype) or is_short(cast.port.dtype) or cast.differs for cast in found):
         return ()
     level = _level(port)
-    products = [_short(cast.port.dtype) for cast in found if _has_products(cast)]
+    if not any(is_short(cast.port.dtype) for cast in found):  # the port casts nowhere: nothing of it stands out
+        return tuple(found)
+    products = [is_short(cast.port.dtype) for cast in found if _has_products(cast)]
     casts = level is not None or 2 * sum(products) > len(products)
     judged = (replace(cast, exception=_exception(cast, level, casts)) for cast in found)
     return tuple(
-        c for c in judged if c.exception or c.differs or _short(c.port.dtype) or (level and is_careful(c.kind))
+        c for c in judged if c.exception or c.differs or is_short(c.port.dtype) or (level and is_careful(c.kind))
     )
+
+
+def lowered(dump: Dump) -> Mapping[str, str]:
+    """Layers of which it is known that their code computes in a short type, and in which."""
+    return {layer: told[0].dtype for layer, told in _told(dump).items() if is_short(told[0].dtype)}
 
 
 def is_careful(kind: str) -> bool:
@@ -101,7 +108,7 @@ def is_careful(kind: str) -> bool:
 
 def _exception(cast: Cast, level: Optional[str], casts: bool) -> str:
     """Why this pair stands out; `casts`: the port computes its products in a short type as a rule."""
-    one, other = _short(cast.reference.dtype), _short(cast.port.dtype)
+    one, other = is_short(cast.reference.dtype), is_short(cast.port.dtype)
     if one != other and (cast.part or is_careful(cast.kind)):
         return "careful"
     if casts and not other and _has_products(cast) and not (level in BY_OPERATOR and not cast.kind.startswith(PLAIN)):
@@ -113,7 +120,8 @@ def _has_products(cast: Cast) -> bool:
     return not cast.part and cast.kind.startswith(PRODUCTS)
 
 
-def _short(dtype: str) -> bool:
+def is_short(dtype: str) -> bool:
+    """Whether the type has fewer digits than float32."""
     known = DTYPES.get(dtype)
     return known is not None and known.eps is not None and known.eps > (DTYPES[USUAL].eps or 0.0)
 

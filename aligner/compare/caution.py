@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from aligner.compare.casts import Cast
 from aligner.compare.layers import Pairing
-from aligner.compare.net import Net
+from aligner.compare.net import Net, is_input
 from aligner.compare.reading import Reading
 from aligner.dtypes import DTYPES
-from aligner.record import Scalar, display
+from aligner.record import Phase, Scalar, display
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
 
 Caution = tuple[str, Mapping[str, Scalar]]
+
+HALF = "float16"
+NEAR = 0.5 * 65504
+"""Values of this size may overflow with other data."""
+HIDING = 65504.0
+"""What is larger and yet right hides something: the fill of a mask."""
 
 _STATE_MATTERS = frozenset(
     {"BatchNorm", "InstanceNorm", "Dropout", "RReLU", "MultiheadAttention", "LSTM", "GRU", "RNN"}
@@ -28,6 +38,7 @@ def cautions(
     pairing: Pairing,
     readings: Sequence[Reading],
     forced: bool = False,
+    casts: Sequence[Cast] = (),
 ) -> Iterator[Caution]:
     """All warnings of a comparison; a forced pass has judged each place by the precision it computes in."""
     for side, dump in (("reference", reference), ("port", port)):
@@ -43,6 +54,7 @@ def cautions(
             yield "weights-not-compared", {"side": side, "path": str(dump.path)}
     yield from _states(nets, pairing)
     yield from _values(readings)
+    yield from _near_overflow(readings, {cast.layer for cast in casts if cast.port.dtype == HALF})
 
 
 def _circumstances(reference: Dump, port: Dump) -> Iterator[Caution]:
@@ -80,6 +92,26 @@ def _values(readings: Sequence[Reading]) -> Iterator[Caution]:
         entry, other = kinds[0].pair.reference, kinds[0].pair.port
         types = {"reference": entry.dtype if entry else "", "port": other.dtype if other else ""}
         yield "dtype-class-differs", {"count": len(kinds), **_where(kinds[0]), **types}
+
+
+def _near_overflow(readings: Sequence[Reading], halves: Set[str]) -> Iterator[Caution]:
+    """Values that hardly fit into float16, the largest of them by name; those that do not are told of as wrong."""
+    found: list[tuple[float, Reading]] = []
+    for reading in readings:
+        entry, port, deviation = reading.pair.reference, reading.pair.port, reading.deviation
+        if entry is None or port is None or deviation is None or reading.nonfinite or deviation.exact:
+            continue
+        short = port.dtype == HALF or (entry.key.layer in halves and not is_input(entry.key.slot))
+        if not short or reading.covered or entry.key.phase is not Phase.FORWARD:
+            continue
+        if deviation.rms * math.sqrt(deviation.total) > NEAR:  # none can be larger than all of them together
+            values = np.abs(entry.load())
+            largest = float(values[np.isfinite(values)].max(initial=0.0))
+            if NEAR < largest < HIDING:
+                found.append((largest, reading))
+    if found:
+        largest, reading = max(found, key=lambda item: item[0])
+        yield "near-overflow", {"count": len(found), "largest": f"{largest:.4g}", **_where(reading)}
 
 
 def _exact(reading: Reading) -> tuple[bool, bool]:

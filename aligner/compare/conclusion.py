@@ -53,6 +53,7 @@ def conclude(
     quiet = {n for n, birth in enumerate(trace.births) if birth.place not in places and birth.reading.matched}
     suspects, _ = _origins(trace, quiet, nets[0], pairing, tolerance)
     cases = Cases(reference, port, nets, pairing)
+    casts = cast_map(reference, port, nets, pairing)
     failures: list[str] = []
     origins, suspects = (explained(places, cases, port, failures) for places in (origins, suspects))
     verdicts = tuple(
@@ -76,7 +77,7 @@ def conclude(
         layers=tuple(pairing.layers),
         first=next(iter(measured or failing), None),
         warnings=(
-            *cautions(reference, port, nets, pairing, readings, bool(checks)),
+            *cautions(reference, port, nets, pairing, readings, bool(checks), casts),
             *_told(suspects),
             *_stumbled(failures),
         ),
@@ -85,7 +86,7 @@ def conclude(
         unpaired=_unpaired(nets, pairing),
         suspects=suspects,
         checked=len(checks),
-        casts=cast_map(reference, port, nets, pairing),
+        casts=casts,
     )
 
 

@@ -33,7 +33,9 @@ def suspects(case: Case, thorough: bool = True) -> list[Suspect]:
         with np.errstate(all="ignore"):  # what overflows fits nothing
             for suspect in map(partial(_in_full_precision, case), rule(case)):
                 found[suspect.name] = _joined(found.get(suspect.name), suspect)
-    return sorted(_kind_proved([*found.values()]), key=lambda s: (_unproved(s, case), -s.weight))
+    return sorted(
+        _kind_proved([*found.values()]), key=lambda s: (not _is_overflow(s, case), _unproved(s, case), -s.weight)
+    )
 
 
 def _joined(first: Optional[Suspect], other: Suspect) -> Suspect:
@@ -47,6 +49,7 @@ def _joined(first: Optional[Suspect], other: Suspect) -> Suspect:
 PRECISION = {
     *("rounding-grid", "dtype-differs", "mixed-precision-rounding-signature", "bf16-output-rounding"),
     *("amp-levels-norm-dtype", "layernorm-fp16-variance-overflow", "layernorm-fp16-eps-underflow", "loss-in-fp16"),
+    "float16-overflow",
 }
 """Causes that a copy of the layer proves by computing in the reference's type."""
 
@@ -70,6 +73,11 @@ def _kind_proved(found: list[Suspect]) -> list[Suspect]:
     if not errors:
         return found
     return [replace(each, error=min(errors)) if each.cause == "kind-differs" else each for each in found]
+
+
+def _is_overflow(suspect: Suspect, case: Case) -> bool:
+    """What of a short type matters where a layer's values are not finite; that it is short is proved as well."""
+    return suspect.cause == "float16-overflow" and case.where == "layer"
 
 
 def _unproved(suspect: Suspect, case: Case) -> bool:

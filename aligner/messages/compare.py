@@ -140,6 +140,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Errors up to the shorter type's round-off are to be expected.",
         "混合精度设置不同：标杆为 {reference}，待比对为 {port}。\n误差可达较低精度类型的舍入误差。",
     ),
+    "near-overflow": (
+        "{layer} {slot} comes near float16's largest number, 65504: the reference reaches {largest}"
+        " ({count} such values in all).\nOther data may overflow: compute this in float32, or scale before it.",
+        "{layer} 的 {slot} 接近 float16 的最大值 65504：标杆达到 {largest}（此类值共 {count} 处）。\n"
+        "换用其他数据可能溢出：请改用 float32 计算，或在此之前先缩放。",
+    ),
     "dropout-differs": (
         "Dropout differs: {reference} in the reference, {port} in the port.\nCapture both without --keep-dropout.",
         "Dropout 状态不同：标杆为 {reference}，待比对为 {port}。\n采集时请都不要使用 --keep-dropout。",

@@ -19,6 +19,7 @@ import numpy as np
 
 from aligner.adapter import Adapter
 from aligner.compare.cases import Cases
+from aligner.compare.casts import lowered
 from aligner.compare.checks import LIMIT, Check, in_float32, to_facts
 from aligner.compare.layers import Pairing, pair_layers
 from aligner.compare.net import CallId, is_input, survey
@@ -31,7 +32,7 @@ from aligner.replay.alone import Alone
 from aligner.replay.forced import ForcedPass
 from aligner.replay.frames import Plan
 from aligner.replay.noise import noise
-from aligner.replay.precision import usual
+from aligner.replay.precision import SHORT, usual
 from aligner.replay.trials import described, small, tried
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
             checks = _explained(subject, path, plan, forced)
         if plan.short is not None:
             alone = _lonely(subject, port, plan)
-            checks = _alone(checks, alone, forced)
+            checks = _alone(checks, alone, forced, plan)
     middle = time.monotonic()
     trials = _try(subject, path, pairing, plan, checks, sink)
     for check in checks:
@@ -119,7 +120,7 @@ def _plan(reference: Dump, port: Dump, pairing: Pairing) -> Plan:
         layers.setdefault(found.port, found.reference)
     short = usual(pairs, port.header.get("amp"))
     calls = {other: one for one, other in pairing.calls.items()}
-    return Plan(entries, calls, _missing(pairs, pairing), _results(pairs), layers, short)
+    return Plan(entries, calls, _missing(pairs, pairing), _results(pairs), layers, short, lowered(reference))
 
 
 def _missing(pairs: Sequence[Pair], pairing: Pairing) -> Mapping[tuple[int, CallId], list[Entry]]:
@@ -194,10 +195,11 @@ def _moved(disturbed: Array, kept: Array) -> float:
     return apart if np.isfinite(apart) else 0.0
 
 
-def _alone(checks: Sequence[Check], alone: Alone, forced: ForcedPass) -> list[Check]:
+def _alone(checks: Sequence[Check], alone: Alone, forced: ForcedPass, plan: Plan) -> list[Check]:
     """Each layer of a port that computes in a short type once more in float32, where small mistakes show.
 
-    What is right in float32 and finite is off by its precision, up to a point.
+    What is right in float32 and finite is off by its precision, up to a point. A reference that computes in a short
+    type itself has nothing that small mistakes could be seen against.
     """
     known: dict[tuple[int, str, int], Optional[float]] = {}
     bounds: dict[tuple[int, str, int], float] = {}
@@ -208,7 +210,9 @@ def _alone(checks: Sequence[Check], alone: Alone, forced: ForcedPass) -> list[Ch
     result = []
     for check in checks:
         place = check.port.step, check.port.layer, check.port.call
-        if check.where != "layer":
+        entry = plan.entries.get(check.port)
+        rough = check.key.layer in plan.lowered or (entry is not None and entry.dtype in SHORT)
+        if check.where != "layer" or rough:
             result.append(check)
             continue
         if place not in known:

@@ -26,17 +26,19 @@ from aligner.compare.net import CallId, is_input
 from aligner.compare.reading import read
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.record import Array, Key, Phase, Record
+from aligner.replay import prints
 from aligner.replay.forms import laid_out, mask_like, other_form, sees_nothing, squeezed, tells_other_things
 from aligner.replay.frames import Frame, Plan
 from aligner.replay.judgement import RULE, Place, expected, judged, unexcused
 from aligner.replay.noise import Change
+from aligner.replay.overflow import Overflow
 from aligner.replay.precision import SHORT
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from aligner.capture.session import Sink
+    from aligner.capture.sink import Sink
     from aligner.dump.reader import Entry
 
     Numbers = npt.NDArray[np.float64]
@@ -49,11 +51,6 @@ ARGUMENT = "argument-missing"
 
 EFFECT = 0.01
 """An argument that is off by so much more than what comes of it is meant in another way."""
-
-LOOKED_AT = 256
-"""Elements by which a value is known again."""
-
-Print = tuple[tuple[int, ...], str, bytes]
 
 
 class ForcedPass:
@@ -70,14 +67,15 @@ class ForcedPass:
         self._step = 0
         self._stack: list[Frame] = []
         self._numbers: dict[str, int] = {}
-        self._prints: dict[Key, Print] = {}
+        self._prints: dict[Key, prints.Print] = {}
         """What was kept in the dump."""
-        self._right: set[Print] = set()
+        self._right: set[prints.Print] = set()
         """Values of the reference that the port has got into its hands in this run."""
         self._taken = False
         """The port's code handed on another value of those than the one that was due."""
         self._spared: dict[int, bool] = {}
         """By step: whether such a value is left as it is, for those who are to get it."""
+        self._overflow = Overflow()
         self._free: set[tuple[str, int]] = set()
         """Calls that raised on the reference's inputs and are left with their own."""
         self._owned: set[int] = set()
@@ -134,7 +132,7 @@ class ForcedPass:
 
     def _run(self, step: int, call: Callable[[], object]) -> None:
         self._step, self._stack, self._numbers = step, [], {}
-        self._right, self._taken = set(), False
+        self._right, self._taken, self._overflow = set(), False, Overflow()
         ports = {call.layer for call in self._plan.calls}
         self._owned = {id(parameter.tensor) for parameter in self._adapter.parameters(self._model)}
         with ExitStack() as hooks:
@@ -223,7 +221,7 @@ class ForcedPass:
         owner, between = frame.around.call.layer, (frame.before, frame.call.layer)
         for entry in missing:
             address = Key(self._step, Phase.FORWARD, frame.path, frame.number, entry.key.slot)
-            explained = expected(self._plan.short, entry.dtype, entry.dtype)
+            explained = expected(self._plan.coarsest(owner), entry.dtype, entry.dtype)
             self.checks.append(Check(entry.key, address, "glue", owner, between, math.inf, explained, reason=ARGUMENT))
 
     def _stands_in(self, path: str, layer: str) -> bool:
@@ -267,8 +265,9 @@ class ForcedPass:
             return None
         wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())
         same = dtype == entry.dtype and array.shape == wanted.shape and np.array_equal(array, wanted.raw())
-        check = judged(self._plan.short, wanted, Held(address, 0, dtype, array), place, same)
+        check = judged(self._plan.coarsest(place[1]), wanted, Held(address, 0, dtype, array), place, same)
         check = replace(check, isolated=not (owner is not None and owner.loose))
+        check = self._overflow.judged(check, entry, wanted, (dtype, self._plan.short), frame)
         if is_input(address.slot) and array.ndim == len(wanted.shape) and array.shape != wanted.shape:
             check = replace(check, error=math.inf, deviation=None, reason="shapes-differ")  # axes of one elsewhere
         argument = is_input(address.slot) and place[0] == "glue" and self._watched is None
@@ -296,7 +295,7 @@ class ForcedPass:
         if self._watched is not None:
             self._watched(check, array, dtype)
         if same and self._disturb is None and self._plan.given is None:
-            self._right.add(_print(array))
+            self._right.add(prints.taken(array))
             return None
         if (frame.path, frame.number) in self._free and is_input(address.slot):
             frame.loose = frame.loose or check.suspicious
@@ -348,10 +347,10 @@ class ForcedPass:
     def keep(self, key: Key, dtype: str, array: Array) -> bool:
         """Put a value into the port's dump; false if there are too many."""
         if key in self._prints:
-            return self._prints[key] == _print(array)
+            return self._prints[key] == prints.taken(array)
         if self._sink is None or self._kept >= KEPT:
             return False
-        self._prints[key] = _print(array)
+        self._prints[key] = prints.taken(array)
         self._kept += 1
         self.order += 1
         self._sink.write(Record(key._replace(phase=Phase.FORCED), self.order, dtype, array))
@@ -370,24 +369,18 @@ class ForcedPass:
         elif word != dtype:
             if one.exact != other.exact or "complex" in word + dtype or "bool" in (word, dtype):
                 return None
-            if other.exact or (dtype in SHORT and dtype == self._plan.short):
+            if other.exact or word in SHORT or (dtype in SHORT and dtype == self._plan.short):
                 value, word = encode(decode(value, word), dtype), dtype
-        self._right.add(_print(value))
+        self._right.add(prints.taken(value))
         return self._adapter.from_numpy(value, word)
 
     def _mend(self, tensor: object, other: object, array: Array) -> None:
         """What the code around keeps is made right as well, where it is this very tensor."""
-        taken = _print(array) in self._right
+        taken = prints.taken(array) in self._right
         self._taken |= taken
         if id(tensor) not in self._owned and not (taken and self._spared.get(self._step)):
             with suppress(ValueError):  # it keeps its own; a difference handed on is known again by its values
                 self._adapter.overwrite(tensor, other)
-
-
-def _print(array: Array) -> Print:
-    """What tells a value from others: its form, and bits from all over it."""
-    flat = array.reshape(-1)
-    return array.shape, array.dtype.str, flat[:: max(1, flat.size // LOOKED_AT)].tobytes()
 
 
 def _places(checks: Sequence[Check]) -> int:

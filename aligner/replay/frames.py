@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Optional
 
 from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
+from aligner.dtypes import DTYPES
 from aligner.record import Key
 from aligner.replay.repetition import Mistakes
 
@@ -31,10 +32,17 @@ class Plan:
     """The reference's layer by the port's."""
     short: Optional[str] = None
     """The short float type that the port usually computes in."""
+    lowered: Mapping[str, str] = field(default_factory=dict)
+    """What the reference's layers compute in, where it is known that this is a short float type."""
     given: Optional[str] = None
     """The float type that all floats are handed on in; None keeps the reference's."""
     held: bool = True
     """Every layer is held to the reference; else only the net's inputs are, and rounding grows as it does."""
+
+    def coarsest(self, layer: str) -> Optional[str]:
+        """The shortest type that a value of this layer of the reference may be rounded to, on either side."""
+        words = [word for word in (self.short, self.lowered.get(layer)) if word in DTYPES]
+        return max(words, key=lambda word: DTYPES[word].eps or 0.0, default=None)
 
 
 @dataclass

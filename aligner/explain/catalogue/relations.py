@@ -234,6 +234,21 @@ ENTRIES: tuple[Entry, ...] = (
         ("Compute this in float32, or scale before the product", "改用 float32 计算，或先缩放再相乘"),
     ),
     Entry(
+        "float16-overflow",
+        (
+            "Here float16 overflows: it ends at 65504, the reference's values reach {largest}",
+            "此处 float16 溢出：其最大值为 65504，而标杆的取值达到 {largest}",
+        ),
+        (
+            "{count} elements are not finite where the reference's are; {beyond} of the reference's are beyond 65504",
+            "{count} 个元素非有限值，而标杆均为有限值；标杆中有 {beyond} 个超过 65504",
+        ),
+        (
+            "Compute this in float32 (to_float(ms.float32), or the AMP black list), or scale before it",
+            "改用 float32 计算（to_float(ms.float32) 或 AMP 黑名单），或在此之前先缩放",
+        ),
+    ),
+    Entry(
         "ascend-overflow-saturation-mode",
         ("Values are held at 65504, the largest float16", "数值被截在 float16 最大值 65504"),
         ("{count} elements are exactly 65504", "{count} 个元素恰为 65504"),

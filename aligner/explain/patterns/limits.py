@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from aligner.explain.case import distance
 from aligner.explain.patterns.pair import Floats, Pair, figure
 from aligner.explain.patterns.scales import listed, slope
 from aligner.explain.suspect import Suspect
@@ -16,6 +17,9 @@ GRIDS = {"bfloat16": 16, "float16": 13, "tf32": 13, "hf32": 12}
 
 tf32 and hf32 are what devices make of the operands of products on their own: they appear in no dtype.
 """
+
+HALF = 4e-3
+"""More than a few roundings to float16 make of a tensor as a whole."""
 
 LARGEST = 65504.0
 """The largest float16."""
@@ -52,9 +56,34 @@ def broken(pair: Pair) -> Iterator[Suspect]:
     if lost.any():
         least = float(np.abs(pair.expected[lost]).min())
         yield pair.suspect("overflow", None, 0.7, count=int(lost.sum()), least=figure(least))
+        yield from _too_large(pair)
     full = np.abs(pair.actual) == LARGEST
     if full.any() and not (np.abs(pair.expected) == LARGEST).any():
         yield pair.suspect("ascend-overflow-saturation-mode", None, 0.6, count=int(full.sum()))
+
+
+def _too_large(pair: Pair) -> Iterator[Suspect]:
+    """Infinity where the reference has numbers that float16 cannot hold, or sums of such that it has to hold."""
+    numbers = np.abs(pair.expected[np.isfinite(pair.expected)])
+    largest = float(numbers.max())
+    if largest < LARGEST / 2:
+        return
+    with np.errstate(over="ignore"):
+        rounded = pair.expected.astype(np.float16).astype(np.float64)
+    finite = np.isfinite(rounded)
+    same = np.array_equal(np.where(finite, 0.0, rounded), np.where(np.isfinite(pair.actual), 0.0, pair.actual))
+    left = distance(np.where(finite, pair.actual, 0.0), np.where(finite, pair.expected, 0.0)) if same else None
+    count = int((np.isfinite(pair.expected) & ~np.isfinite(pair.actual)).sum())
+    beyond = int((numbers > LARGEST).sum())
+    yield pair.suspect(
+        "float16-overflow",
+        left if left is not None and left <= HALF else None,
+        0.97,
+        None,
+        largest=figure(largest),
+        count=count,
+        beyond=beyond,
+    )
 
 
 def _dropped(pair: Pair) -> Optional[Suspect]:

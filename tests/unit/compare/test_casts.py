@@ -76,6 +76,11 @@ def test_a_norm_that_the_reference_alone_lowers_stands_out():
     assert mapped(dump(**ALL_SHORT), dump("O2", **O2))["bn"] == ("float16", "float32", "careful")
 
 
+def test_nothing_of_a_port_without_casts_stands_out():
+    found = mapped(dump(**ALL_SHORT), dump())
+    assert found == dict.fromkeys(KINDS, ("float16", "float32", ""))
+
+
 def test_a_layer_that_nothing_is_told_of_computes_in_what_it_makes():
     assert mapped(dump(), dump(made={"fc": "float16"}))["fc"] == ("float32", "float16", "other")
 
