@@ -58,6 +58,8 @@ class _Graphs:
     """Cells that MindSpore does not compile with taps, and what it says."""
     outside: list[nn.Cell] = field(default_factory=list)
     """Observed nets that are being called as a whole: they are told of from outside their graph."""
+    interpreted: dict[str, bool] = field(default_factory=dict)
+    """By a graph's full name: whether Python runs in it."""
     proved: bool = False
     """Whether taps were seen to tell of values here."""
 
@@ -158,7 +160,7 @@ def _compiled_cell(original: Callable[..., Any], listeners: Listeners) -> Callab
 
         def compile() -> bool:
             self.compile(*args, **kwargs)
-            return runtime.interprets(None, self.compile_phase)
+            return _interpreted(None, self.compile_phase)
 
         graph = _Graph(named, compile, lambda: original(self, *args, **kwargs))
         inside = [one for one in _GRAPHS.cells.values() if one.cell() not in (None, *_GRAPHS.outside)]
@@ -188,7 +190,7 @@ def _compiled_function(original: Callable[..., Any], listeners: Listeners) -> Ca
 
         def compile() -> bool:
             inputs = args if self.obj is None else args[1:]
-            return runtime.interprets(self, self.compile(self.fn.__name__, *inputs, **kwargs))
+            return _interpreted(self, self.compile(self.fn.__name__, *inputs, **kwargs))
 
         graph = _Graph(named, compile, lambda: original(self, *args, **kwargs))
         # The cell whose construct this is was called eagerly: its hooks tell of it.
@@ -295,6 +297,12 @@ class _Untyped(Exception):
     def __init__(self, cells: Sequence[_Cell]) -> None:
         super().__init__("it gets or returns a value whose type MindSpore knows only when the graph runs")
         self.cells = cells
+
+
+def _interpreted(function: Any, graph: str) -> bool:
+    if graph not in _GRAPHS.interpreted:
+        _GRAPHS.interpreted[graph] = runtime.interprets(function, graph)
+    return _GRAPHS.interpreted[graph]
 
 
 def _first_line(error: BaseException) -> str:
