@@ -11,6 +11,9 @@ from aligner.record import Array, Key
 class Held:
     """The part of an Entry that measuring needs. `array` holds the exact bits, as an adapter gives them."""
 
+    imported = False
+    """Its shape is the layer's own (see Entry.imported)."""
+
     def __init__(self, key: Key, order: int, dtype: str, array: Array) -> None:
         self.key, self.order, self.dtype = key, order, dtype
         self.shape: tuple[int, ...] = tuple(array.shape)
