@@ -15,10 +15,7 @@ from typing import NamedTuple
 
 from aligner.ingest.homes import bring_home, give_places
 from aligner.ingest.kinds import UNCALLED, is_atom, is_library, mains
-from aligner.ingest.operations import INTERPRETER, Operation, Value
-
-MOVING = frozenset({"Cast", "Reshape", "Transpose", "ExpandDims", "Squeeze", "Load", "TransData", "Contiguous", "View"})
-"""Operators that change a value's form: compilers drop, move and share them."""
+from aligner.ingest.operations import INTERPRETER, MOVING, Operation, Value
 
 
 @dataclass(eq=False)
@@ -240,8 +237,8 @@ def _fill(call: LayerCall, atom: bool, weights: Set[bytes], given: Set[bytes], f
     else:  # masks and counts go in and out unseen: compilers share and move them
         taken = [value for value in taken if value.floating] or taken
         handed = [out for out in handed if out.value.floating] or handed
-    call.inputs = {"input.0": taken[0]} if len(taken) == 1 else {}
-    call.outputs = {"output.0": handed[0].value} if len(handed) == 1 else {}
+    call.inputs = {"input.0": taken[0]} if len(taken) == 1 and taken[0].whole else {}
+    call.outputs = {"output.0": handed[0].value} if len(handed) == 1 and handed[0].value.whole else {}
     if len(taken) > 1 or len(handed) > 1:
         found.unvalued.append(call.layer)
 

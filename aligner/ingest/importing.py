@@ -14,7 +14,7 @@ from aligner.errors import IngestError
 from aligner.ingest import npy, weights
 from aligner.ingest.calls import Told, told
 from aligner.ingest.files import Folder, ValueFile
-from aligner.ingest.operations import Step, Value, link, readable, step_of
+from aligner.ingest.operations import Step, Value, link, moved, readable, step_of
 from aligner.ingest.pen import Pen, Writer
 from aligner.ingest.source import Net, Source
 from aligner.ingest.weights import Weights
@@ -86,27 +86,27 @@ class _Reader:
     bytes: int = 0
 
     def values(self, graphed: Iterable[tuple[str, ValueFile]]) -> list[tuple[str, Value]]:
-        """What could be read, each with its graph."""
+        """All values, each with its graph."""
         values = []
         for graph, file in graphed:
             value = self._value(file)
             self.files += 1
-            if value is not None:
-                values.append((graph, value))
+            values.append((graph, value))
             if self.progress is not None:
                 self.progress(self.files, self.total, self.bytes)
         return values
 
-    def _value(self, file: ValueFile) -> Optional[Value]:
+    def _value(self, file: ValueFile) -> Value:
+        unread = Value(file, file.path.encode("utf-8", "surrogateescape"), (), whole=False)
         if not readable(file):
             self.done.tiled += 1
-            return None
+            return unread
         try:
             form, content = npy.fingerprint(file.path)
             npy.word(form, file.dtype)
         except (ValueError, OSError) as error:
             self.done.unread[os.path.basename(file.path)] = getattr(error, "strerror", None) or str(error)
-            return None
+            return unread
         self.bytes += form.size
         return Value(file, content, form.shape, form.dtype.kind in "fc")
 
@@ -135,8 +135,11 @@ def _understood(step: Step, found: Source, net: Optional[Net]) -> tuple[Weights,
     known, arguments = (net.parameters, net.arguments) if net is not None else ((), ())
     sorted_out = weights.sort_out(step.parameters, classes, found.said, known, arguments)
     owners: dict[bytes, set[str]] = {}
+    shapes: dict[tuple[int, ...], set[str]] = {}
     for parameter, value in sorted_out.parameters:
         owners.setdefault(value.content, set()).add(parameter.layer)
+        shapes.setdefault(value.shape, set()).add(parameter.layer)
+    moved(step.operations, owners, shapes)
     link(step.operations, owners.keys())
     return sorted_out, told(step.operations, owners, sorted_out.given)
 

@@ -12,6 +12,8 @@ from aligner.ingest.scopes import Scope, Scopes
 
 INTERPRETER = frozenset({"PyExecute", "MakeTuple", "MakeList", "TupleToTensor", "RealMakeTuple"})
 """Operators that only put the net's results together."""
+MOVING = frozenset({"Cast", "Reshape", "Transpose", "ExpandDims", "Squeeze", "Load", "TransData", "Contiguous", "View"})
+"""Operators that change a value's form: compilers drop, move and share them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +24,8 @@ class Value:
     content: bytes
     shape: tuple[int, ...]
     floating: bool = True
+    whole: bool = True
+    """Not so where the file could not be read: that something was made there is known, and no more."""
 
 
 @dataclass(eq=False)
@@ -115,6 +119,25 @@ def _last_run(operations: Sequence[Operation], times: int) -> Iterator[Operation
         passed[operation.name] = passed.get(operation.name, 0) + 1
         if passed[operation.name] > left[operation.name] - left[operation.name] // times:
             yield operation
+
+
+def moved(
+    operations: Sequence[Operation], owners: dict[bytes, set[str]], shapes: Mapping[tuple[int, ...], Set[str]]
+) -> None:
+    """A weight in another form (cast, transposed) is still its owner's.
+
+    Where weights are not among the values that operators got, what a cast got is told by its shape: `shapes` has the
+    owners of the weights of each.
+    """
+    for operation in operations:
+        if operation.type not in MOVING:
+            continue
+        first = operation.given[min(operation.given)] if operation.given else None
+        for value in operation.made.values():
+            if first is not None and first.content in owners:
+                owners.setdefault(value.content, set()).update(owners[first.content])
+            elif first is None and value.shape in shapes:
+                owners.setdefault(value.content, set()).update(shapes[value.shape])
 
 
 def link(operations: Sequence[Operation], weights: Set[bytes]) -> None:

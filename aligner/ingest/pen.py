@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Optional, Protocol
 
 from aligner.dtypes import DTYPES
@@ -49,7 +49,8 @@ class Pen:
             return
         self._writer.layer(Layer("", "", LayerSpec(""), True, False))
         parents = {path.rpartition(".")[0] for path in calls.classes}
-        for path, name in calls.classes.items():
+        for path in _nested(calls.classes):
+            name = calls.classes[path]
             base = plain_class(name)
             shown = f"mindspore.nn.{base}" if is_library(name) or base != kind(base) else name
             self._writer.layer(Layer(path, shown, LayerSpec(kind(name)), path in parents, False))
@@ -98,6 +99,8 @@ class Pen:
         return [slot for slot, value in values.items() if self._write(keys[slot], value, value.shape)]
 
     def _write(self, key: Key, value: Value, shape: tuple[int, ...]) -> bool:
+        if not value.whole:
+            return False
         try:
             dtype, array = npy.load(value.file.path, value.file.dtype)
         except (ValueError, OSError, MemoryError) as error:
@@ -108,6 +111,13 @@ class Pen:
         if DTYPES[dtype].eps is not None and key.phase is Phase.FORWARD:
             self.dtypes.add(dtype)
         return True
+
+
+def _nested(paths: Collection[str]) -> list[str]:
+    """Each layer before those inside it, and all of these before the next one."""
+    place = {path: at for at, path in enumerate(paths)}
+    parts = {path: path.split(".") for path in paths}
+    return sorted(paths, key=lambda path: [place[".".join(parts[path][:n])] for n in range(1, len(parts[path]) + 1)])
 
 
 def _arguments(slots: Sequence[str]) -> object:

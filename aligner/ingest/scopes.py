@@ -54,9 +54,12 @@ class Scopes:
     def of(self, name: str) -> Scope:
         """The scope of an operator, from a file's name."""
         if name not in self._found:
-            scope, _, _ = name.rpartition("_")
-            whole = self._borders.get(scope)
-            self._found[name] = of_parts((whole or guessed(scope)).split("/"))
+            scope = name.rpartition("_")[0]
+            outer, _, rest = scope.rpartition("_")
+            if scope not in self._borders and "-" not in rest and outer in self._borders:
+                scope = outer  # the operator has a "_" in its own name
+            whole = self._borders.get(scope) or guessed(scope)
+            self._found[name] = of_parts(whole.split("/"))
         return self._found[name]
 
 
@@ -71,8 +74,9 @@ def guessed(scope: str) -> str:
     parts = [first]
     pending: list[str] = []
     for word in rest.split("_") if rest else []:
+        inside = bool(pending) and pending[-1].endswith("-")  # "norm-_OutputTo16"
         pending.append(word)
-        if "-" in word:
+        if inside or ("-" in word and not word.endswith("-")):
             parts.append("_".join(pending))
             pending = []
     if pending:
@@ -84,7 +88,7 @@ def of_parts(parts: list[str]) -> Scope:
     """The layer that these parts name, without what MindSpore put around the user's."""
     root, cells = parts[0], [part.rpartition("-") for part in parts[1:]]
     backward = root == "Gradients" or any(part.startswith("Gradients") for part in parts)
-    if root not in ROOTS or not all(name and kind for name, _, kind in cells):
+    if root not in ROOTS or not all(name and kind and "." not in name for name, _, kind in cells):
         return Scope((), (), backward, known=False)
     named = [(name, kind) for name, _, kind in cells]
     if named and named[0][0] == TRAINED:
