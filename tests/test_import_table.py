@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WORDS = {
     "record",
     "findings",
+    "devices",
     "dtypes",
     "structure",
     "selection",
@@ -29,6 +30,7 @@ MAY_IMPORT = {
     "vocabulary": set(),
     "selection": set(),
     "findings": set(),
+    "devices": set(),
     "callable_package": set(),
     "messages": set(),
     "errors": {"messages"},

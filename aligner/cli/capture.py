@@ -113,7 +113,7 @@ def add_arguments(parser: parsing.Parser) -> None:
         metavar="N",
         help=say("seed of all random numbers (factory: 0)", "随机数种子（工厂函数默认 0）"),
     )
-    add("--device", metavar="NAME", help=say("cpu, gpu or ascend", "cpu、gpu 或 ascend"))
+    add("--device", metavar="NAME", help=say("cpu, gpu, cuda:1, ascend, npu:3", "cpu、gpu、cuda:1、ascend、npu:3"))
     add(
         "--mode",
         choices=("graph", "pynative"),

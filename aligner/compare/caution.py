@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,11 +12,23 @@ from aligner.compare.casts import Cast
 from aligner.compare.layers import Pairing
 from aligner.compare.net import Net, is_input
 from aligner.compare.reading import Reading
+from aligner.devices import CONV, EXACT, MATMUL
 from aligner.dtypes import DTYPES
 from aligner.record import Phase, Scalar, display
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
+
+EXACTLY = {
+    ("torch", "tf32"): "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False",
+    ("torch", "hf32"): "torch.npu.matmul.allow_hf32 = torch.npu.conv.allow_hf32 = False",
+    ("mindspore", "tf32"): "mindspore.device_context.gpu.op_precision.conv_allow_tf32(False), matmul_allow_tf32(False)",
+    (
+        "mindspore",
+        "hf32",
+    ): "mindspore.device_context.ascend.op_precision.conv_allow_hf32(False), matmul_allow_hf32(False)",
+}
+"""What has a framework compute float32 as float32, by the type that it shortens it to."""
 
 Caution = tuple[str, Mapping[str, Scalar]]
 
@@ -63,11 +75,27 @@ def _circumstances(reference: Dump, port: Dump) -> Iterator[Caution]:
         if name in ours and name in theirs and ours[name] != theirs[name]:
             said = ("off" if value is None else str(value) for value in (ours[name], theirs[name]))
             yield message, dict(zip(("reference", "port"), said))
+    yield from _arithmetic(ours, theirs)
     if theirs.get("forced") is True and theirs.get("reference_token") != reference.token:
         yield "forced-other-reference", {"reference": str(reference.path), "made": str(theirs.get("reference"))}
     steps = set(reference.steps), set(port.steps)
     if steps[0] != steps[1]:
         yield "steps-differ", {"reference": len(steps[0]), "port": len(steps[1])}
+
+
+def _arithmetic(reference: Mapping[str, Any], port: Mapping[str, Any]) -> Iterator[Caution]:
+    """Devices that multiply float32 in a shorter type: about 1e-3 of a layer's scale is theirs, and no mistake."""
+    for side, header in (("reference", reference), ("port", port)):
+        short = {name: str(header[name]) for name in (MATMUL, CONV) if header.get(name) not in (None, EXACT)}
+        if short:
+            word = next(iter(short.values()))
+            message = "short-matmul-conv" if len(short) == 2 else "short-matmul" if MATMUL in short else "short-conv"
+            framework = str(header.get("framework"))
+            change = EXACTLY.get((framework, word), "")
+            yield message, {"side": side, "type": word, "device": str(header.get("device")), "change": change}
+    precision = port.get("precision_mode")
+    if precision not in (None, "", "must_keep_origin_dtype", "origin", "force_fp32"):
+        yield "precision-mode", {"mode": str(precision)}
 
 
 def _states(nets: tuple[Net, Net], pairing: Pairing) -> Iterator[Caution]:

@@ -147,6 +147,17 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Capture the reference in an environment where `import torch` finds PyTorch.",
         "以 torch 之名导入的并非 PyTorch，而是其替代实现：{file}。\n请在 `import torch` 能找到 PyTorch 的环境中采集标杆。",
     ),
+    "torch-npu": ("torch_npu {torch_npu}, CANN {cann}", "torch_npu {torch_npu}，CANN {cann}"),
+    "torch-npu-mismatch": (
+        "torch_npu {torch_npu} is made for another torch than {torch}.\n"
+        "Install the torch_npu whose first two numbers are those of torch: pip install torch_npu=={torch}",
+        "torch_npu {torch_npu} 与 torch {torch} 不匹配。\n请安装前两位版本号与 torch 相同的 torch_npu：pip install torch_npu=={torch}",
+    ),
+    "torch-npu-unusable": (
+        "torch_npu {torch_npu} is installed but cannot be used: {reason}\n"
+        "Source CANN's set_env.sh first, and check the driver with npu-smi info.",
+        "已安装 torch_npu {torch_npu}，但无法使用：{reason}\n请先执行 CANN 的 set_env.sh，并用 npu-smi info 检查驱动。",
+    ),
     "torch-found": ("torch {version} on Python {python}", "torch {version}，Python {python}"),
     "torch-numpy-works": ("torch and numpy {numpy} exchange arrays", "torch 与 numpy {numpy} 可交换数组"),
     "torch-numpy-broken": (

@@ -94,6 +94,30 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{port_layer} ends elsewhere than {layer}: what the nets make of it behind that agrees.",
         "{port_layer} 与 {layer} 的结束位置不同：两侧其后由它得到的数值一致。",
     ),
+    "short-matmul-conv": (
+        "the {side} multiplied and convolved float32 in {type} ({device}): about 1e-3 of a layer's scale is that rounding.\n"
+        "To compare in float32, set {change} and capture again.",
+        "{side} 一侧在 {device} 上以 {type} 计算 float32 的矩阵乘和卷积：约为层数值尺度 1e-3 的误差来自该舍入。\n"
+        "如需以 float32 比对，请设置 {change} 后重新采集。",
+    ),
+    "short-matmul": (
+        "the {side} multiplied float32 matrices in {type} ({device}): about 1e-3 of a layer's scale is that rounding.\n"
+        "To compare in float32, set {change} and capture again.",
+        "{side} 一侧在 {device} 上以 {type} 计算 float32 的矩阵乘：约为层数值尺度 1e-3 的误差来自该舍入。\n"
+        "如需以 float32 比对，请设置 {change} 后重新采集。",
+    ),
+    "short-conv": (
+        "the {side} convolved float32 in {type} ({device}): about 1e-3 of a layer's scale is that rounding.\n"
+        "To compare in float32, set {change} and capture again.",
+        "{side} 一侧在 {device} 上以 {type} 计算 float32 的卷积：约为层数值尺度 1e-3 的误差来自该舍入。\n"
+        "如需以 float32 比对，请设置 {change} 后重新采集。",
+    ),
+    "precision-mode": (
+        "the port ran with precision_mode '{mode}', which lets CANN compute in shorter types than the net says.\n"
+        "To compare, set mindspore.device_context.ascend.op_precision.precision_mode(\"must_keep_origin_dtype\").",
+        "待比对网络以 precision_mode '{mode}' 运行，CANN 可能以比网络声明更短的类型计算。\n"
+        "比对时请设置 mindspore.device_context.ascend.op_precision.precision_mode(\"must_keep_origin_dtype\")。",
+    ),
     "covered-imported": (
         "Operators do not tell which value of {layer} this is, and its shape is another one; the layers inside were compared.",
         "算子无法说明这是 {layer} 的哪个数据，且其形状不同；其内部各层已比对。",

@@ -15,6 +15,7 @@ from aligner_hooks.mindspore_ import (
     compiled,
     construction,
     copies,
+    devices,
     dropout,
     hooks,
     layers,
@@ -162,7 +163,7 @@ class MindSporeAdapter:
 
     def device(self, name: str) -> Callable[[object], object]:
         """Select a device."""
-        return runtime.device(name)
+        return devices.device(name)
 
     def running(self, model: object, mode: Optional[str] = "pynative") -> AbstractContextManager[object]:
         """Eagerly, layer by layer, or compiled, or as the program has it."""

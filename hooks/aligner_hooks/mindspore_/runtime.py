@@ -9,19 +9,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import mindspore
 import numpy as np
 from mindspore import nn
 
 from aligner.adapter import Finding
-from aligner.errors import AdapterError
 from aligner.record import Scalar
+from aligner_hooks.mindspore_ import devices
 from aligner_hooks.mindspore_.spec import is_rewritten
 
-# What users call a device -> what MindSpore calls it. Only "CPU" was ever run here; the others are from its manual.
-DEVICES = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "ascend": "Ascend", "npu": "Ascend"}
 # Set to "0", MindSpore runs @ms.jit functions as the plain Python they are. It is read at each call.
 JIT_SWITCH = "MS_JIT"
 
@@ -61,18 +59,6 @@ def synchronize() -> None:
         executor.sync()
 
 
-def interprets(function: Any, phase: str) -> bool:
-    """Whether Python runs inside a compiled graph, where MindSpore did not know how to compile a line; or it may.
-
-    `function` is the compiled function; None for a net that is compiled as a whole.
-    """
-    try:
-        executor = function or _graph_api("_cell_graph_executor")
-        return b"PyExecute" in executor._graph_executor.get_func_graph_proto(phase, "anf_ir", False)
-    except (AttributeError, RuntimeError, TypeError):
-        return True
-
-
 def jit_executor() -> Optional[type]:
     """The class whose instances compile and run @ms.jit functions, or None if this MindSpore has it elsewhere."""
     found = _graph_api("_JitExecutor")
@@ -105,24 +91,6 @@ def running(mode: Optional[str]) -> Iterator[None]:
             os.environ.pop(JIT_SWITCH, None)
 
 
-def device(name: str) -> Callable[[object], object]:
-    """Select the device for everything that runs from now on; models and tensors go there by themselves."""
-    target = DEVICES.get(name.lower())
-    if target is None:
-        raise AdapterError("mindspore-device", name=name, reason="unknown", known=", ".join(sorted(DEVICES)))
-    try:
-        if mindspore.get_context("device_target") != target:
-            if hasattr(mindspore, "set_device"):
-                mindspore.set_device(target)
-            else:
-                mindspore.set_context(device_target=target)
-    except (RuntimeError, ValueError, TypeError) as error:
-        reason = f"{error}".strip().splitlines()[0]
-        here = str(mindspore.get_context("device_target")).lower()
-        raise AdapterError("mindspore-device", name=name, reason=reason, known=here) from error
-    return lambda value: value
-
-
 def seed(number: int) -> None:
     """Seed both of MindSpore's kinds of random numbers.
 
@@ -138,7 +106,7 @@ def environment(model: Optional[nn.Cell]) -> Mapping[str, Scalar]:
     """Header facts: where and how this net runs."""
     level = amp_level(model) if model is not None else ""
     return {
-        "device": str(mindspore.get_context("device_target")),
+        **devices.facts(),
         "mode": "graph" if in_graph_mode() else "pynative",
         "amp": level or None,
         "numpy_supported": numpy_supported(),
@@ -165,7 +133,7 @@ def numpy_supported() -> bool:
 def doctor() -> Iterator[Finding]:
     """What is usable and what is wrong here."""
     version = str(mindspore.__version__)
-    here = str(mindspore.get_context("device_target"))
+    here = devices.target()
     yield Finding(True, "mindspore-usable", {"version": version, "device": here})
     if tuple(int(part) for part in version.split(".")[:2]) < (2, 7):
         yield Finding(False, "mindspore-old", {"version": version})

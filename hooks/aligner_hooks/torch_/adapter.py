@@ -17,6 +17,7 @@ from aligner_hooks.torch_ import (
     casts,
     constructions,
     copies,
+    devices,
     dropout,
     layers,
     operations,
@@ -121,7 +122,7 @@ class TorchAdapter:
         torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
     def device(self, name: str) -> Callable[[object], object]:
-        return surroundings.device(name)
+        return devices.device(name)
 
     def running(self, model: object, mode: Optional[str] = "pynative") -> AbstractContextManager[object]:
         return surroundings.running(mode)

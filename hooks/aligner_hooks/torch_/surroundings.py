@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from itertools import chain
 from typing import Any, Optional
 
@@ -15,43 +14,8 @@ import torch
 from aligner.adapter import Finding
 from aligner.errors import AdapterError
 from aligner.record import Scalar
+from aligner_hooks.torch_ import devices
 from aligner_hooks.torch_.eager import Hold, can_stop_compiling, unfused
-
-# Names as users write them -> torch's. "gpu" and "ascend" are written from documentation and were never run.
-_DEVICES = {"cpu": "cpu", "gpu": "cuda", "ascend": "npu"}
-
-
-def device(name: str) -> Callable[[object], object]:
-    """What moves a model or tensor to the device.
-
-    Raises:
-        AdapterError: torch has no such device here.
-    """
-    if name not in _DEVICES:
-        raise AdapterError("torch-device-unknown", device=name, known=", ".join(_DEVICES))
-    reason = _absence(name)
-    if reason:
-        raise AdapterError("torch-device-absent", device=name, reason=reason)
-    target = torch.device(_DEVICES[name])
-
-    def move(value: Any) -> Any:
-        return value.to(target)
-
-    return move
-
-
-def _absence(name: str) -> str:
-    """Why a device cannot be used here, or nothing."""
-    if name == "gpu" and not torch.cuda.is_available():
-        return "torch.cuda.is_available() is False"
-    if name == "ascend":
-        try:
-            import_module("torch_npu")  # importing it adds torch.npu
-        except ImportError as error:
-            return str(error)
-        if not torch.npu.is_available():
-            return "torch.npu.is_available() is False"
-    return ""
 
 
 @contextmanager
@@ -70,15 +34,12 @@ def environment(model: Any) -> Mapping[str, Scalar]:
     """Facts for the header."""
     first = next(chain(model.parameters(), model.buffers()), None)
     facts: dict[str, Scalar] = {
-        "device": "cpu" if first is None else first.device.type,
+        **devices.facts(first),
         "mode": "pynative",
         "threads": torch.get_num_threads(),
         "default_dtype": str(torch.get_default_dtype()).partition(".")[2],
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
-    if facts["device"] == "cuda":
-        facts["tf32"] = bool(torch.backends.cuda.matmul.allow_tf32)
-        facts["device_name"] = str(torch.cuda.get_device_name())
     return facts
 
 
@@ -92,9 +53,6 @@ def doctor() -> Iterator[Finding]:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         yield Finding(False, "torch-numpy-broken", {"numpy": np.__version__, "reason": reason})
-    if torch.cuda.is_available():
-        yield Finding(True, "torch-gpu", {"count": torch.cuda.device_count(), "name": torch.cuda.get_device_name()})
-    else:
-        yield Finding(True, "torch-no-gpu", {})
+    yield from devices.doctor()
     if hasattr(torch, "compile") and not can_stop_compiling():
         yield Finding(True, "torch-no-stance", {"version": str(torch.__version__)})

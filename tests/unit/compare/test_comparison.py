@@ -532,3 +532,22 @@ def test_a_file_that_is_no_dump(tmp_path):
 def test_dependence_on_relu_is_real():
     """The fixtures would hide a pairing error if activations changed nothing."""
     assert (relu(sample()) != sample()).any()
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"float32_matmul": "float32", "float32_conv": "float32"}, []),
+        ({"float32_matmul": "float32", "float32_conv": "hf32"}, ["short-conv"]),
+        ({"float32_matmul": "hf32", "float32_conv": "hf32"}, ["short-matmul-conv"]),
+        ({"float32_matmul": "tf32"}, ["short-matmul"]),
+        ({"precision_mode": "must_keep_origin_dtype"}, []),
+        ({"precision_mode": "force_fp16"}, ["precision-mode"]),
+    ],
+)
+def test_a_device_that_shortens_float32_is_told_with_what_to_set(facts, said):
+    port = dump(header={"framework": "mindspore", "device": "Ascend", **facts})
+    warnings = [w for w in run(dump(), port).warnings if w[0].startswith(("short-", "precision-"))]
+    assert [message for message, _ in warnings] == said
+    if said and said[0].startswith("short"):
+        assert "allow" in warnings[0][1]["change"]
