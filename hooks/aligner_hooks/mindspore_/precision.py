@@ -52,8 +52,10 @@ def widened(value: Any, dtype: str) -> Any:
 
 def cast_of(cell: nn.Cell) -> str:
     """The dtype that to_float told this cell to compute in, or ""."""
-    told = {getattr(MixedPrecisionType, flag.upper()): dtype for dtype, flag in _FLAGS.items()}
-    return told.get(cell.mixed_precision_type, "")
+    flagged = cell.mixed_precision_type
+    if flagged is None:  # asked of every layer that runs
+        return ""
+    return next((dtype for dtype, flag in _FLAGS.items() if getattr(MixedPrecisionType, flag.upper()) == flagged), "")
 
 
 def told(model: nn.Cell, cell: nn.Cell) -> Optional[tuple[str, str]]:

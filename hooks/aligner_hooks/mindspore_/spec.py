@@ -92,7 +92,7 @@ def written(kind: type) -> type:
 
 def is_rewritten(kind: type) -> bool:
     """Whether MindSpore wrote this class, to have casts in it."""
-    return REWRITTEN.search(kind.__module__) is not None and "Opt" in kind.__name__
+    return "Opt" in kind.__name__ and REWRITTEN.search(kind.__module__) is not None
 
 
 def is_a(cell: nn.Cell, kinds: Union[type, tuple[type, ...]]) -> bool:

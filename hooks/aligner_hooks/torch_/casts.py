@@ -37,10 +37,16 @@ _PRODUCTS = ("Conv", "Linear", "Bilinear", "MultiheadAttention", "LSTM", "GRU", 
 
 def precision(module: nn.Module) -> Optional[tuple[str, str]]:
     """What autocast has a layer compute in whose operators it lowers; of others it depends on the device."""
+    if not _is_any_enabled():  # asked of every layer that runs
+        return None
     device = next((tensor.device.type for tensor in module.parameters()), "cpu")
     if not _is_enabled(device) or not read(module).kind.startswith(_PRODUCTS):
         return None
     return str(_dtype(device)).partition(".")[2], "autocast"
+
+
+# Looked up once; an older torch is asked for the layer's device.
+_is_any_enabled: Callable[[], bool] = getattr(getattr(torch, "_C", None), "_is_any_autocast_enabled", lambda: True)
 
 
 def _is_enabled(device: str) -> bool:
