@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from typing import Optional
 
 from aligner import messages, registry
+from aligner.cli import framework_check, surroundings
 from aligner.cli import parser as parsing
-from aligner.errors import AlignerError
 from aligner.record import Scalar
 from aligner.report import lines
 from aligner.report.figures import size
@@ -24,9 +25,9 @@ from aligner.report.terminal import terminal
 from aligner.report.words import say
 
 HELP = (
-    "Check this environment: Python, numpy, h5py, the frameworks and their adapters, disk space.\n"
+    "Check this environment: Python, numpy, h5py, disk space, variables, the frameworks and their adapters.\n"
     "Exit code: 0 all is well, 2 something is wrong; each problem comes with what to do.",
-    "检查当前环境：Python、numpy、h5py、各框架及其适配器、磁盘空间。\n"
+    "检查当前环境：Python、numpy、h5py、磁盘空间、环境变量、各框架及其适配器。\n"
     "退出码：0 一切正常，2 存在问题；每个问题都附有处理方法。",
 )
 EXAMPLES = (
@@ -77,15 +78,19 @@ def run(options: argparse.Namespace) -> int:
 
 def findings() -> Iterator[Line]:
     """Everything there is to say, ours first, then each adapter's own."""
+    points = registry.available()
+    asked = {
+        name: None if find_spec(name) is None else framework_check.ask(point) for name, point in sorted(points.items())
+    }
     yield _python()
     yield from _libraries()
     yield _disk(os.getcwd())
-    points = registry.available()
+    yield from _surroundings()
     if not points:
         yield Line("bad", "adapters", "doctor-no-adapters", {})
     usable = 0
-    for name in sorted(points):
-        rows = list(_adapter(name))
+    for name, one in asked.items():
+        rows = list(_adapter(name, one))
         usable += any(row.message == "doctor-adapter" for row in rows)
         yield from rows
     if points and not usable:
@@ -117,6 +122,14 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int("".join(c for c in part if c.isdigit()) or 0) for part in parts)
 
 
+def _surroundings() -> Iterator[Line]:
+    for message, facts in surroundings.variables(os.environ):
+        yield Line("note", "environment", message, facts)
+    encoding = getattr(sys.stdout, "encoding", None)
+    if not surroundings.terminal_speaks(encoding):
+        yield Line("note", "terminal", "doctor-no-chinese", {"encoding": str(encoding)})
+
+
 def _disk(folder: str) -> Line:
     free = shutil.disk_usage(folder).free
     facts = {"folder": folder, "free": size(free)}
@@ -130,25 +143,18 @@ def _disk(folder: str) -> Line:
     )
 
 
-def _adapter(name: str) -> Iterator[Line]:
+def _adapter(name: str, asked: Optional[framework_check.Asked]) -> Iterator[Line]:
     """One framework: absent (no problem), broken, or usable with its own findings."""
-    if find_spec(name) is None:
+    if asked is None:
         yield Line("note", name, "doctor-absent", {"name": name})
         return
-    try:
-        adapter = registry.load(name)
-        yield Line("good", name, "doctor-adapter", {"name": name, "version": adapter.version()})
-        if name == "mindspore" and _numbers(_installed("numpy")) >= (2, 0):
-            yield Line("bad", name, "doctor-mindspore-numpy", {"version": _installed("numpy")})
-        for finding in adapter.doctor():
-            if finding.message != "mindspore-old" or find_spec("mindtorch") is None:  # which needs an old one
-                yield Line(_state(finding.good, finding.message), name, finding.message, finding.facts)
-    except AlignerError as error:
-        facts = {key: str(fact) for key, fact in error.facts.items()}
-        yield Line(_state(False, error.message), name, error.message, facts)
-    except Exception as error:  # the point of this command is to say what is broken
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        yield Line("bad", name, "doctor-adapter-failed", {"name": name, "reason": reason})
+    for message, facts in surroundings.unmet(name):
+        yield Line("bad", name, message, facts)
+    if name == "mindspore" and _numbers(_installed("numpy")) >= (2, 0):
+        yield Line("bad", name, "doctor-mindspore-numpy", {"version": _installed("numpy")})
+    for message, good, told in asked.rows():
+        if message != "mindspore-old" or find_spec("mindtorch") is None:  # which needs an old one
+            yield Line(_state(good, message), name, message, told)
 
 
 def _state(good: bool, message: str) -> str:

@@ -87,6 +87,19 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "MindSpore {version} 基于 numpy 1 构建，而当前安装的是 numpy {numpy}：部分算子每次运行会失败一次。\n"
         '请在此环境中安装 "numpy<2"。',
     ),
+    "mindspore-ascend": (
+        "MindSpore {version} on Ascend, CANN {cann}. What happens inside compiled graphs was never observed there: a capture checks it first.\n"
+        "If the check fails, use --mode pynative, or MINDSPORE_DUMP_CONFIG and `aligner import`.",
+        "MindSpore {version} 运行于 Ascend，CANN {cann}。尚未在其上验证过对已编译图内部的观察：采集会先行检查。\n"
+        "若检查失败，请使用 --mode pynative，或使用 MINDSPORE_DUMP_CONFIG 和 `aligner import`。",
+    ),
+    "mindspore-npu-unused": (
+        "{count} NPUs are here, but MindSpore {version} runs on {device} (CANN {cann}).\n"
+        "Source CANN's set_env.sh, and install the CANN that belongs to this MindSpore (its installation page lists the pairs); "
+        "`mindspore.run_check()` tells more.",
+        "此处有 {count} 个 NPU，但 MindSpore {version} 运行于 {device}（CANN {cann}）。\n"
+        "请执行 CANN 的 set_env.sh，并安装与该 MindSpore 配套的 CANN（配套关系见其安装页面）；`mindspore.run_check()` 可给出更多信息。",
+    ),
     "mindspore-operators": (
         "MindSpore imports, but a first small run does not work: {reason}\n"
         "Check its log above, the versions of numpy and protobuf, and the device.",

@@ -195,6 +195,39 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "MindSpore misbehaves with numpy {version}.\nInstall numpy 1: pip install 'numpy<2'",
         "MindSpore 与 numpy {version} 不兼容。\n请安装 numpy 1：pip install 'numpy<2'",
     ),
+    "doctor-framework-crashed": (
+        "{name} ended the process that imported it: {reason}\n"
+        "Import it by itself (python -c 'import {name}') and mend its installation; the other frameworks can be used.",
+        "{name} 使导入它的进程终止：{reason}\n请单独导入（python -c 'import {name}'）并修复其安装；其他框架可以使用。",
+    ),
+    "doctor-framework-slow": (
+        "{name} did not answer within {seconds} s.\nImport it by itself (python -c 'import {name}') to see what it waits for.",
+        "{name} 在 {seconds} 秒内没有响应。\n请单独导入（python -c 'import {name}'）查看其在等待什么。",
+    ),
+    "doctor-requirement": (
+        "{package} asks for {library}{wanted}, {found} is installed.\nInstall it: pip install '{library}{wanted}'",
+        "{package} 需要 {library}{wanted}，当前安装的是 {found}。\n请安装：pip install '{library}{wanted}'",
+    ),
+    "doctor-dump-config": (
+        "MINDSPORE_DUMP_CONFIG={value} is set: every compiled run of MindSpore writes all values of its operators.\n"
+        "Unset it, unless you want to import them (aligner import).",
+        "已设置 MINDSPORE_DUMP_CONFIG={value}：MindSpore 每次编译运行都会写出所有算子的数据。\n"
+        "除非需要导入这些数据（aligner import），否则请取消该变量。",
+    ),
+    "doctor-ms-jit": (
+        "MS_JIT={value} is set: GRAPH_MODE and @ms.jit run as plain Python, layer by layer.\n"
+        "Unset it to run or capture compiled nets.",
+        "已设置 MS_JIT={value}：GRAPH_MODE 和 @ms.jit 将按普通 Python 运行。\n如需运行或采集编译后的网络，请取消该变量。",
+    ),
+    "doctor-variable": (
+        "{name}={value} is set, which changes how nets are compiled or computed.\nUnset it unless both nets are meant to run so.",
+        "已设置 {name}={value}，它会改变网络的编译或计算方式。\n除非两个网络都需如此运行，否则请取消该变量。",
+    ),
+    "doctor-no-chinese": (
+        "Chinese cannot be shown here (encoding {encoding}): texts are in English.\n"
+        "Set LANG=C.UTF-8 or PYTHONIOENCODING=utf-8 for Chinese.",
+        "此处无法显示中文（编码 {encoding}），文字将使用英文。\n如需中文，请设置 LANG=C.UTF-8 或 PYTHONIOENCODING=utf-8。",
+    ),
     "doctor-compare-only": (
         "no framework here: dumps can be compared and shown, nets cannot be captured",
         "此处没有框架：可以比对和查看转储，但无法采集网络",

@@ -6,12 +6,14 @@ Only "cpu" was ever run; GPU and Ascend are written from MindSpore's manual.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from glob import glob
 from importlib import import_module
 from typing import Any, Optional
 
 import mindspore
 
+from aligner.adapter import Finding
 from aligner.devices import CONV, EXACT, KINDS, MATMUL, Device, cann, parse
 from aligner.errors import AdapterError
 from aligner.record import Scalar
@@ -108,6 +110,16 @@ def _settings(name: str) -> Callable[[str], str]:
             return ""
 
     return read
+
+
+def doctor() -> Iterator[Finding]:
+    """An Ascend that is used, or that is there and is not."""
+    version, there = str(mindspore.__version__), glob("/dev/davinci[0-9]*")
+    if target() == "Ascend":
+        yield Finding(True, "mindspore-ascend", {"version": version, "cann": cann(os.environ) or "-"})
+    elif there:
+        facts: dict[str, Scalar] = {"version": version, "count": len(there), "cann": cann(os.environ) or "-", "device": target()}
+        yield Finding(False, "mindspore-npu-unused", facts)
 
 
 def _context(name: str) -> Any:

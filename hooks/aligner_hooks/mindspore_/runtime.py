@@ -139,6 +139,7 @@ def doctor() -> Iterator[Finding]:
         yield Finding(False, "mindspore-old", {"version": version})
     if not numpy_supported():
         yield Finding(False, "mindspore-numpy", {"version": version, "numpy": np.__version__})
+    yield from devices.doctor()
     problem = _broken_operator()
     if problem:
         yield Finding(False, "mindspore-operators", {"reason": problem})

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from importlib.metadata import EntryPoint
 
 import pytest
 
 from aligner import cli, registry
 from aligner.adapter import Finding
-from aligner.cli import doctor
+from aligner.cli import doctor, surroundings
 
 
 class Usable:
@@ -68,6 +69,92 @@ def test_a_broken_adapter_is_a_finding_not_a_crash(monkeypatch, capsys):
     assert cli.main(["doctor", "--lang", "en"]) == 2
     out = " ".join(capsys.readouterr().out.split())
     assert "libascend.so" in out
+
+
+class Crashing:
+    """One whose libraries take the process down."""
+
+    def __init__(self):
+        os.kill(os.getpid(), 11)
+
+
+class Chatty(Usable):
+    """One that prints where its answer goes, and takes numbers that JSON does not know."""
+
+    def doctor(self):
+        sys.stdout.write("[WARNING] a framework says hello\n")
+        os.write(1, b"even from below Python\n")
+        yield Finding(True, "doctor-library", {"name": "chatty", "version": sys.version_info})
+
+
+def test_a_framework_that_crashes_is_a_line_and_not_the_end(monkeypatch, capsys):
+    adapters(monkeypatch, json=Crashing, wave=Usable)
+    assert cli.main(["doctor", "--lang", "en"]) == 2
+    out = " ".join(capsys.readouterr().out.split())
+    assert "json ended the process that imported it: SIGSEGV" in out
+    assert "wave 1.2, adapter loaded" in out
+
+
+def test_what_a_framework_prints_is_no_answer(monkeypatch, capsys):
+    adapters(monkeypatch, json=Chatty)
+    assert states(capsys)["json", "doctor-library"] == "good"
+
+
+def test_a_file_of_the_folder_at_hand_is_not_imported(tmp_path):
+    (tmp_path / "json.py").write_text("raise RuntimeError('not this one')")
+    (tmp_path / "torch.py").write_text("raise RuntimeError('nor this one')")
+    command = [sys.executable, "-c", "import sys; sys.path.pop(0); from aligner.cli import main; main(['doctor'])"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "not this one" not in done.stdout + done.stderr
+
+
+def test_variables_that_change_what_runs_are_noted(monkeypatch, capsys):
+    monkeypatch.setattr(registry, "available", dict)
+    monkeypatch.setenv("MINDSPORE_DUMP_CONFIG", "/somewhere/dump.json")
+    monkeypatch.setenv("MS_DEV_SAVE_GRAPHS", "2")
+    monkeypatch.setenv("MS_JIT", "0")
+    found = states(capsys)
+    for message in ("doctor-dump-config", "doctor-variable", "doctor-ms-jit"):
+        assert found["environment", message] == "note"
+
+
+def test_without_frameworks_it_answers_at_once(monkeypatch, capsys):
+    monkeypatch.setattr(registry, "available", dict)
+    started = time.monotonic()
+    cli.main(["doctor"])
+    assert time.monotonic() - started < 1
+    assert "adapter" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("encoding", "speaks"), [("utf-8", True), ("gbk", True), ("ascii", False), (None, False)])
+def test_a_terminal_without_chinese_is_told(encoding, speaks):
+    assert surroundings.terminal_speaks(encoding) is speaks
+
+
+@pytest.mark.parametrize(
+    ("version", "bounds", "fit"),
+    [
+        ("6.33.6", ">=7.34.1", False),
+        ("7.36", ">=7.34.1", True),
+        ("1.26.4", "<2.0.0,>=1.20.0", True),
+        ("2.1.0", "<2.0.0,>=1.20.0", False),
+        ("2.0", "==2.0.0", True),
+        ("2.0.1", "!=2.0.1", False),
+        ("", ">=1", False),
+        ("5.0", "~=4.2", True),  # a form that is not known is passed over
+    ],
+)
+def test_what_packages_ask_for(version, bounds, fit):
+    assert surroundings.fits(version, bounds) is fit
+
+
+def test_a_package_that_does_not_get_what_it_asks_for(monkeypatch):
+    monkeypatch.setattr(
+        surroundings, "requires", lambda name: ["protobuf>=7.34.1", "numpy<2; extra == 'x'", "pillow>=99"]
+    )
+    monkeypatch.setattr(surroundings, "version", lambda name: "6.33.6")
+    facts = {"package": "mindspore", "library": "protobuf", "wanted": ">=7.34.1", "found": "6.33.6"}
+    assert list(surroundings.unmet("mindspore")) == [("doctor-requirement", facts)]
 
 
 def test_no_adapter_at_all_is_a_problem(monkeypatch, capsys):
