@@ -58,8 +58,6 @@ class _Graphs:
     """Cells that MindSpore does not compile with taps, and what it says."""
     outside: list[nn.Cell] = field(default_factory=list)
     """Observed nets that are being called as a whole: they are told of from outside their graph."""
-    interpreted: dict[str, bool] = field(default_factory=dict)
-    """By a graph's full name: whether Python runs in it."""
     proved: bool = False
     """Whether taps were seen to tell of values here."""
 
@@ -158,11 +156,7 @@ def _compiled_cell(original: Callable[..., Any], listeners: Listeners) -> Callab
                     self.phase_cache.pop(own + name, None)
                 self._phase = own
 
-        def compile() -> bool:
-            self.compile(*args, **kwargs)
-            return _interpreted(None, self.compile_phase)
-
-        graph = _Graph(named, compile, lambda: original(self, *args, **kwargs))
+        graph = _Graph(named, lambda: self.compile(*args, **kwargs), lambda: original(self, *args, **kwargs))
         inside = [one for one in _GRAPHS.cells.values() if one.cell() not in (None, *_GRAPHS.outside)]
         with _lifted(listeners):
             return graph.run(inside)
@@ -188,11 +182,12 @@ def _compiled_function(original: Callable[..., Any], listeners: Listeners) -> Ca
             finally:
                 setattr(self, where, own)
 
-        def compile() -> bool:
-            inputs = args if self.obj is None else args[1:]
-            return _interpreted(self, self.compile(self.fn.__name__, *inputs, **kwargs))
-
-        graph = _Graph(named, compile, lambda: original(self, *args, **kwargs))
+        inputs = args if self.obj is None else args[1:]
+        graph = _Graph(
+            named,
+            lambda: self.compile(self.fn.__name__, *inputs, **kwargs),
+            lambda: original(self, *args, **kwargs),
+        )
         # The cell whose construct this is was called eagerly: its hooks tell of it.
         inside = [one for one in _GRAPHS.cells.values() if one.cell() is not None and one.cell() is not self.obj]
         with _lifted(listeners):
@@ -207,12 +202,9 @@ class _Graph:
 
     named: Callable[[str], Any]
     """Surroundings in which it is compiled and found under another name."""
-    compile: Callable[[], bool]
-    """Compiles it; whether Python runs in it."""
+    compile: Callable[[], object]
     call: Callable[[], Any]
     """Compiles it, if it is not, and runs it."""
-    shared: bool = True
-    """Whether the taps share functions: MindSpore waits for ever where Python runs in such a graph."""
 
     def run(self, cells: Sequence[_Cell]) -> object:
         """Run it with the taps of these cells."""
@@ -223,7 +215,7 @@ class _Graph:
         name = self._compiled(wanted)
         _GRAPHS.thread, _GRAPHS.failure = threading.get_ident(), None
         try:
-            with self.named(name), _taps(wanted, self.shared):
+            with self.named(name), _taps(wanted):
                 output = self.call()
                 runtime.synchronize()
         finally:
@@ -239,7 +231,7 @@ class _Graph:
         """Compile it; cells whose taps cannot be are taken out of `wanted`. Returns the name that it has now."""
         reason = self._refused(wanted)
         if reason is None:
-            return self._name(wanted)
+            return _name(wanted)
         with self.named(""):
             self.compile()  # raises what the user's own program raises
         left = ATTEMPTS
@@ -261,19 +253,16 @@ class _Graph:
                 middle = len(group) // 2
                 groups += [group[:middle], group[middle:]]
         wanted[:] = sorted(fine, key=lambda one: one.number)
-        return self._name(wanted)
+        return _name(wanted)
 
     def _refused(self, cells: Sequence[_Cell]) -> Optional[Exception]:
         """Why the graph cannot be compiled with the taps of these cells."""
         begun = len(forms.FORMS)
         try:
-            with self.named(self._name(cells)), _taps(cells, self.shared):
-                interpreted = self.compile()
+            with self.named(_name(cells)), _taps(cells):
+                self.compile()
         except Exception as error:
             return error
-        if interpreted and self.shared:
-            self.shared = False
-            return self._refused(cells)
         made = forms.FORMS[begun:]
         told = {(form.number, form.entering) for form in made}
         untyped = {form.number for form in made if form.untyped}
@@ -282,13 +271,14 @@ class _Graph:
             return _Untyped([one for one in cells if one.number in untyped])
         return None
 
-    def _name(self, cells: Sequence[_Cell]) -> str:
-        """What the graph with the taps of these cells is called; short, as the net may be large."""
-        rows = []
-        for _, group in itertools.groupby(enumerate(one.number for one in cells), lambda pair: pair[1] - pair[0]):
-            row = [number for _, number in group]
-            rows.append(f"{row[0]}_{row[-1]}")
-        return f".aligner{'' if self.shared else '.apart'}.{'-'.join(rows)}" if rows else ""
+
+def _name(cells: Sequence[_Cell]) -> str:
+    """What the graph with the taps of these cells is called; short, as the net may be large."""
+    rows = []
+    for _, group in itertools.groupby(enumerate(one.number for one in cells), lambda pair: pair[1] - pair[0]):
+        row = [number for _, number in group]
+        rows.append(f"{row[0]}_{row[-1]}")
+    return f".aligner.{'-'.join(rows)}" if rows else ""
 
 
 class _Untyped(Exception):
@@ -299,23 +289,16 @@ class _Untyped(Exception):
         self.cells = cells
 
 
-def _interpreted(function: Any, graph: str) -> bool:
-    if graph not in _GRAPHS.interpreted:
-        _GRAPHS.interpreted[graph] = runtime.interprets(function, graph)
-    return _GRAPHS.interpreted[graph]
-
-
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0][:200] if lines else type(error).__name__
 
 
 @contextmanager
-def _taps(cells: Sequence[_Cell], shared: bool) -> Iterator[None]:
+def _taps(cells: Sequence[_Cell]) -> Iterator[None]:
     """Lend the cells what their compiled construct needs."""
     from aligner_hooks.mindspore_ import taps  # makes operators: only where a graph is compiled
 
-    taps.share(shared)
     held = [(cell, one.number) for one in cells for cell in [one.cell()] if cell is not None]
     try:
         for cell, number in held:

@@ -24,32 +24,16 @@ BEGIN = forms.operator(forms.ARRIVAL.begin)
 VALUE = forms.operator(forms.ARRIVAL.value)
 
 
-def tell_tensor(value: Any) -> int:
-    """Tell of a tensor.
-
-    Shared, it is one function in the graph for all tensors of one shape and type: each place of its own keeps memory.
-    """
-    if value.dtype == mstype.bfloat16:  # the operator's memory has no such numbers; float32 holds them exactly
-        VALUE(value.astype(mstype.float32))
-    elif value.dtype == mstype.bool_:
-        VALUE(value.astype(mstype.uint8))
-    else:
-        VALUE(value)
-    return 0
-
-
-def share(shared: bool) -> None:
-    """What mindspore.no_inline does, which older versions do not have, and its way back."""
-    vars(tell_tensor).pop("no_inline", None)
-    if shared:
-        vars(tell_tensor)["no_inline"] = True
-
-
 def tell(value: Any) -> int:
     """Tell of each tensor inside a value, in order, as it is now."""
     if isinstance(value, Tensor):
         if TELLS(value):
-            tell_tensor(ops.stop_gradient(value))
+            if value.dtype == mstype.bfloat16:  # the operator's memory has no such numbers; float32 holds them exactly
+                VALUE(ops.stop_gradient(value.astype(mstype.float32)))
+            elif value.dtype == mstype.bool_:
+                VALUE(ops.stop_gradient(value.astype(mstype.uint8)))
+            else:
+                VALUE(ops.stop_gradient(value))
     elif isinstance(value, (tuple, list)):
         for item in value:
             if TELLS(item):
