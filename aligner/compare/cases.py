@@ -6,8 +6,10 @@ Taken from the dumps alone, during the capture (for trials) and when they are co
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Optional
 
+from aligner.compare.casts import USUAL, computing
 from aligner.compare.checks import in_float32
 from aligner.compare.net import CallId, Net, Visit, is_input, nest
 from aligner.compare.place import Place
@@ -64,8 +66,20 @@ class Cases:
             taker=self._taker(place) if around else None,
             repeated=self._repeated(place) if place.where == "layer" else None,
             operations=self._operations(place) if around else None,
+            computed=self._computed(place.owner, other) if place.where == "layer" else None,
             consumer=self._consumer(place) if around else None,
         )
+
+    def _computed(self, layer: str, other: str) -> Optional[tuple[str, str]]:
+        """What both compute in; a dump without such findings is of a net that casts nowhere."""
+        ours, theirs = self._computing
+        wanted, made = (ours.get(layer) if ours else USUAL), theirs.get(other)
+        return None if wanted is None or made is None else (wanted, made)
+
+    @cached_property
+    def _computing(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        reference, port = self._dumps
+        return computing(reference), computing(port)
 
     def _consumer(self, place: Place) -> Optional[LayerSpec]:
         """The layer that the code around it hands the value to."""

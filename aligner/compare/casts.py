@@ -98,7 +98,12 @@ def cast_map(reference: Dump, port: Dump, nets: tuple[Net, Net], pairing: Pairin
 
 def lowered(dump: Dump) -> Mapping[str, str]:
     """Layers of which it is known that their code computes in a short type, and in which."""
-    return {layer: told[0].dtype for layer, told in _told(dump).items() if is_short(told[0].dtype)}
+    return {layer: dtype for layer, dtype in computing(dump).items() if is_short(dtype)}
+
+
+def computing(dump: Dump) -> Mapping[str, str]:
+    """What layers compute in, by their paths, as far as it was found out."""
+    return {layer: told[0].dtype for layer, told in _told(dump).items()}
 
 
 def is_careful(kind: str) -> bool:

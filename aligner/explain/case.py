@@ -69,6 +69,8 @@ class Case:
     """Layers: how far two runs of the port's layer on these inputs are apart (relative L2), where they are at all."""
     operations: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
     """Glue: operations that ran between the two layers, of reference and port, where known."""
+    computed: Optional[tuple[str, str]] = None
+    """Layers: what they compute in, reference and port, where the captures tell; casts may sit inside."""
     consumer: Optional[LayerSpec] = None
     """Glue: settings of the reference's layer that the value goes into; None where the parent returns it."""
 

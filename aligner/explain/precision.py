@@ -45,8 +45,13 @@ def suspects(case: Case, facts: dict[str, Scalar]) -> Iterator[Suspect]:
     norm = setting_rules.family(case.reference.kind) in NORMS
     if _overflowed(case):
         yield Suspect("layernorm-fp16-variance-overflow", facts, weight=LIKELY)
-    if made not in SHORT or wanted in SHORT or case.rounding > SHORT_EXPECTED:
+    if case.computed is not None:
+        wanted, made = case.computed
+    elif case.rounding > SHORT_EXPECTED:
         return
+    if made not in SHORT or wanted in SHORT:
+        return
+    facts = {**facts, "port_dtype": made, "reference_dtype": wanted}
     if norm:
         yield Suspect("amp-levels-norm-dtype", facts, weight=LIKELY)
         eps = case.port.attributes.get("eps")

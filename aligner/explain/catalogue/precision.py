@@ -55,8 +55,8 @@ LAYERS: tuple[Entry, ...] = (
     Entry(
         "amp-levels-norm-dtype",
         (
-            "The {kind} computes in a shorter type than the reference's",
-            "{kind} 使用了比标杆更短的类型计算",
+            "The {kind} computes in {port_dtype}, the reference's in {reference_dtype}",
+            "{kind} 以 {port_dtype} 计算，标杆以 {reference_dtype} 计算",
         ),
         (
             "auto_mixed_precision keeps norms in float32 at O2 and not at O3",

@@ -60,6 +60,7 @@ def case(
     port_parameters: Optional[Mapping[str, Any]] = None,
     known: Sequence[Value] = (),
     operations: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None,
+    computed: Optional[tuple[str, str]] = None,
 ) -> Case:
     """A case; `reference` and `port` are the settings of the two layers, arrays stand for recorded tensors.
 
@@ -87,6 +88,7 @@ def case(
         port_parameters=named(parameters if port_parameters is None else port_parameters, own),
         known=tuple(known),
         operations=operations,
+        computed=computed,
     )
 
 

@@ -264,6 +264,16 @@ def test_a_norm_that_computed_in_float16_is_told():
     assert found("Linear", {}, expected=wide, actual=short) == []
 
 
+def test_a_norm_is_told_by_what_it_computes_in_whatever_it_hands_on():
+    wide = np.ones((2, 8), np.float32)
+    known = {"expected": wide, "actual": wide, "rounding": 5e-4}
+    (suspect,) = found("BatchNorm", {}, computed=("float32", "float16"), **known)
+    assert suspect.cause == "amp-levels-norm-dtype"
+    assert (suspect.facts["reference_dtype"], suspect.facts["port_dtype"]) == ("float32", "float16")
+    assert found("BatchNorm", {}, computed=("float16", "float16"), **known) == []
+    assert found("BatchNorm", {}, computed=("float32", "float32"), **{**known, "actual": wide.astype("f2")}) == []
+
+
 def test_a_norm_whose_squares_overflow_float16_is_told():
     given = np.ones((4, 8), np.float32) * np.arange(1, 9)
     given[1] *= 100
