@@ -118,7 +118,12 @@ def doctor() -> Iterator[Finding]:
     if target() == "Ascend":
         yield Finding(True, "mindspore-ascend", {"version": version, "cann": cann(os.environ) or "-"})
     elif there:
-        facts: dict[str, Scalar] = {"version": version, "count": len(there), "cann": cann(os.environ) or "-", "device": target()}
+        facts: dict[str, Scalar] = {
+            "version": version,
+            "count": len(there),
+            "cann": cann(os.environ) or "-",
+            "device": target(),
+        }
         yield Finding(False, "mindspore-npu-unused", facts)
 
 

@@ -11,14 +11,15 @@ import mindspore
 import numpy as np
 
 from aligner.adapter import Finding
+from aligner.devices import KINDS, parse
 from aligner.errors import AdapterError
 from aligner.record import Scalar
 from aligner_hooks.mindtorch_ import shim
 from aligner_hooks.mindtorch_.calls import CALLS, JIT_SWITCH, in_graph_mode
 from aligner_hooks.mindtorch_.package import OPENI, distributions, package
 
-# Names as users write them -> MindSpore's. Only "CPU" was ever run; the others are written from MindSpore's manual.
-_DEVICES = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU", "ascend": "Ascend", "npu": "Ascend"}
+# The kind of a device -> MindSpore's. Only "CPU" was ever run; the others are written from MindSpore's manual.
+_TARGETS = {"cpu": "CPU", "gpu": "GPU", "ascend": "Ascend"}
 
 
 def device(name: str) -> Callable[[object], object]:
@@ -27,12 +28,14 @@ def device(name: str) -> Callable[[object], object]:
     Raises:
         AdapterError: MindSpore has no such device here.
     """
-    target = _DEVICES.get(name.lower())
-    if target is None:
-        raise AdapterError("mindspore-device", name=name, reason="unknown", known=", ".join(sorted(_DEVICES)))
+    wanted = parse(name)
+    if wanted is None:
+        raise AdapterError("mindspore-device", name=name, reason="unknown", known=", ".join(sorted(KINDS)))
     try:
-        if mindspore.get_context("device_target") != target:
-            mindspore.set_context(device_target=target)
+        if mindspore.get_context("device_target") != _TARGETS[wanted.kind]:
+            mindspore.set_context(device_target=_TARGETS[wanted.kind])
+        if wanted.index is not None and wanted.kind != "cpu":
+            mindspore.set_context(device_id=wanted.index)
     except (RuntimeError, ValueError, TypeError) as error:
         reason = f"{error}".strip().splitlines()[0]
         here = str(mindspore.get_context("device_target")).lower()
