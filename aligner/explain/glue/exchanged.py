@@ -30,6 +30,8 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
         return ("normalize-missing" if old.how.startswith("cos") else "expression-differs"), facts, 0
     if old.how == new.how and "where" in old.how and old.detail == new.detail:
         return ("mask-boundary" if ends_apart(old.text, new.text) else "wrong-tensor"), facts, 0
+    if old.how == new.how and "where" in old.how and "softmax" in old.how:
+        return "softmax-axis", facts, 0
     masked = [how for how in hows if "where" in how]
     if len({re.sub(r"axis \d+", "axis", how) for how in hows}) < len(hows) and "softmax" in old.how:
         return "softmax-axis", facts, 0

@@ -36,6 +36,7 @@ SEQUENCE = (
     value(G, "output.0", "blk.gate"),
     value(A, "output.0", "blk.attn"),
 )
+SCORES = drawn(BATCH, LENGTH)
 MASKED = (value(PRESENT, "input.1", "blk"), *SEQUENCE)
 PICTURES = (
     value(IMAGE, "input.0", "blk"),
@@ -134,6 +135,13 @@ MISTAKES = {
     "the other places counted": (masked_mean(X, PRESENT), masked_mean(X, 1 - PRESENT), MASKED, "mask-inverted", None),
     "not normalised": (unit(X, -1), X, SEQUENCE, "normalize-missing", None),
     "normalised over another axis": (unit(X, -1), unit(X, 1), SEQUENCE, "normalize-axis", None),
+    "masked softmax over another axis": (
+        softmax(np.where(PRESENT > 0, SCORES, -1e9), 1),
+        softmax(np.where(PRESENT > 0, SCORES, -1e9), 0),
+        (*MASKED, value(SCORES, "output.0", "blk.score")),
+        "softmax-axis",
+        None,
+    ),
     "softmax over another axis": (softmax(X, -1), softmax(X, 1), SEQUENCE, "softmax-axis", None),
     "a reshape for a transpose": (
         IMAGE.reshape(BATCH, 16, 64).transpose(0, 2, 1),
