@@ -79,6 +79,7 @@ def conclude(
         warnings=(
             *cautions(reference, port, nets, pairing, readings, bool(checks), casts),
             *_told(suspects),
+            *_passing(trace, needed, str(port.header.get("mode"))),
             *_stumbled(failures),
         ),
         counts={outcome.value: counts.get(outcome.value, 0) for outcome in Outcome},
@@ -95,6 +96,18 @@ def _told(suspects: Sequence[Origin]) -> Iterable[tuple[str, Mapping[str, Scalar
         error = f"{origin.own_error:.1e}"
         facts = {"layer": display(origin.layer), "kind": origin.kind, "where": origin.where, "error": error}
         yield "below-tolerance", facts
+
+
+def _passing(trace: Trace, needed: Iterable[int], mode: str) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
+    """Places that went wrong in the free run and are right when they run again on the reference's values."""
+    places: dict[str, Birth] = {}
+    for number in sorted(needed):
+        birth = trace.births[number]
+        check = birth.reading.check
+        if birth.check is None and check is not None and check.isolated and not (check.fails or check.follows):
+            places.setdefault(birth.layer, birth)
+    for layer in list(places)[:3]:
+        yield ("right-when-eager" if mode == "graph" else "right-when-held"), {"layer": display(layer)}
 
 
 def _stumbled(failures: Sequence[str]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:

@@ -114,9 +114,9 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "precision-mode": (
         "the port ran with precision_mode '{mode}', which lets CANN compute in shorter types than the net says.\n"
-        "To compare, set mindspore.device_context.ascend.op_precision.precision_mode(\"must_keep_origin_dtype\").",
+        'To compare, set mindspore.device_context.ascend.op_precision.precision_mode("must_keep_origin_dtype").',
         "待比对网络以 precision_mode '{mode}' 运行，CANN 可能以比网络声明更短的类型计算。\n"
-        "比对时请设置 mindspore.device_context.ascend.op_precision.precision_mode(\"must_keep_origin_dtype\")。",
+        '比对时请设置 mindspore.device_context.ascend.op_precision.precision_mode("must_keep_origin_dtype")。',
     ),
     "covered-imported": (
         "Operators do not tell which value of {layer} this is, and its shape is another one; the layers inside were compared.",
@@ -187,6 +187,18 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Capture the port again with --from {reference} for exact origins and causes.",
         "待比对网络的强制对齐运行基于另一次标杆采集（{made}），而不是 {reference}，因此未被采用。\n"
         "请用 --from {reference} 重新采集待比对网络，以获得准确的源头和原因。",
+    ),
+    "right-when-held": (
+        "{layer} went wrong in the free run and is right when it runs again on the reference's values.\n"
+        "Look for what changes from run to run: a state that the first run fills, random numbers, values kept in Python.",
+        "{layer} 在自由运行中出错，但在标杆的输入上重新运行时正确。\n请查找每次运行会变化的内容：首次运行才填充的状态、随机数、保存在 Python 中的值。",
+    ),
+    "right-when-eager": (
+        "{layer} went wrong in the compiled graph and is right when it runs eagerly on the reference's values.\n"
+        "Compiling freezes random numbers and values kept in Python, and may lose in-place writes to views; "
+        "capture with --mode pynative and compare to be sure.",
+        "{layer} 在编译后的图中出错，但以动态图在标杆的输入上运行时正确。\n"
+        "编译会固定随机数和保存在 Python 中的值，对视图的原地写入也可能丢失；请用 --mode pynative 采集并比对以确认。",
     ),
     "causes-failed": (
         "The search for causes stumbled at {failure}. The origin itself stands.\n"

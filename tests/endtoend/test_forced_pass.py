@@ -477,3 +477,4 @@ def test_what_went_wrong_in_the_free_run_alone_is_not_called_rounding(tmp_path):
     assert not any(check.fails for check in checks)
     assert (result.outcome, result.counts["rounding"]) == ("diverged", 0)
     assert places(result.origins) == [("stem", "layer")]
+    assert ("right-when-held", {"layer": "stem"}) in result.warnings
