@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Optional
 
-from aligner.compare.naming import by_map, by_name, by_replay, family
+from aligner.compare.naming import by_content, by_map, by_name, by_replay, family
 from aligner.compare.net import CallId, Net, Visit
 from aligner.compare.sequence import BEST, Feature, align, rising
 from aligner.compare.verdict import LayerPair
@@ -67,6 +67,8 @@ def pair_layers(
     holders = _holders(reference), _holders(port)
     pairing.add(pair for pair in replayed if pair.reference not in holders[0] and pair.port not in holders[1])
     pairing.add(by_name(reference, port))
+    if reference.partial or port.partial:
+        pairing.add(by_content(reference, port))
     _pair_calls(pairing, reference, port)
     _pair_rows(pairing, reference, port)
     _pair_parents(pairing, reference, port, {(pair.reference, pair.port) for pair in replayed})

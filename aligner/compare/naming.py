@@ -156,6 +156,20 @@ def by_name(reference: Net, port: Net) -> list[LayerPair]:
     return pairs
 
 
+def by_content(reference: Net, port: Net) -> list[LayerPair]:
+    """Layers whose weights are the same bits, and nobody else's: a compiled graph runs branches in its own order."""
+    tables: list[dict[frozenset[object], list[str]]] = [{}, {}]
+    for net, table in zip((reference, port), tables):
+        for path, own in net.parameters.items():
+            held = frozenset(entry.content for entry in own.values() if entry.shape)
+            table.setdefault(held, []).append(path)
+    return [
+        LayerPair(paths[0], tables[1][held][0], 1.0, "structure")
+        for held, paths in tables[0].items()
+        if held and len(paths) == len(tables[1].get(held, ())) == 1
+    ]
+
+
 def canonical(path: str) -> str:
     """The path without what wrappers put in; a layer that has nothing but such a name keeps it."""
     parts = [part for part in path.split(".") if part not in WRAPPERS] or [path]

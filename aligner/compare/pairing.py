@@ -93,7 +93,7 @@ def _by_slot(one: Sequence[Entry], other: Sequence[Entry], sided: bool) -> tuple
     theirs = [entry for entry in other if entry.key.slot in slots]
     if pairs and not sided:
         return pairs, ours, theirs  # parameters: one role that agrees shows that the layer's roles have names
-    for form in (_shape, _squeezed):
+    for form in (_shape, _squeezed) if sided else (_content, _shape, _squeezed):
         left = []
         for entry in ours:
             match = next((e for e in theirs if form(e) == form(entry) and _same_side(entry, e, sided)), None)
@@ -106,11 +106,16 @@ def _by_slot(one: Sequence[Entry], other: Sequence[Entry], sided: bool) -> tuple
     return pairs, ours, theirs
 
 
-def _shape(entry: Entry) -> tuple[int, ...]:
+def _content(entry: Entry) -> tuple[object, ...]:
+    """Parameters of equal bits are counterparts, whatever they are called."""
+    return (entry.content, squeezed(entry.shape))
+
+
+def _shape(entry: Entry) -> tuple[object, ...]:
     return entry.shape
 
 
-def _squeezed(entry: Entry) -> tuple[int, ...]:
+def _squeezed(entry: Entry) -> tuple[object, ...]:
     return squeezed(entry.shape)
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import NamedTuple
 
-from aligner.ingest.homes import bring_home, give_places
+from aligner.ingest.homes import bring_home, give_places, lose_strangers
 from aligner.ingest.kinds import UNCALLED, is_atom, is_library, mains
-from aligner.ingest.operations import INTERPRETER, MOVING, Operation, Value
+from aligner.ingest.operations import INTERPRETER, KEEPING, MOVING, Operation, Value
 
 
 @dataclass(eq=False)
@@ -64,10 +64,14 @@ def told(operations: Sequence[Operation], owners: Mapping[bytes, Set[str]], give
     found.backward = len(operations) - len(forward)
     found.placeless = sum(not one.scope.known for one in forward)
     give_places(forward)
+    classes = _classes(forward)
+    for own in _leaves(forward).values():
+        lose_strangers(own)
+    give_places(forward)
     for own in _leaves(forward).values():
         groups = _groups(own[0].scope.classes[-1], own)
         if len(groups) > 1:
-            bring_home(groups, _classes(forward), owners)
+            bring_home(groups, classes, owners)
     found.classes = {".".join(path): kind for path, kind in _classes(forward).items()}
     calls: list[LayerCall] = []
     for layer, own in _leaves(forward).items():
@@ -75,9 +79,13 @@ def told(operations: Sequence[Operation], owners: Mapping[bytes, Set[str]], give
         if not groups:
             found.uncounted.append(layer)
         calls += [LayerCall(layer, number, group) for number, group in enumerate(groups)]
+    odd = _odd(calls, found.classes)
     calls.sort(key=lambda call: call.last)
     for call in calls:
-        _fill(call, is_library(found.classes[call.layer]), owners.keys(), given, found)
+        if id(call) in odd:
+            found.unvalued.append(call.layer)
+        else:
+            _fill(call, is_library(found.classes[call.layer]), owners.keys(), given, found)
     for path, inside in sorted(_parents(forward).items(), key=lambda item: -len(item[0])):
         calls = _wrapped(".".join(path), inside, calls, owners.keys(), given, found)
     found.calls = calls
@@ -126,6 +134,29 @@ def _groups(kind: str, operations: Sequence[Operation]) -> list[list[Operation]]
     if main is not None:
         return _by_occurrence(operations, main)
     return [list(operations)] if is_atom(kind) else _by_period(operations)
+
+
+def _odd(calls: Sequence[LayerCall], classes: Mapping[str, str]) -> set[int]:
+    """Calls that have fewer operators than others of their class: code that is shared stands under another's name."""
+    made_of = {id(call): _signature(call.operations) for call in calls}
+    whole: dict[str, Counter[str]] = {}
+    for call in calls:
+        mine = made_of[id(call)]
+        best = whole.setdefault(classes[call.layer], mine)
+        if sum(mine.values()) > sum(best.values()):
+            whole[classes[call.layer]] = mine
+    return {id(call) for call in calls if _lacks(made_of[id(call)], whole[classes[call.layer]])}
+
+
+def _lacks(mine: Counter[str], whole: Counter[str]) -> bool:
+    """Whether it is a part of the whole; other kernels for the same (a pooling) are none."""
+    return mine != whole and all(count <= whole[kind] for kind, count in mine.items())
+
+
+def _signature(operations: Iterable[Operation]) -> Counter[str]:
+    """Its operators that change values or their order; a bias and a padding are settings."""
+    kinds = (one.type for one in operations)
+    return Counter(kind for kind in kinds if kind not in (*KEEPING, "BiasAdd") and not kind.startswith("Pad"))
 
 
 def _together(operations: Sequence[Operation]) -> list[Operation]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Optional
 
-from aligner.ingest.kinds import is_library
-from aligner.ingest.operations import Operation
+from aligner.ingest.kinds import is_library, is_main
+from aligner.ingest.operations import MOVING, Operation
 from aligner.ingest.scopes import Scope
 
 Path = tuple[str, ...]
@@ -49,6 +49,42 @@ def give_places(operations: Sequence[Operation]) -> None:
             near = [*sources[:1], *users[:1]]
             if near:
                 operation.scope = _common([one.scope for one in near])
+
+
+def lose_strangers(operations: Sequence[Operation]) -> None:
+    """Forget the place of operators of a leaf that have nothing to do with its others.
+
+    Code that is shared among layers stands under the name of the first one that used it: the sum behind a GELU, a
+    transpose somewhere else. The piece with the leaf's main operator is its own, or all that compute something.
+    """
+    pieces = _pieces(operations)
+    name = operations[0].scope.classes[-1]
+    computing = [piece for piece in pieces if any(one.type not in MOVING for one in piece)]
+    main = [piece for piece in computing if any(is_main(name, one.type) for one in piece)]
+    for piece in pieces:
+        if computing and piece not in (main or computing):
+            for operation in piece:
+                operation.scope = Scope((), (), known=False)
+
+
+def _pieces(operations: Sequence[Operation]) -> list[list[Operation]]:
+    """The operators in pieces that hand each other values."""
+    mine = {id(one): number for number, one in enumerate(operations)}
+    group = list(range(len(operations)))
+
+    def root(at: int) -> int:
+        while group[at] != at:
+            group[at] = at = group[group[at]]
+        return at
+
+    for number, operation in enumerate(operations):
+        for source in operation.sources.values():
+            if source is not None and id(source) in mine:
+                group[root(mine[id(source)])] = root(number)
+    found: dict[int, list[Operation]] = {}
+    for number, operation in enumerate(operations):
+        found.setdefault(root(number), []).append(operation)
+    return list(found.values())
 
 
 def _later(operation: Operation) -> list[Operation]:

@@ -88,13 +88,20 @@ def mains(name: str, counts: Mapping[str, int]) -> Optional[int]:
     """How often a layer of this class ran, by how often its main operator did; None where that is not known."""
     if not is_library(name) or is_atom(name):
         return None
-    word = kind(name)
-    parts = (*MAIN.get(word, ()), word.lower())
-    for part in parts:
+    for part in _parts(name):
         number = sum(count for kernel, count in counts.items() if part in kernel.lower().replace("_", ""))
         if number:
             return number
     return 1 if all(count == 1 for count in counts.values()) else None
+
+
+def is_main(name: str, kernel: str) -> bool:
+    """Whether this operator is what makes a layer of this class what it is."""
+    return is_library(name) and any(part in kernel.lower().replace("_", "") for part in _parts(name))
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    return (*MAIN.get(kind(name), ()), kind(name).lower())
 
 
 def role(kind_: str, own: str) -> str:

@@ -12,7 +12,9 @@ from aligner.ingest.scopes import Scope, Scopes
 
 INTERPRETER = frozenset({"PyExecute", "MakeTuple", "MakeList", "TupleToTensor", "RealMakeTuple"})
 """Operators that only put the net's results together."""
-MOVING = frozenset({"Cast", "Reshape", "Transpose", "ExpandDims", "Squeeze", "Load", "TransData", "Contiguous", "View"})
+KEEPING = frozenset({"Cast", "Reshape", "ExpandDims", "Squeeze", "Load", "Contiguous", "View"})
+"""Operators that leave the values and their order as they are."""
+MOVING = KEEPING | {"Transpose", "TransposeExt", "TransData"}
 """Operators that change a value's form: compilers drop, move and share them."""
 
 

@@ -44,8 +44,11 @@ class Scopes:
     def __init__(self, full_names: Iterable[str]) -> None:
         """`full_names` as the folder tells them, or the net."""
         self._borders: dict[str, str] = {}
+        self._tails: dict[str, str] = {}
+        """Scopes by the operator's own name, "" where several have it: older MindSpores write no more into a file's."""
         for name in full_names:
-            whole = name.strip().rpartition("/")[0]
+            whole, _, tail = name.strip().rpartition("/")
+            self._tails[plain(tail)] = whole if self._tails.get(plain(tail), whole) == whole else ""
             while whole:
                 self._borders.setdefault(plain(whole), whole)
                 whole = whole.rpartition("/")[0]
@@ -58,7 +61,7 @@ class Scopes:
             outer, _, rest = scope.rpartition("_")
             if scope not in self._borders and "-" not in rest and outer in self._borders:
                 scope = outer  # the operator has a "_" in its own name
-            whole = self._borders.get(scope) or guessed(scope)
+            whole = self._borders.get(scope) or self._tails.get(name) or guessed(scope)
             self._found[name] = of_parts(whole.split("/"))
         return self._found[name]
 

@@ -44,7 +44,7 @@ class Weights:
 def declared(texts: Iterable[str]) -> Mapping[str, tuple[str, bool]]:
     """By the names in files' names: the dotted name of each parameter of the graphs, and whether it is a weight.
 
-    The inputs of a net stand in the order of its arguments.
+    The inputs of a net do not stand in the order of its arguments.
     """
     found: dict[str, tuple[str, bool]] = {}
     for text in texts:
@@ -116,6 +116,8 @@ def _inputs(
 ) -> dict[int, Value]:
     """The net's inputs by their places; those whose place cannot be told are left out."""
     order = [plain(name) for name in arguments] or [name for name, (_, weight) in said.items() if not weight]
+    if not arguments and len(order) > 1:
+        order = []  # graphs have them in another order
     found: dict[int, Value] = {}
     for name, value in loose.items():
         numbered = PLACEHOLDER.fullmatch(name)

@@ -72,6 +72,54 @@ def test_without_it_each_dash_ends_a_layer(tmp_path):
     assert "my_block.the_act" in imported(tmp_path).layers
 
 
+def test_code_that_is_shared_stands_under_anothers_name_and_is_not_its_own(tmp_path):
+    """The sum behind the first activation bears its name; the second norm's transposes bear the first one's."""
+    folder = Folder(tmp_path / "ms")
+    rng = np.random.default_rng(5)
+    x = [rng.standard_normal((2, 3, 3), np.float32) for _ in range(9)]
+    norm = ["norm_a-Norm"]
+    folder.operator("Transpose", norm, [x[0]], [x[1]])
+    folder.operator("LayerNorm", norm, [x[1]], [x[2]])
+    folder.operator("Transpose", norm, [x[2]], [x[3]], 1)
+    folder.operator("Erf", ["act-GELU"], [x[3]], [x[4]])
+    folder.operator("Add", ["act-GELU"], [x[0], x[8]], [x[5]])
+    folder.operator("Transpose", norm, [x[5]], [x[6]], 2)
+    folder.operator("LayerNorm", ["norm_b-Norm"], [x[6]], [x[7]])
+    folder.operator("Tanh", ["tanh-Tanh"], [x[4]], [x[8]])
+    dump = imported(tmp_path)
+    assert np.array_equal(value(dump, "norm_a", "output.0"), x[3])
+    assert np.array_equal(value(dump, "act", "output.0"), x[4])
+    assert value(dump, "norm_b", "input.0") is None
+    assert "ingest-unvalued" in notes(dump)
+
+
+def test_inputs_of_a_net_in_an_unknown_order_are_left_out(tmp_path):
+    """A graph has them in another order than the net's arguments."""
+    folder, values = small(tmp_path / "ms")
+    graph = tmp_path / "ms" / "rank_0" / "graphs"
+    graph.mkdir()
+    lines = [f"%para{n}_{name}: <Tensor[Float32], (3)>  :  IsWeight: false" for n, name in enumerate(("mask", "x"))]
+    (graph / "ms_output_trace_code_graph_0.ir").write_text("\n".join(lines))
+    next((tmp_path / "ms").rglob("Parameter.args0*")).unlink()
+    for name in ("mask", "x"):
+        folder.parameter(name, values["0.x"])
+    dump = imported(tmp_path)
+    assert value(dump, "", "input.0") is None
+    assert "ingest-unknown-parameters" in notes(dump)
+
+
+def test_names_without_a_scope_are_found_in_the_execution_order(tmp_path):
+    """As older MindSpores name files on Ascend, where an operator's number is its own in the whole net."""
+    folder = Folder(tmp_path / "ms")
+    x = np.arange(6, dtype=np.float32)
+    folder.value("ReLU", "ReLU-op12", "output", 0, x, dtype="float32")
+    folder.value("Tanh", "Tanh-op13", "output", 0, x + 1, dtype="float32")
+    folder.order("Default/block-Block/act-ReLU/ReLU-op12", "Default/a-A/Tanh-op13", "Default/b-B/Tanh-op13")
+    dump = imported(tmp_path)
+    assert np.array_equal(value(dump, "block.act", "output.0"), x)
+    assert set(dump.layers) == {"", "block", "block.act"}
+
+
 def test_a_layer_that_ran_twice_has_two_calls(tmp_path):
     folder = Folder(tmp_path / "ms")
     x = [np.arange(6, dtype=np.float32) - at for at in range(5)]
