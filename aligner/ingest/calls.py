@@ -11,11 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from math import gcd
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 from aligner.ingest.homes import bring_home, give_places, lose_strangers
 from aligner.ingest.kinds import UNCALLED, is_atom, is_library, mains
 from aligner.ingest.operations import INTERPRETER, KEEPING, MOVING, Operation, Value
+
+JOINING = frozenset(f"{name}{ending}" for name in ("Add", "Sub", "Mul", "Div") for ending in ("", "Ext", "s"))
+"""Operators of the code between layers that join two values."""
 
 
 @dataclass(eq=False)
@@ -259,19 +262,53 @@ def _wrapped(
 
 def _fill(call: LayerCall, atom: bool, weights: Set[bytes], given: Set[bytes], found: Told) -> None:
     """What went in and out, as far as it can be told; an `atom` is a layer of MindSpore's without others inside."""
-    taken = _taken(call.operations, weights, given)
-    handed = _handed(call.operations)
+    single = atom and not is_atom(found.classes[call.layer])
+    operations = _own(call.operations, weights) if single else call.operations
+    taken = _taken(operations, weights, given)
+    handed = _handed(operations)
+    if not atom and not call.inside and _goes_on(operations, taken):
+        handed = []  # its code may go on under another name
     if atom:
-        taken = taken[:1] or _constants(call.operations, weights)
-        if not is_atom(found.classes[call.layer]):  # else states are handed on as well
+        taken = taken or _constants(operations, weights)
+        if single:  # else states are handed on as well
             handed = sorted(handed, key=lambda out: (-out.place, out.slot))[:1]
-    else:  # masks and counts go in and out unseen: compilers share and move them
-        taken = [value for value in taken if value.floating] or taken
+    # Masks and counts go in and out unseen: compilers share and move them.
+    taken = [value for value in taken if value.floating] or taken
+    if not atom:
         handed = [out for out in handed if out.value.floating] or handed
     call.inputs = {"input.0": taken[0]} if len(taken) == 1 and taken[0].whole else {}
     call.outputs = {"output.0": handed[0].value} if len(handed) == 1 and handed[0].value.whole else {}
     if len(taken) > 1 or len(handed) > 1:
         found.unvalued.append(call.layer)
+
+
+def _own(operations: Sequence[Operation], weights: Set[bytes]) -> Sequence[Operation]:
+    """Without sums and the like with a second value from elsewhere: only one goes into such a layer."""
+    mine = {id(one) for one in operations}
+    first: Optional[bytes] = None
+    strange: set[int] = set()
+    for operation in operations:
+        for slot, value in sorted(operation.given.items()):
+            source = operation.sources.get(slot)
+            if source is None or value.content in weights:
+                continue
+            if id(source) in mine:
+                strange.update({id(operation)} if id(source) in strange else ())
+            elif first is None:
+                first = value.content
+            elif value.content != first and value.floating:
+                strange.add(id(operation))
+    if any(id(one) in strange and one.type not in JOINING for one in operations):
+        return operations
+    return [one for one in operations if id(one) not in strange] or operations
+
+
+def _goes_on(operations: Sequence[Operation], taken: Sequence[Value]) -> bool:
+    """Whether somebody outside takes what a layer makes together with what it got, as its own last step may."""
+    mine = {id(one) for one in operations}
+    got = {value.content for value in taken}
+    users = [user for one in operations for ones in one.users.values() for user in ones if id(user) not in mine]
+    return any(value.content in got for user in users for value in user.given.values())
 
 
 def _taken(operations: Sequence[Operation], weights: Set[bytes], given: Set[bytes]) -> list[Value]:

@@ -46,6 +46,11 @@ def give_places(operations: Sequence[Operation]) -> None:
             sources = [one for _, one in sorted(operation.sources.items()) if one is not None and one.scope.known]
             users = [one for _, ones in sorted(operation.users.items()) for one in ones if one.scope.known]
             users = users or _later(operation)
+            both = {one.scope for one in sources} & {one.scope for one in users}
+            inside = [one for one in users if one.scope in both and one.scope.path]
+            if inside and not is_library(inside[0].scope.classes[-1]):
+                operation.scope = inside[0].scope
+                continue
             near = [*sources[:1], *users[:1]]
             if near:
                 operation.scope = _common([one.scope for one in near])

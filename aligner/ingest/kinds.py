@@ -31,6 +31,11 @@ WORDS = {
 }
 UNCALLED = frozenset({"CellList", "CellDict"})
 CONTAINERS = UNCALLED | {"SequentialCell"}
+MANY = frozenset(
+    {"LSTMCell", "GRUCell", "RNNCell", "MultiheadAttention", "Bilinear", "Transformer", "Identity", "RMSNorm"}
+    | {f"Transformer{part}{layer}" for part in ("Encoder", "Decoder") for layer in ("", "Layer")}
+)
+"""Kinds that take several values, hold layers, or are mostly written by users."""
 # The operator that runs once in a call, as a part of its name; the class's own name is one as well.
 MAIN: Mapping[str, tuple[str, ...]] = {
     "Linear": ("matmul",),
@@ -75,8 +80,9 @@ def kind(name: str) -> str:
 
 
 def is_library(name: str) -> bool:
-    """Whether MindSpore has the class itself, and it is no container."""
-    return kind(name) in KINDS and plain_class(name) not in CONTAINERS
+    """Whether MindSpore has the class itself, and one value goes in and one comes out."""
+    word = kind(name)
+    return word in KINDS and plain_class(name) not in CONTAINERS and word not in MANY and not word.endswith("Loss")
 
 
 def is_atom(name: str) -> bool:

@@ -93,6 +93,29 @@ def test_code_that_is_shared_stands_under_anothers_name_and_is_not_its_own(tmp_p
     assert "ingest-unvalued" in notes(dump)
 
 
+def test_a_sum_behind_a_layer_under_its_name_is_not_its_output(tmp_path):
+    folder = Folder(tmp_path / "ms")
+    x = [np.arange(6, dtype=np.float32) + at for at in range(6)]
+    folder.operator("Tanh", ["tanh-Tanh"], [x[0]], [x[1]])
+    folder.operator("Erf", ["act-GELU"], [x[1]], [x[2]])
+    folder.operator("Add", ["act-GELU"], [x[2], x[1]], [x[3]])
+    folder.operator("Sigmoid", ["other-Sigmoid"], [x[0]], [x[4]])
+    folder.operator("Add", ["act-GELU"], [x[3], x[4]], [x[5]], 1)
+    dump = imported(tmp_path)
+    assert np.array_equal(value(dump, "act", "output.0"), x[3])
+
+
+def test_a_layer_of_the_users_whose_last_step_is_elsewhere_has_no_output(tmp_path):
+    folder = Folder(tmp_path / "ms")
+    x = [np.arange(6, dtype=np.float32) + at for at in range(4)]
+    folder.operator("Tanh", ["tanh-Tanh"], [x[0]], [x[1]])
+    folder.operator("Rsqrt", ["norm-MyNorm"], [x[1]], [x[2]])
+    folder.operator("Mul", [], [x[1], x[2]], [x[3]])
+    dump = imported(tmp_path)
+    assert np.array_equal(value(dump, "norm", "input.0"), x[1])
+    assert value(dump, "norm", "output.0") is None
+
+
 def test_inputs_of_a_net_in_an_unknown_order_are_left_out(tmp_path):
     """A graph has them in another order than the net's arguments."""
     folder, values = small(tmp_path / "ms")
