@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 mindspore = pytest.importorskip("mindspore", reason="MindSpore is not installed here")
-from aligner_hooks.mindspore_ import MindSporeAdapter, compiled  # noqa: E402 - only after it is known to be there
+from aligner_hooks.mindspore_ import MindSporeAdapter, compiled, runtime  # noqa: E402 - only after it is known to be there
 from mindspore import Tensor, nn, ops  # noqa: E402 - as above
 
 from aligner.errors import AdapterError  # noqa: E402 - as above
@@ -73,8 +73,12 @@ def test_the_nets_of_the_contract(name: str, training: bool) -> None:
 def test_a_cell_that_gets_values_of_no_known_type_is_told_of_and_the_rest_is_seen() -> None:
     net, x = made("nested")
     eager, graph = seen(net, "pynative", x), seen(net, "graph", x)
-    assert [place for place in eager.places if place[1] != "head"] == graph.places
     notes = {note.layer: note for note in ADAPTER.cautions(net) if note.message == "mindspore-untold"}
+    if runtime.version() < (2, 10):  # it would wait for ever: the net is seen from outside
+        assert graph.places == [("before", ""), ("after", "")]
+        assert set(notes) == {path for path, _ in ADAPTER.layers(net)} - {""}
+        return
+    assert [place for place in eager.places if place[1] != "head"] == graph.places
     assert list(notes) == ["head"]
     assert "type" in str(notes["head"].facts["reason"])
 
@@ -162,7 +166,8 @@ def test_a_net_that_was_compiled_before_and_goes_on_after(monkeypatch: pytest.Mo
         known = set(net.compile_cache)
         net(x)
         assert len(first.events) == 2 * 6
-        assert set(net.compile_cache) == known, "the graph of before is found again"
+        if runtime.version() >= (2, 10):  # older ones compile anew
+            assert set(net.compile_cache) == known, "the graph of before is found again"
     assert graphs < known
 
 

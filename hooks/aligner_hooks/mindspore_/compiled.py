@@ -156,7 +156,11 @@ def _compiled_cell(original: Callable[..., Any], listeners: Listeners) -> Callab
                     self.phase_cache.pop(own + name, None)
                 self._phase = own
 
-        graph = _Graph(named, lambda: self.compile(*args, **kwargs), lambda: original(self, *args, **kwargs))
+        def compile() -> bool:
+            self.compile(*args, **kwargs)
+            return runtime.waits_for_python(None, self.compile_phase)
+
+        graph = _Graph(named, compile, lambda: original(self, *args, **kwargs))
         inside = [one for one in _GRAPHS.cells.values() if one.cell() not in (None, *_GRAPHS.outside)]
         with _lifted(listeners):
             return graph.run(inside)
@@ -182,12 +186,11 @@ def _compiled_function(original: Callable[..., Any], listeners: Listeners) -> Ca
             finally:
                 setattr(self, where, own)
 
-        inputs = args if self.obj is None else args[1:]
-        graph = _Graph(
-            named,
-            lambda: self.compile(self.fn.__name__, *inputs, **kwargs),
-            lambda: original(self, *args, **kwargs),
-        )
+        def compile() -> bool:
+            inputs = args if self.obj is None else args[1:]
+            return runtime.waits_for_python(self, self.compile(self.fn.__name__, *inputs, **kwargs))
+
+        graph = _Graph(named, compile, lambda: original(self, *args, **kwargs))
         # The cell whose construct this is was called eagerly: its hooks tell of it.
         inside = [one for one in _GRAPHS.cells.values() if one.cell() is not None and one.cell() is not self.obj]
         with _lifted(listeners):
@@ -202,7 +205,8 @@ class _Graph:
 
     named: Callable[[str], Any]
     """Surroundings in which it is compiled and found under another name."""
-    compile: Callable[[], object]
+    compile: Callable[[], bool]
+    """Compiles it; whether it would wait for ever with taps in it."""
     call: Callable[[], Any]
     """Compiles it, if it is not, and runs it."""
 
@@ -213,6 +217,8 @@ class _Graph:
             return self.call()
         _prove()
         name = self._compiled(wanted)
+        if not wanted:
+            return self.call()
         _GRAPHS.thread, _GRAPHS.failure = threading.get_ident(), None
         try:
             with self.named(name), _taps(wanted):
@@ -239,6 +245,8 @@ class _Graph:
         groups = [list(wanted)]
         while groups:
             group = groups.pop()
+            if not group:
+                continue
             if left < ATTEMPTS:  # the first group is what was refused
                 reason = self._refused([*fine, *group]) if left > 0 else reason
             left -= 1
@@ -260,15 +268,18 @@ class _Graph:
         begun = len(forms.FORMS)
         try:
             with self.named(_name(cells)), _taps(cells):
-                self.compile()
+                waits = self.compile()
         except Exception as error:
             return error
+        if waits:
+            return _Untyped(cells, "Python runs inside the graph, for which this MindSpore would wait for ever")
         made = forms.FORMS[begun:]
         told = {(form.number, form.entering) for form in made}
         untyped = {form.number for form in made if form.untyped}
         untyped |= {number for number, entering in told if (number, not entering) not in told}
         if untyped:
-            return _Untyped([one for one in cells if one.number in untyped])
+            why = "it gets or returns a value whose type MindSpore knows only when the graph runs"
+            return _Untyped([one for one in cells if one.number in untyped], why)
         return None
 
 
@@ -284,8 +295,8 @@ def _name(cells: Sequence[_Cell]) -> str:
 class _Untyped(Exception):
     """Cells with a value that MindSpore does not look at when it compiles: no operator of ours can stand near it."""
 
-    def __init__(self, cells: Sequence[_Cell]) -> None:
-        super().__init__("it gets or returns a value whose type MindSpore knows only when the graph runs")
+    def __init__(self, cells: Sequence[_Cell], reason: str) -> None:
+        super().__init__(reason)
         self.cells = cells
 
 

@@ -22,6 +22,8 @@ from aligner_hooks.mindspore_.spec import is_rewritten
 
 # Set to "0", MindSpore runs @ms.jit functions as the plain Python they are. It is read at each call.
 JIT_SWITCH = "MS_JIT"
+# In a graph's nodes: a line of the user's that runs as Python. (Dicts and lists are put together by Python as well.)
+LEFT_TO_PYTHON = b"__py_exec_index"
 
 
 def in_graph_mode() -> bool:
@@ -57,6 +59,26 @@ def synchronize() -> None:
     executor = _graph_api("_pynative_executor")
     if executor is not None:
         executor.sync()
+
+
+def waits_for_python(function: Any, graph: str) -> bool:
+    """Whether a graph would never end with Python operators in it: where MindSpore before 2.10 left a line to Python.
+
+    `function` is the compiled function; None for a net that is compiled as a whole.
+    """
+    if version() >= (2, 10):
+        return False
+    try:
+        executor = function or _graph_api("_cell_graph_executor")
+        nodes = executor._graph_executor.get_func_graph_proto(graph, "anf_ir", False)
+    except (AttributeError, RuntimeError, TypeError):
+        return True
+    return LEFT_TO_PYTHON in nodes
+
+
+def version() -> tuple[int, ...]:
+    """The first two numbers of MindSpore's version."""
+    return tuple(int(part) for part in str(mindspore.__version__).split(".")[:2])
 
 
 def jit_executor() -> Optional[type]:
