@@ -158,7 +158,7 @@ def _compiled_cell(original: Callable[..., Any], listeners: Listeners) -> Callab
 
         def compile() -> bool:
             self.compile(*args, **kwargs)
-            return runtime.waits_for_python(None, self.compile_phase)
+            return runtime.waits_for_python(None, self.phase_cache.get(self._phase, ""))
 
         graph = _Graph(named, compile, lambda: original(self, *args, **kwargs))
         inside = [one for one in _GRAPHS.cells.values() if one.cell() not in (None, *_GRAPHS.outside)]
