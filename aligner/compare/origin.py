@@ -95,6 +95,10 @@ class Sources:
         self.nonfinite |= other.nonfinite
         if other.error is not None:
             self.error = other.error if self.error is None else max(self.error, other.error)
+        self.reached_by(other)
+
+    def reached_by(self, other: Sources) -> None:
+        """The other's births, without what carries them."""
         for birth, severity in other.births.items():
             self._reach(birth, severity)
 
@@ -233,6 +237,8 @@ class Trace:
         """An input that stands in one dump only, or agrees in another form, but tells what the call had in hand."""
         if reading.matched:
             scene.fed = True
+            if self._checks:  # agrees in effect, as far as a forced pass could see
+                scene.inputs.reached_by(in_hand)
         elif reading.pair.reference is not None:
             source = seen.get(_content(reading))
             scene.inputs.join(in_hand if source is None else _only(source))
@@ -305,10 +311,16 @@ class Trace:
             births = self._nearest(sources, SHARE * reading.severity) or self._nearest(sources, 0.0)
         if births:
             self.reached[id(reading)] = births
-        elif reading.over and reading.severity > max(GROWN, GROWTH * max(sources.severity, reading.own, self._coarse)):
+        elif self._jumped(reading, sources):
             return replace(self._born(reading, birth), time=time)
         error = reading.error if reading.matched else None
         return State(reading.severity, reading.over, reading.nonfinite, error, births, time)
+
+    def _jumped(self, reading: Reading, sources: Sources) -> bool:
+        """Whether no rounding makes so much of its sources. (An argument may be in another form.)"""
+        if _is_input(reading) or not reading.over or sources.nonfinite:
+            return False
+        return reading.severity > max(GROWN, GROWTH * max(sources.severity, reading.own, self._coarse))
 
     def later(self, readings: Iterable[Reading]) -> None:
         """Gradients and updates of one step, in order: the first one over tolerance that nothing before explains."""
