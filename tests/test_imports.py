@@ -58,3 +58,9 @@ def test_public_names_are_there():
 def test_packages_can_be_called_in_every_import_order(first):
     done = python(f"import {first}\nimport aligner\nassert callable(aligner.compare) and callable(aligner.capture)")
     assert done.returncode == 0, done.stderr
+
+
+def test_no_two_files_of_tests_have_one_name():
+    """pytest imports them by it, for the folders of tests are no packages."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
