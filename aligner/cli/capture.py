@@ -85,7 +85,7 @@ def add_arguments(parser: parsing.Parser) -> None:
     add(
         "--framework",
         metavar="NAME",
-        help=say("torch, mindspore (found by itself)", "torch、mindspore（默认自动识别）"),
+        help=say("torch, mindspore or mindtorch (found by itself)", "torch、mindspore 或 mindtorch（默认自动识别）"),
     )
     add("--inputs", metavar="FILE.npz", help=say("arrays to call the net with", "调用网络所用的数组"))
     add(
