@@ -126,10 +126,8 @@ def main() -> int:
     print(f"further runs         {times}: {run:.2f} (limit {LIMIT})")
     print(f"after the capture    {after:.2f} of a run before it (limit {AFTER})")
     plain, captured = (of_child("deep", word) for word in ("0", "1"))
-    above = (captured[1] - plain[1]) / TENSOR
-    print(
-        f"memory               {DEPTH} layers of {TENSOR >> 20} MiB: {above:.2f} tensors above the net (limit {KEPT})"
-    )
+    above = (captured[1] - plain[1]) / (DEPTH * TENSOR)
+    print(f"memory               {above:.2f} of the dump's {DEPTH * TENSOR >> 20} MiB above the net (limit {KEPT})")
     return 0 if max(whole, run) <= LIMIT and after <= AFTER and above <= KEPT else 1
 
 

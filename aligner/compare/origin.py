@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Optional
 
-from aligner.compare.checks import Check
+from aligner.compare.checks import LIMIT, Check
 from aligner.compare.net import CallId, Visit, is_input
 from aligner.compare.reading import Reading
 from aligner.compare.tolerance import Tolerance
@@ -311,16 +311,17 @@ class Trace:
             births = self._nearest(sources, SHARE * reading.severity) or self._nearest(sources, 0.0)
         if births:
             self.reached[id(reading)] = births
-        elif self._jumped(reading, sources):
+        elif self._jumped(reading, sources, check):
             return replace(self._born(reading, birth), time=time)
         error = reading.error if reading.matched else None
         return State(reading.severity, reading.over, reading.nonfinite, error, births, time)
 
-    def _jumped(self, reading: Reading, sources: Sources) -> bool:
+    def _jumped(self, reading: Reading, sources: Sources, check: Check) -> bool:
         """Whether no rounding makes so much of its sources. (An argument may be in another form.)"""
         if _is_input(reading) or not reading.over or sources.nonfinite:
             return False
-        return reading.severity > max(GROWN, GROWTH * max(sources.severity, reading.own, self._coarse))
+        least = max(GROWN, GROWTH * max(sources.severity, reading.own, self._coarse))
+        return reading.severity > max(least, LIMIT * check.expected)
 
     def later(self, readings: Iterable[Reading]) -> None:
         """Gradients and updates of one step, in order: the first one over tolerance that nothing before explains."""

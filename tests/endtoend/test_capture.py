@@ -193,7 +193,7 @@ def test_estimate_writes_nothing(net, aligner):
         (
             ["net.py:build", "--framework", "nix"],
             2,
-            "No adapter for the framework 'nix'; installed are: mindspore, torch",
+            "No adapter for the framework 'nix'; installed are: mindspore, mindtorch, torch",
         ),
         (["net.py:build", "--device", "gpu"], 2, "gpu"),
         (["net.py:build", "--from", "nix.h5"], 3, "nix.h5"),
