@@ -16,7 +16,7 @@ Row = tuple[str, bool, dict[str, Any]]
 """Message, whether it is good, and its facts."""
 PROGRAM = """
 import json, sys
-sys.path[:] = json.loads(sys.argv[1])["path"]
+sys.path += [place for place in json.loads(sys.argv[1])["path"] if place not in sys.path]
 from aligner.cli import framework_check
 framework_check.answer()
 """
@@ -57,7 +57,7 @@ def ask(point: EntryPoint) -> Asked:
     """Start asking the adapter at this entry point; several can be asked at once."""
     question = {"path": sys.path, "name": point.name, "value": point.value, "group": point.group}
     process = subprocess.Popen(
-        # Isolated: no file of the folder at hand is imported before the path is set.
+        # Isolated, and what is on the path here comes last there: no file at hand stands in for one of Python's.
         [sys.executable, "-I", "-c", PROGRAM, json.dumps(question)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
