@@ -66,7 +66,28 @@ def warped(n, x, g):
     return n.b(F.grid_sample(n.a(x), g, align_corners=False))
 
 
+def written(n, x):
+    made = n.a(x)
+    part = made.view(-1, 2, 4)
+    part[:, 1] = part[:, 1] * 0.5 + x[:, :4]
+    return n.b(made)
+
+
+def written_aside(n, x):
+    made = n.a(x)
+    part = made.reshape(-1, 2, 4).copy()
+    part[:, 1] = part[:, 1] * 0.5 + x[:, :4]
+    return n.b(made)
+
+
 CASES = {
+    "a write through a view": (
+        linear,
+        lambda: (torch.randn(6, 8),),
+        written,
+        written_aside,
+        "view-aliasing-inplace",
+    ),
     "gather-shape": (
         linear,
         lambda: (torch.randn(6, 8), torch.randint(0, 8, (6, 1))),

@@ -28,6 +28,24 @@ PLACES: tuple[Entry, ...] = (
         ),
     ),
     _entry(
+        "view-aliasing-inplace",
+        (
+            "What is written into {part} of {value} is lost: the port hands the value on as it was",
+            "写入 {value} 的 {part} 的内容丢失：待比对原样传递了该值",
+        ),
+        (
+            "A view of torch's writes through: x.view(...)[:, 1] = y changes x; in {port_layer} assign to x itself, or "
+            "go on with the tensor that was written to",
+            "torch 会通过视图写入：x.view(...)[:, 1] = y 会改变 x。"
+            "在 {port_layer} 中应直接对 x 赋值，或继续使用被写入的张量",
+        ),
+        (
+            "The reference goes on with {written}; the port still has the numbers of {value} there, and both have them "
+            "everywhere else",
+            "标杆在该处为 {written}；待比对仍是 {value} 原来的数值，其余位置两侧都与之相同",
+        ),
+    ),
+    _entry(
         "grid-sample-differs",
         (
             "The map is read off otherwise ({setting}): {port_value}, in the reference {reference_value}",

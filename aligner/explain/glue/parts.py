@@ -17,6 +17,7 @@ from aligner.explain.patterns import composed, rearranged, runs, scales, slices
 from aligner.explain.patterns.pair import Floats, Pair
 from aligner.explain.patterns.places import off
 from aligner.explain.suspect import Suspect
+from aligner.record import Scalar
 
 PEELED = 5
 """Values in hand that are taken off before what is left is looked at."""
@@ -32,7 +33,7 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
     """The mistake in the wrong part alone, or in each of a few equal parts."""
     found = cut(pair)
     if found is not None:
-        told = next(_alone(case, pair, hand, *found), None)
+        told = lost_write(next(_alone(case, pair, hand, *found), None), pair, hand, found[2])
         if told is not None:
             yield told
             return
@@ -47,6 +48,20 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
             if found_here is not None:
                 yield found_here
                 return
+
+
+def lost_write(told: Optional[Suspect], pair: Pair, hand: Hand, part: str) -> Optional[Suspect]:
+    """What is told of a wrong part, where the port hands a value on as it was and the reference wrote into it."""
+    if told is not None and told.cause != "expression-differs":
+        return told
+    for view in _whole(hand, pair.actual.shape):
+        if view.array.shape == pair.actual.shape and np.array_equal(view.array, pair.actual):
+            facts: dict[str, Scalar] = {"part": part, "value": view.text, "written": f"y{part} = ..."}
+            if told is None:
+                return pair.suspect("view-aliasing-inplace", None, 0.5, None, **facts)
+            facts["written"] = told.facts["reference_code"]
+            return replace(told, cause="view-aliasing-inplace", facts={**told.facts, **facts})
+    return told
 
 
 def _each(case: Case, pair: Pair, hand: Hand, axis: int, size: int) -> Optional[Suspect]:
