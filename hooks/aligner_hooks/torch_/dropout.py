@@ -8,8 +8,6 @@ StochasticDepth) are put into eval mode by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from torch.nn import functional
 
 from aligner.adapter import Handle
 from aligner_hooks.torch_ import layers
+from aligner_hooks.torchlike.silence import Silencing
 
 _DROPOUTS = (
     "dropout",
@@ -31,71 +30,19 @@ _DROPOUTS = (
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
-class _Silenced:
-    """What is replaced while anybody wants silence, and how many want it."""
-
-    def __init__(self) -> None:
-        self.wanted = 0
-        self.undo = ExitStack()
-
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Put another function in the place of `owner.name`, if there is one."""
-        original = getattr(owner, name, None)
-        if original is None:
-            return
-        if name in vars(owner):
-            self.undo.callback(setattr, owner, name, original)
-        else:  # torch._VF answers for names it does not hold
-            self.undo.callback(delattr, owner, name)
-        setattr(owner, name, make(original))
-
-    def still(self, module: Any) -> None:
-        """Put one layer into eval mode, without those inside it."""
-        self.undo.callback(setattr, module, "training", module.training)
-        module.training = False
-
-
-_SILENCED = _Silenced()
-
-
-class Silence:
-    """One who wants silence; a handle. All is put back when the last one is gone."""
-
-    def __init__(self, model: Any) -> None:
-        self._wanted = True
-        _SILENCED.wanted += 1
-        try:
-            if _SILENCED.wanted == 1:
-                _replace_functions()
-            for place in layers.walk(model):
-                if _drops_by_itself(place.content):
-                    _SILENCED.still(place.content)
-        except BaseException:
-            self.remove()
-            raise
-
-    def remove(self) -> None:
-        """Want it no longer; twice is harmless."""
-        if self._wanted:
-            self._wanted = False
-            _SILENCED.wanted -= 1
-            if _SILENCED.wanted == 0:
-                _SILENCED.undo.close()
-
-
 def silence(model: Any) -> Handle:
     """Make dropout inactive everywhere in this process, and in the net's own dropout layers, until removed."""
-    return Silence(model)
+    return _SILENCING.want(place.content for place in layers.walk(model) if _drops_by_itself(place.content))
 
 
-def _replace_functions() -> None:
+def _replace_functions(silencing: Silencing) -> None:
     # torch._VF is where torch.nn.functional finds them, so names a script imported beforehand are reached too.
     for owner in (torch._VF, torch):
         for name in _DROPOUTS:
-            _SILENCED.replace(owner, name, _nothing_dropped)
+            silencing.replace(owner, name, _nothing_dropped)
         for name in _RECURRENT:
-            _SILENCED.replace(owner, name, _recurrent_without)
-    _SILENCED.replace(functional, "scaled_dot_product_attention", _attention_without)
+            silencing.replace(owner, name, _recurrent_without)
+    silencing.replace(functional, "scaled_dot_product_attention", _attention_without)
 
 
 def _nothing_dropped(original: Any) -> Any:
@@ -135,3 +82,6 @@ def _drops_by_itself(module: Any) -> bool:
     name = type(module).__name__.lower()
     foreign = not type(module).__module__.startswith("torch.nn.")
     return foreign and ("drop" in name or "stochasticdepth" in name)
+
+
+_SILENCING = Silencing(_replace_functions)
