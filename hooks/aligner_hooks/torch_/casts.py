@@ -6,7 +6,6 @@ behind all of them, and sees each operator as it runs with the types that it run
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -16,6 +15,7 @@ from torch import nn
 from aligner.adapter import Handle
 from aligner.dtypes import DTYPES
 from aligner_hooks.torch_.calls import is_in_callback
+from aligner_hooks.torch_.ears import Ears
 from aligner_hooks.torch_.spec import read
 
 Computed = Callable[[str, str], None]
@@ -66,57 +66,33 @@ def _dtype(device: str) -> torch.dtype:
 
 def listen(told: Computed) -> Handle:
     """Tell of this thread's operators from now on. torch before 1.13 tells of none."""
-    return _Listener(told)
+    return _EARS.listen(told)
 
 
-class _Ears(threading.local):
-    """Who listens in this thread, and through which mode."""
-
-    def __init__(self) -> None:
-        self.listeners: tuple[_Listener, ...] = ()
-        self.mode: Any = None
-
-    def tidy(self) -> None:
-        """Forget who was removed; the mode goes with the last, unless somebody has put one upon it since."""
-        self.listeners = tuple(listener for listener in self.listeners if listener.heard)
-        if not self.listeners and self.mode is not None and _top() is self.mode:
-            mode, self.mode = self.mode, None
-            mode.__exit__(None, None, None)
+def _put_on() -> Any:
+    mode = _mode()
+    if mode is not None:
+        mode.__enter__()
+    return mode
 
 
-_EARS = _Ears()
-
-
-class _Listener:
-    """One who is told; a handle."""
-
-    def __init__(self, told: Computed) -> None:
-        self.told = told
-        self.heard = True
-        _EARS.listeners = (*_EARS.listeners, self)
-        if _EARS.mode is None:
-            mode = _mode()
-            if mode is not None:
-                _EARS.mode = mode
-                mode.__enter__()
-
-    def remove(self) -> None:
-        """Be told no longer; twice is harmless."""
-        self.heard = False
-        _EARS.tidy()
-
-
-def _top() -> Any:
-    """The mode that stands outermost in this thread."""
+def _take_off(mode: Any) -> bool:
+    """Unless somebody has put one upon it since."""
     from torch.utils import _python_dispatch
 
-    return _python_dispatch._get_current_dispatch_mode()
+    if _python_dispatch._get_current_dispatch_mode() is not mode:
+        return False
+    mode.__exit__(None, None, None)
+    return True
+
+
+_EARS = Ears(_put_on, _take_off)
 
 
 def _mode() -> Any:
     """A mode that tells all who listen and computes what would be computed anyway; None where torch has none."""
     try:
-        from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode  # noqa: F401 - see _top
+        from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode  # noqa: F401 - see _take_off
     except ImportError:
         return None
 
@@ -139,6 +115,4 @@ def _tell(function: Any, output: Any) -> None:
         return
     dtype = str(made.dtype).partition(".")[2]
     if dtype in DTYPES and DTYPES[dtype].eps is not None:
-        for listener in _EARS.listeners:
-            if listener.heard:
-                listener.told(packet.strip("_").lower(), dtype)
+        _EARS.tell(packet.strip("_").lower(), dtype)

@@ -7,7 +7,6 @@ aligner's own callbacks do with tensors.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -15,6 +14,7 @@ import torch
 
 from aligner.adapter import Handle
 from aligner_hooks.torch_.calls import is_in_callback
+from aligner_hooks.torch_.ears import Ears
 
 Told = Callable[[str], None]
 
@@ -43,45 +43,18 @@ def _overrides() -> Any:
 
 def listen(told: Told) -> Handle:
     """Tell of this thread's operations from now on. torch before 1.13 tells of none."""
-    return _Listener(told)
+    return _EARS.listen(told)
 
 
-class _Ears(threading.local):
-    """Who listens in this thread, and through which mode."""
-
-    def __init__(self) -> None:
-        self.listeners: tuple[_Listener, ...] = ()
-        self.mode: Any = None
-
-    def tidy(self) -> None:
-        """Forget who was removed, in whatever thread, and take the mode away when nobody is left."""
-        self.listeners = tuple(listener for listener in self.listeners if listener.heard)
-        if not self.listeners and self.mode is not None:
-            mode, self.mode = self.mode, None
-            _take_away(mode)
+def _put_on() -> Any:
+    if not hasattr(_overrides(), "_push_mode"):
+        return None
+    mode = _mode()
+    _overrides()._push_mode(mode)
+    return mode
 
 
-_EARS = _Ears()
-
-
-class _Listener:
-    """One who is told; a handle."""
-
-    def __init__(self, told: Told) -> None:
-        self.told = told
-        self.heard = True
-        _EARS.listeners = (*_EARS.listeners, self)
-        if _EARS.mode is None and hasattr(_overrides(), "_push_mode"):
-            _EARS.mode = _mode()
-            _overrides()._push_mode(_EARS.mode)
-
-    def remove(self) -> None:
-        """Be told no longer; twice is harmless."""
-        self.heard = False
-        _EARS.tidy()
-
-
-def _take_away(mode: Any) -> None:
+def _take_off(mode: Any) -> bool:
     """Take the mode off torch's stack, from under those that somebody has put on since and not taken off."""
     above = []
     while True:
@@ -91,6 +64,10 @@ def _take_away(mode: Any) -> None:
         above.append(top)
     for other in reversed(above):
         _overrides()._push_mode(other)
+    return True
+
+
+_EARS = Ears(_put_on, _take_off)
 
 
 def _mode() -> Any:
@@ -100,9 +77,7 @@ def _mode() -> Any:
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = None if is_in_callback() else name_of(function)
             if name is not None:
-                for listener in _EARS.listeners:
-                    if listener.heard:
-                        listener.told(name)
+                _EARS.tell(name)
             return function(*args, **(kwargs or {}))
 
     return Telling()
