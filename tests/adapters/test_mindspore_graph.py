@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 mindspore = pytest.importorskip("mindspore", reason="MindSpore is not installed here")
-from aligner_hooks.mindspore_ import MindSporeAdapter, compiled, runtime  # noqa: E402 - only after it is known to be there
+from aligner_hooks.mindspore_ import MindSporeAdapter, runtime  # noqa: E402 - only after it is known to be there
+from aligner_hooks.mindspore_ import graph as graphs  # noqa: E402 - as above
 from mindspore import Tensor, nn, ops  # noqa: E402 - as above
 
 from aligner.errors import AdapterError  # noqa: E402 - as above
@@ -58,7 +59,7 @@ def check_same(net: Any, *args: Any, **kwargs: Any) -> Recorder:
 def check_nothing_left(net: Any) -> None:
     for _, cell in net.cells_and_names():
         assert not [name for name in vars(cell) if name.startswith("aligner") or name == "construct"]
-    assert not compiled._GRAPHS.cells
+    assert not graphs.GRAPHS.cells
 
 
 @pytest.mark.parametrize("name", [name for name in COMPILABLE if name != "nested"])
@@ -201,7 +202,7 @@ def test_taps_that_tell_nothing_are_refused_aloud(monkeypatch: pytest.MonkeyPatc
     from aligner_hooks.mindspore_ import forms
 
     net, x = made("norm")
-    monkeypatch.setattr(compiled._GRAPHS, "proved", False)
+    monkeypatch.setattr(graphs.GRAPHS, "proved", False)
     monkeypatch.setattr(forms.Arrival, "_complete", lambda self: None)
     with ADAPTER.running(net, "graph"), Recorder(ADAPTER).attach(net), pytest.raises(AdapterError, match="0 of 2"):
         net(x)

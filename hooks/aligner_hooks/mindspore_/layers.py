@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mindspore import nn
 
 from aligner.record import Note, Scalar, display
-from aligner_hooks.mindspore_ import compiled
+from aligner_hooks.mindspore_ import graph
 from aligner_hooks.mindspore_.spec import is_a, unread
 
 # Loss and AMP wrappers hold the cell they are around under this name.
@@ -92,8 +92,8 @@ def cautions(model: nn.Cell) -> Iterator[Note]:
             yield Note(path, "mindspore-plain-list", {"attribute": listed, **facts})
         if isinstance(cell, nn.GraphCell):
             yield Note(path, "mindspore-graph-cell", facts)
-        elif compiled.untold(cell):
-            yield Note(path, "mindspore-untold", {"reason": compiled.untold(cell), **facts})
+        elif graph.untold(cell):
+            yield Note(path, "mindspore-untold", {"reason": graph.untold(cell), **facts})
         elif _bypasses_hooks(type(cell)):
             yield Note(path, "mindspore-own-call", facts)
         reason = unread(cell)

@@ -1,7 +1,7 @@
 """What stands in a compiled graph: the `construct` of an observed cell and the operators that tell of its values.
 
 MindSpore reads the source of these functions and compiles it, so they are written in what its graph mode knows, and
-the first argument of a `construct` must be called `self`. What the operators do is `compiled.py`'s affair; it puts
+the first argument of a `construct` must be called `self`. What the operators do is `forms.py`'s affair; `graph.py` puts
 `aligner_number` (which cell this is) and `aligner_own` (its own construct) on a cell while a graph is compiled.
 
     announce(...)   at compile time: which cell, and how its values are nested; returns the number of this form

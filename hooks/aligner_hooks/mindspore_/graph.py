@@ -1,0 +1,182 @@
+"""One graph of MindSpore's, compiled with taps in it: under a name of its own, with as many cells as it can be.
+
+What all graphs have in common is kept here too: which cells are observed, and the graph that runs now.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any, Callable, Optional
+
+from mindspore import nn
+
+from aligner.adapter import After, Before
+from aligner_hooks.mindspore_ import forms, runtime
+
+# What a cell is given while a graph with its taps is compiled; none of it is there at other times.
+LENT = ("construct", "aligner_own", "aligner_number")
+# So many graphs are compiled at most to find the cells whose taps MindSpore does not compile.
+ATTEMPTS = 24
+
+
+@dataclass(eq=False)
+class Observed:
+    """An observed cell and those who observe it."""
+
+    cell: Callable[[], Optional[nn.Cell]]
+    number: int
+    observers: dict[object, tuple[Before, After]] = field(default_factory=dict)
+    arguments: list[tuple[Any, Any]] = field(default_factory=list)
+    """Of its calls that have begun and not ended."""
+
+
+@dataclass
+class Graphs:
+    """All cells that are observed, and the graph that runs now."""
+
+    cells: dict[int, Observed] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    thread: Optional[int] = None
+    """The thread that called the graph."""
+    failure: Optional[BaseException] = None
+    """What an observer raised while it ran."""
+    untold: list[tuple[Callable[[], Optional[nn.Cell]], str]] = field(default_factory=list)
+    """Cells that MindSpore does not compile with taps, and what it says."""
+    outside: list[nn.Cell] = field(default_factory=list)
+    """Observed nets that are being called as a whole: they are told of from outside their graph."""
+    proved: bool = False
+    """Whether taps were seen to tell of values here."""
+
+
+GRAPHS = Graphs()
+
+
+def untold(cell: nn.Cell) -> str:
+    """Why a compiled graph does not tell of this cell, or ""."""
+    return next((reason for one, reason in GRAPHS.untold if one() is cell), "")
+
+
+@dataclass
+class Graph:
+    """A graph that is about to run."""
+
+    named: Callable[[str], Any]
+    """Surroundings in which it is compiled and found under another name."""
+    compile: Callable[[], bool]
+    """Compiles it; whether it would wait for ever with taps in it."""
+    call: Callable[[], Any]
+    """Compiles it, if it is not, and runs it."""
+
+    def run(self, cells: Sequence[Observed]) -> object:
+        """Run it with the taps of these cells."""
+        wanted = [one for one in cells if not untold(one.cell())]
+        if not wanted or GRAPHS.thread is not None:  # or it is called while another graph runs
+            return self.call()
+        name = self._compiled(wanted)
+        if not wanted:
+            return self.call()
+        GRAPHS.thread, GRAPHS.failure = threading.get_ident(), None
+        try:
+            with self.named(name), _taps(wanted):
+                output = self.call()
+                runtime.synchronize()
+        finally:
+            failure, GRAPHS.failure = GRAPHS.failure, None
+            GRAPHS.thread = None
+            for one in wanted:
+                one.arguments.clear()
+        if failure is not None:
+            raise failure
+        return output
+
+    def _compiled(self, wanted: list[Observed]) -> str:
+        """Compile it; cells whose taps cannot be are taken out of `wanted`. Returns the name that it has now."""
+        reason = self._refused(wanted)
+        if reason is None:
+            return _name(wanted)
+        with self.named(""):
+            self.compile()  # raises what the user's own program raises
+        left = ATTEMPTS
+        fine: list[Observed] = []
+        groups = [list(wanted)]
+        while groups:
+            group = groups.pop()
+            if not group:
+                continue
+            if left < ATTEMPTS:  # the first group is what was refused
+                reason = self._refused([*fine, *group]) if left > 0 else reason
+            left -= 1
+            if isinstance(reason, _Untyped):
+                GRAPHS.untold += [(one.cell, str(reason)) for one in group if one in reason.cells]
+                groups.append([one for one in group if one not in reason.cells])
+            elif reason is None:
+                fine += group
+            elif len(group) == 1 or left <= 0:
+                GRAPHS.untold += [(one.cell, first_line(reason)) for one in group]
+            else:
+                middle = len(group) // 2
+                groups += [group[:middle], group[middle:]]
+        wanted[:] = sorted(fine, key=lambda one: one.number)
+        return _name(wanted)
+
+    def _refused(self, cells: Sequence[Observed]) -> Optional[Exception]:
+        """Why the graph cannot be compiled with the taps of these cells."""
+        begun = len(forms.FORMS)
+        try:
+            with self.named(_name(cells)), _taps(cells):
+                waits = self.compile()
+        except Exception as error:
+            return error
+        if waits:
+            return _Untyped(cells, "Python runs inside the graph, for which this MindSpore would wait for ever")
+        made = forms.FORMS[begun:]
+        told = {(form.number, form.entering) for form in made}
+        untyped = {form.number for form in made if form.untyped}
+        untyped |= {number for number, entering in told if (number, not entering) not in told}
+        if untyped:
+            why = "it gets or returns a value whose type MindSpore knows only when the graph runs"
+            return _Untyped([one for one in cells if one.number in untyped], why)
+        return None
+
+
+def _name(cells: Sequence[Observed]) -> str:
+    """What the graph with the taps of these cells is called; short, as the net may be large."""
+    rows = []
+    for _, group in itertools.groupby(enumerate(one.number for one in cells), lambda pair: pair[1] - pair[0]):
+        row = [number for _, number in group]
+        rows.append(f"{row[0]}_{row[-1]}")
+    return f".aligner.{'-'.join(rows)}" if rows else ""
+
+
+class _Untyped(Exception):
+    """Cells with a value that MindSpore does not look at when it compiles: no operator of ours can stand near it."""
+
+    def __init__(self, cells: Sequence[Observed], reason: str) -> None:
+        super().__init__(reason)
+        self.cells = cells
+
+
+def first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__
+
+
+@contextmanager
+def _taps(cells: Sequence[Observed]) -> Iterator[None]:
+    """Lend the cells what their compiled construct needs."""
+    from aligner_hooks.mindspore_ import taps  # makes operators: only where a graph is compiled
+
+    held = [(cell, one.number) for one in cells for cell in [one.cell()] if cell is not None]
+    try:
+        for cell, number in held:
+            vars(cell).update(zip(LENT, (MethodType(taps.construct, cell), cell.construct, number)))
+        yield
+    finally:
+        for cell, _ in held:
+            for name in LENT:
+                vars(cell).pop(name, None)
