@@ -101,26 +101,26 @@ class Graph:
             return _name(wanted)
         with self.named(""):
             self.compile()  # raises what the user's own program raises
-        left = ATTEMPTS
         fine: list[Observed] = []
         groups = [list(wanted)]
-        while groups:
-            group = groups.pop()
+        for attempt in range(ATTEMPTS):
+            group = groups.pop() if groups else []
             if not group:
                 continue
-            if left < ATTEMPTS:  # the first group is what was refused
-                reason = self._refused([*fine, *group]) if left > 0 else reason
-            left -= 1
-            if isinstance(reason, _Untyped):
-                GRAPHS.untold += [(one.cell, str(reason)) for one in group if one in reason.cells]
-                groups.append([one for one in group if one not in reason.cells])
-            elif reason is None:
+            if attempt > 0:  # the first group is what was refused
+                reason = self._refused([*fine, *group])
+            if reason is None:
                 fine += group
-            elif len(group) == 1 or left <= 0:
+            elif isinstance(reason, _Untyped):
+                GRAPHS.untold += [(one.cell, str(reason)) for one in reason.cells]
+                groups.append([one for one in group if one not in reason.cells])
+                fine = [one for one in fine if one not in reason.cells]
+            elif len(group) == 1:
                 GRAPHS.untold += [(one.cell, first_line(reason)) for one in group]
             else:
                 middle = len(group) // 2
                 groups += [group[:middle], group[middle:]]
+        GRAPHS.untold += [(one.cell, "too many others cannot be, either") for group in groups for one in group]
         wanted[:] = sorted(fine, key=lambda one: one.number)
         return _name(wanted)
 
