@@ -2,7 +2,8 @@
 PYTHON ?= python3.11
 VENV := .venv
 RUN := $(VENV)/bin/python
-TESTS := tests/unit tests/properties tests/adapters tests/endtoend tests/test_*.py
+# Each holds torch and MindSpore, 1.5 GB; a file of tests stays in one of them.
+JOBS ?= 2
 
 .PHONY: help setup demo test test-all lint bench clean
 
@@ -20,7 +21,7 @@ demo: setup ## a planted bug found in a torch/MindSpore pair
 	$(RUN) -m aligner demo build/demo
 
 test: setup ## the tests of the main environment
-	$(RUN) -m pytest -q
+	$(RUN) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-all: test ## the main environment, then the others of the table in CONTRIBUTING.md
 	sh tests/environments.sh old bare39 bare311 mindtorch mindnlp

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -18,6 +19,14 @@ _SCRUBS = (
 
 def pytest_addoption(parser):
     parser.addoption("--accept", action="store_true", help="write the golden files anew from what the code says now")
+
+
+def pytest_configure():
+    """The same surroundings for all tests, and for the hundreds of commands that they start."""
+    os.environ.pop("COLUMNS", None)  # reports are as wide as in a pipe; readline sets it for the processes of xdist
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each command would compile aligner anew
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each of them has one core
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

@@ -122,32 +122,40 @@ def test_a_capture_says_what_it_wrote_and_what_comes_next(net, aligner):
         }
 
 
-def test_two_captures_are_equal_and_options_may_stand_anywhere(net, aligner):
-    assert aligner("capture", "net.py:build", "-o", "a.h5").returncode == 0
-    assert aligner("capture", "-o", "b.h5", "-q", "net.py:build").returncode == 0
-    assert aligner("compare", "a.h5", "b.h5").returncode == 0
-    assert aligner("capture", "-o", "c.h5", "net.py:build", "--seed", "7").returncode == 0
-    assert aligner("compare", "a.h5", "c.h5").returncode == 3, "other inputs"
+def test_torchs_compiler_is_not_imported(net, aligner):
+    """That takes as long as torch itself."""
+    done = aligner("capture", "net.py:build", "-o", "ref.h5", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    assert done.returncode == 0, done.stderr
+    assert " torch.nn\n" in done.stderr
+    assert " torch._dynamo\n" not in done.stderr
+
+
+def test_two_captures_are_equal_and_options_may_stand_anywhere(net, warm):
+    assert warm("capture", "net.py:build", "-o", "a.h5").returncode == 0
+    assert warm("capture", "-o", "b.h5", "-q", "net.py:build").returncode == 0
+    assert warm("compare", "a.h5", "b.h5").returncode == 0
+    assert warm("capture", "-o", "c.h5", "net.py:build", "--seed", "7").returncode == 0
+    assert warm("compare", "a.h5", "c.h5").returncode == 3, "other inputs"
 
 
 @pytest.mark.parametrize("factory", ["from_numpy", "by_name", "steps"])
-def test_inputs_of_every_form(net, aligner, factory):
-    done = aligner("capture", f"net.py:{factory}", "-o", "ref.h5")
+def test_inputs_of_every_form(net, warm, factory):
+    done = warm("capture", f"net.py:{factory}", "-o", "ref.h5")
     assert done.returncode == 0, done.stderr
     with api.open(net / "ref.h5") as dump:
         assert len({call.step for call in dump.calls}) == (2 if factory == "steps" else 1)
 
 
-def test_inputs_from_a_file(net, aligner):
+def test_inputs_from_a_file(net, warm):
     np.savez(net / "inputs.npz", x=np.ones((5, 4), np.float32), extra=np.ones(3, np.float32))
-    done = aligner("capture", "net.py:alone", "--inputs", "inputs.npz", "-o", "ref.h5")
+    done = warm("capture", "net.py:alone", "--inputs", "inputs.npz", "-o", "ref.h5")
     assert done.returncode == 0, done.stderr
     with api.open(net / "ref.h5") as dump:
         assert dump[""].output.shape == (5, 3)
 
 
-def test_layers_and_steps_and_weights(net, aligner):
-    done = aligner("capture", "net.py:build", "-o", "x.h5", "--layers", "a", "--steps", "3", "--no-weights")
+def test_layers_and_steps_and_weights(net, warm):
+    done = warm("capture", "net.py:build", "-o", "x.h5", "--layers", "a", "--steps", "3", "--no-weights")
     assert done.returncode == 0, done.stderr
     with api.open(net / "x.h5") as dump:
         assert {call.layer for call in dump.calls} == {"", "a"}
@@ -155,9 +163,9 @@ def test_layers_and_steps_and_weights(net, aligner):
         assert all(entry.key.phase.value == "forward" for entry in dump.entries)
 
 
-def test_dropout_in_train_mode(net, aligner):
-    silenced = aligner("capture", "net.py:build", "-o", "s.h5", "--train")
-    kept = aligner("capture", "net.py:build", "-o", "k.h5", "--train", "--keep-dropout")
+def test_dropout_in_train_mode(net, warm):
+    silenced = warm("capture", "net.py:build", "-o", "s.h5", "--train")
+    kept = warm("capture", "net.py:build", "-o", "k.h5", "--train", "--keep-dropout")
     assert silenced.returncode == kept.returncode == 0
     assert "Dropout was active" not in silenced.stderr
     assert "Dropout was active in train mode (drop)" in kept.stderr
@@ -168,8 +176,8 @@ def test_dropout_in_train_mode(net, aligner):
         assert dump.header["dropout"] == "active"
 
 
-def test_estimate_writes_nothing(net, aligner):
-    done = aligner("capture", "net.py:build", "--estimate")
+def test_estimate_writes_nothing(net, warm):
+    done = warm("capture", "net.py:build", "--estimate")
     assert done.returncode == 0, done.stderr
     assert "12 values" in done.stdout
     assert sorted(os.listdir(net)) in (["__pycache__", "net.py"], ["net.py"])
@@ -205,19 +213,19 @@ def test_estimate_writes_nothing(net, aligner):
         (["--train", "net.py"], 2, "--train works with a factory"),
     ],
 )
-def test_bad_input_gets_a_sentence(net, aligner, arguments, code, said):
-    done = aligner("capture", "-o", "ref.h5", *arguments)
+def test_bad_input_gets_a_sentence(net, warm, arguments, code, said):
+    done = warm("capture", "-o", "ref.h5", *arguments)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert not (net / "ref.h5").exists()
 
 
-def test_a_net_that_leaves_is_no_success(net, aligner):
-    before = aligner("capture", "net.py:leaves", "-o", "none.h5")
+def test_a_net_that_leaves_is_no_success(net, warm):
+    before = warm("capture", "net.py:leaves", "-o", "none.h5")
     assert before.returncode == 2
     assert "net.py:leaves raised SystemExit" in before.stderr
-    done = aligner("capture", "net.py:leaves_inside", "-o", "ref.h5")
+    done = warm("capture", "net.py:leaves_inside", "-o", "ref.h5")
     assert done.returncode == 2
     assert "The net raised SystemExit" in done.stderr
     with api.open(net / "ref.h5") as dump:
@@ -225,21 +233,21 @@ def test_a_net_that_leaves_is_no_success(net, aligner):
         assert dump[""].inputs[0].shape == (2, 4)
 
 
-def test_an_existing_dump_is_not_overwritten(net, aligner):
-    assert aligner("capture", "net.py:build", "-o", "ref.h5").returncode == 0
+def test_an_existing_dump_is_not_overwritten(net, warm):
+    assert warm("capture", "net.py:build", "-o", "ref.h5").returncode == 0
     before = (net / "ref.h5").read_bytes()
-    again = aligner("capture", "net.py:build", "-o", "ref.h5")
+    again = warm("capture", "net.py:build", "-o", "ref.h5")
     assert again.returncode == 3
     assert "--force" in again.stderr
     assert (net / "ref.h5").read_bytes() == before
-    assert aligner("capture", "net.py:build", "-o", "ref.h5", "--force").returncode == 0
+    assert warm("capture", "net.py:build", "-o", "ref.h5", "--force").returncode == 0
 
 
-def test_places_that_cannot_be_written(net, aligner):
-    missing = aligner("capture", "net.py:build", "-o", "nix/ref.h5")
+def test_places_that_cannot_be_written(net, warm):
+    missing = warm("capture", "net.py:build", "-o", "nix/ref.h5")
     assert missing.returncode == 3
     assert "nix" in missing.stderr
-    folder = aligner("capture", "net.py:build", "-o", ".")
+    folder = warm("capture", "net.py:build", "-o", ".")
     assert folder.returncode == 3
 
 
@@ -250,15 +258,15 @@ def test_a_folder_that_may_not_be_written(tmp_path, monkeypatch, capsys):
     assert "Permission denied" in capsys.readouterr().err
 
 
-def test_nan_is_captured_and_named(net, aligner):
-    assert aligner("capture", "net.py:nan", "-o", "nan.h5").returncode == 0
+def test_nan_is_captured_and_named(net, warm):
+    assert warm("capture", "net.py:nan", "-o", "nan.h5").returncode == 0
     with api.open(net / "nan.h5") as dump:
         assert np.isnan(dump[""].output.load()).any()
-    assert aligner("compare", "nan.h5", "nan.h5").returncode == 0, "NaN at the same places agrees"
+    assert warm("compare", "nan.h5", "nan.h5").returncode == 0, "NaN at the same places agrees"
 
 
-def test_layers_that_never_ran_are_listed_and_not_lost(net, aligner):
-    done = aligner("capture", "net.py:passive", "-o", "ref.h5")
+def test_layers_that_never_ran_are_listed_and_not_lost(net, warm):
+    done = warm("capture", "net.py:passive", "-o", "ref.h5")
     assert done.returncode == 0
     with api.open(net / "ref.h5") as dump:
         assert set(dump.layers) == {"", "used", "unused"}
@@ -313,26 +321,26 @@ def test_interrupted(net):
         assert dump["0"].output.shape == (2, 4)
 
 
-def test_chinese(net, aligner):
-    done = aligner("capture", "net.py:build", "-o", "ref.h5", env={"ALIGNER_LANG": "zh"})
+def test_chinese(net, warm):
+    done = warm("capture", "net.py:build", "-o", "ref.h5", env={"ALIGNER_LANG": "zh"})
     assert "个值" in done.stderr
-    wrong = aligner("capture", "net.py:nix", "-o", "ref2.h5", "--lang", "zh")
+    wrong = warm("capture", "net.py:nix", "-o", "ref2.h5", "--lang", "zh")
     assert "没有函数" in wrong.stderr
 
 
-def test_compare_json_has_the_schema(net, aligner):
-    aligner("capture", "net.py:build", "-o", "a.h5")
-    answer = json.loads(aligner("compare", "a.h5", "a.h5", "--json").stdout)
+def test_compare_json_has_the_schema(net, warm):
+    warm("capture", "net.py:build", "-o", "a.h5")
+    answer = json.loads(warm("compare", "a.h5", "a.h5", "--json").stdout)
     assert answer["schema"] == "aligner.compare/1"
     assert answer["outcome"] == "aligned"
     assert answer["first_divergence"] is None
 
 
 @pytest.mark.parametrize("sides", [("a.h5", "b.h5"), ("b.h5", "a.h5")])
-def test_layers_that_one_side_was_not_asked_for_do_not_fail(net, aligner, sides):
-    assert aligner("capture", "net.py:build", "-o", "a.h5").returncode == 0
-    assert aligner("capture", "net.py:build", "-o", "b.h5", "--layers", "a").returncode == 0
-    done = aligner("compare", *sides)
+def test_layers_that_one_side_was_not_asked_for_do_not_fail(net, warm, sides):
+    assert warm("capture", "net.py:build", "-o", "a.h5").returncode == 0
+    assert warm("capture", "net.py:build", "-o", "b.h5", "--layers", "a").returncode == 0
+    done = warm("compare", *sides)
     assert done.returncode == 0, done.stdout
     assert done.stdout.startswith("ALIGNED")
     assert "left out of the other dump" in " ".join(done.stdout.split())

@@ -75,9 +75,9 @@ def write(folder, **files):
         (folder / f"{name}.py").write_text(textwrap.dedent(text), encoding="utf-8")
 
 
-def capture(aligner):
+def capture(warm):
     for arguments in (("net.py:build", "-o", "ref.h5"), ("port.py:build", "--from", "ref.h5", "-o", "port.h5")):
-        done = aligner("capture", *arguments)
+        done = warm("capture", *arguments)
         assert done.returncode == 0, done.stderr
 
 
@@ -89,12 +89,12 @@ def run(script, folder):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
 
 
-def test_rows_that_mindspore_leaves_empty(aligner, tmp_path):
+def test_rows_that_mindspore_leaves_empty(warm, tmp_path):
     """A faithful port that MindSpore computes otherwise on a CPU: the program is what a bug report needs."""
     pytest.importorskip("mindspore", reason="the port is a MindSpore net")
     write(tmp_path, net=NET, port=PORT)
-    capture(aligner)
-    done = aligner("compare", "ref.h5", "port.h5", "--repro", "repro")
+    capture(warm)
+    done = warm("compare", "ref.h5", "port.h5", "--repro", "repro")
     assert done.returncode == 1
     assert "origin     up (ConvTranspose2d)" in done.stdout
     assert "up by itself" in done.stderr
@@ -105,7 +105,7 @@ def test_rows_that_mindspore_leaves_empty(aligner, tmp_path):
     assert shown.stdout.startswith("output.0: max abs ")
     assert "15]: reference" in shown.stdout
     # A layer that is right was not looked at so closely: how it is built must be filled in.
-    done = aligner("compare", "ref.h5", "port.h5", "--repro", "repro", "--repro-layer", "down", "--json")
+    done = warm("compare", "ref.h5", "port.h5", "--repro", "repro", "--repro-layer", "down", "--json")
     assert json.loads(done.stdout)["outcome"] == "diverged"
     assert "must be filled in first" in done.stderr
     right = tmp_path / "repro" / "down.repro.py"
@@ -115,15 +115,15 @@ def test_rows_that_mindspore_leaves_empty(aligner, tmp_path):
     assert (shown.returncode, shown.stdout.count("output.0: max abs")) == (0, 1), shown.stdout + shown.stderr
 
 
-def test_a_class_of_ones_own_is_filled_in(aligner, tmp_path):
+def test_a_class_of_ones_own_is_filled_in(warm, tmp_path):
     """No setting differs and no known mistake fits: the report ends with the command that writes the program."""
     write(tmp_path, net=OWN.replace("BEND", RIGHT), port=OWN.replace("BEND", WRONG))
-    capture(aligner)
-    told = aligner("compare", "ref.h5", "port.h5")
+    capture(warm)
+    told = warm("compare", "ref.h5", "port.h5")
     assert told.returncode == 1
     assert "origin     bend (Bend)" in told.stdout
     (command,) = [row for row in told.stdout.splitlines() if row.startswith("repro: aligner ")]
-    done = aligner(*command.split()[2:])
+    done = warm(*command.split()[2:])
     assert done.returncode == 1
     assert "how it is built must be filled in first" in done.stderr
     script = tmp_path / "repro" / "bend.repro.py"
@@ -140,21 +140,21 @@ def test_a_class_of_ones_own_is_filled_in(aligner, tmp_path):
         apart = np.abs(0.02 * np.sin(37 * x) * np.cos(x * x)).max()
         assert f"max abs {apart:.1e}" in shown.stdout
         assert np.allclose(data["expected.output.0"], x + 0.5 * np.sin(x), atol=1e-6)
-    again = aligner(*command.split()[2:])
+    again = warm(*command.split()[2:])
     assert again.returncode == 2
     assert "there already" in again.stderr
 
 
-def test_what_cannot_be_asked_for(aligner, tmp_path):
+def test_what_cannot_be_asked_for(warm, tmp_path):
     write(tmp_path, net=OWN.replace("BEND", RIGHT), port=OWN.replace("BEND", RIGHT))
-    capture(aligner)
-    clean = aligner("compare", "ref.h5", "port.h5", "--repro", "repro")
+    capture(warm)
+    clean = warm("compare", "ref.h5", "port.h5", "--repro", "repro")
     assert clean.returncode == 0
     assert "nothing is written" in clean.stderr
     assert "repro:" not in clean.stdout
-    unknown = aligner("compare", "ref.h5", "port.h5", "--repro", "repro", "--repro-layer", "bent")
+    unknown = warm("compare", "ref.h5", "port.h5", "--repro", "repro", "--repro-layer", "bent")
     assert unknown.returncode == 2
     assert "Did you mean bend" in unknown.stderr
-    alone = aligner("compare", "ref.h5", "port.h5", "--repro-layer", "bend")
+    alone = warm("compare", "ref.h5", "port.h5", "--repro-layer", "bend")
     assert alone.returncode == 2
     assert "--repro FOLDER" in alone.stderr

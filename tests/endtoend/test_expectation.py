@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -40,13 +37,13 @@ def build_wrong():
 """
 
 
-def run(folder, *words):
-    command = [sys.executable, "-m", "aligner", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def run(torch_at_hand):
+    return torch_at_hand.run
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, run):
     folder = tmp_path_factory.mktemp("expectation")
     (folder / "net.py").write_text(NET)
     for name, options in (("plain.h5", ()), ("ref.h5", ("--truth", "--expect", "float16", "--expect", "bfloat16"))):
@@ -78,7 +75,7 @@ def test_the_values_are_those_of_a_capture_without_it(folder):
         assert not measured(folder / "plain.h5")
 
 
-def test_a_right_port_in_float16_is_explained_and_a_wrong_one_is_not(folder):
+def test_a_right_port_in_float16_is_explained_and_a_wrong_one_is_not(folder, run):
     for factory in ("build_half", "build_wrong"):
         done = run(folder, "capture", f"net.py:{factory}", "--from", "ref.h5", "-o", f"{factory}.h5")
         assert done.returncode == 0, done.stderr
@@ -94,7 +91,7 @@ def test_a_right_port_in_float16_is_explained_and_a_wrong_one_is_not(folder):
     assert [(o.layer, o.where) for o in wrong.origins] == [("norm", "layer")]
 
 
-def test_without_a_forced_pass_the_expectation_alone_explains(folder):
+def test_without_a_forced_pass_the_expectation_alone_explains(folder, run):
     for name in ("plain.h5", "ref.h5"):
         done = run(folder, "capture", "net.py:build_half", "--from", name, "-o", "free.h5", "--free-only", "--force")
         assert done.returncode == 0, done.stderr
@@ -102,13 +99,13 @@ def test_without_a_forced_pass_the_expectation_alone_explains(folder):
         assert result.aligned is (name == "ref.h5")
 
 
-def test_it_is_asked_of_references_only(folder):
+def test_it_is_asked_of_references_only(folder, run):
     done = run(folder, "capture", "net.py:build_half", "--from", "ref.h5", "-o", "x.h5", "--truth")
     assert done.returncode == 2
     assert "--truth" in done.stderr
 
 
-def test_a_net_that_cannot_run_in_a_type_is_captured_all_the_same(folder):
+def test_a_net_that_cannot_run_in_a_type_is_captured_all_the_same(folder, run):
     (folder / "odd.py").write_text(
         "import torch\nfrom torch import nn\n"
         "class Net(nn.Module):\n"

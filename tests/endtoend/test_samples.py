@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, Optional
 
@@ -44,6 +45,7 @@ CLEAN = 1e-5
 PENDING: dict[tuple[str, str], str] = {}
 
 Files = Callable[[str], Path]
+Answers = Callable[[str, str], aligner.Comparison]
 
 
 def named(cases: list[tuple[str, str]], pending: Optional[dict[tuple[str, str], str]] = None) -> pytest.MarkDecorator:
@@ -80,18 +82,25 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return dump
 
 
-def compare(reference: Path, sample: str, port: str, folder: Path) -> aligner.Comparison:
-    """Replay the port, capture it, compare it."""
-    allowed = EXPECTED[sample][port].get("allow_missing", False)
-    replay = aligner.replay(reference, build(sample, port), allow_missing=allowed)
-    with replay, replay.capture(folder / "port.h5"):
-        replay.model(*replay.inputs(step=0))
-    return aligner.compare(reference, folder / "port.h5")
+@pytest.fixture(scope="module")
+def answers(references: Files, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """Each port replayed, captured and compared, when it is first asked for."""
+
+    @cache
+    def compare(sample: str, port: str) -> aligner.Comparison:
+        allowed = EXPECTED[sample][port].get("allow_missing", False)
+        dump = tmp_path_factory.mktemp("port") / "port.h5"
+        replay = aligner.replay(references(sample), build(sample, port), allow_missing=allowed)
+        with replay, replay.capture(dump):
+            replay.model(*replay.inputs(step=0))
+        return aligner.compare(references(sample), dump)
+
+    return compare
 
 
 @named([(sample, port) for sample, port in CASES if EXPECTED[sample][port]["outcome"] == "aligned"], PENDING)
-def test_aligned(sample: str, port: str, references: Files, tmp_path: Path) -> None:
-    result = compare(references(sample), sample, port, tmp_path)
+def test_aligned(sample: str, port: str, answers: Answers) -> None:
+    result = answers(sample, port)
     wanted = EXPECTED[sample][port]
     worst = max(verdict.error for verdict in result.verdicts if verdict.error is not None)
     assert (result.outcome, result.exit_code) == ("aligned", 0)
@@ -108,9 +117,9 @@ def test_aligned(sample: str, port: str, references: Files, tmp_path: Path) -> N
 
 
 @named([(sample, port) for sample, port in CASES if EXPECTED[sample][port]["outcome"] == "diverged"], PENDING)
-def test_planted_mistake_is_found(sample: str, port: str, references: Files, tmp_path: Path) -> None:
+def test_planted_mistake_is_found(sample: str, port: str, answers: Answers) -> None:
     wanted = EXPECTED[sample][port]
-    result = compare(references(sample), sample, port, tmp_path)
+    result = answers(sample, port)
     assert (result.outcome, result.exit_code) == ("diverged", 1)
     assert result.origins
     origin = result.origins[0]
@@ -150,15 +159,13 @@ def scrubbed(text: str) -> str:
 
 
 @pytest.mark.parametrize("sample", sorted(EXPECTED))
-def test_readme_shows_the_answer(
-    sample: str, references: Files, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_readme_shows_the_answer(sample: str, answers: Answers, request: pytest.FixtureRequest) -> None:
     """What the README says that the port it runs is answered with; `pytest --accept` writes it anew."""
     readme = ROOT / "samples" / sample / "README.md"
     told = readme.read_text(encoding="utf-8")
     (port,) = re.findall(r"/(port_\w+\.py):build --from", told)
     (shown,) = re.findall(r"^```text\n(.*?)\n```$", told, re.DOTALL | re.MULTILINE)
-    answer = excerpt(compare(references(sample), sample, port, tmp_path))
+    answer = excerpt(answers(sample, port))
     if request.config.getoption("--accept"):
         readme.write_text(told.replace(shown, answer), encoding="utf-8")
         shown = answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -15,6 +15,7 @@ from aligner.report.elements import difference, select, selection, worst
 FLOATS = hnp.arrays(np.float32, (4, 5), elements=st.floats(-10, 10, width=32))
 
 
+@settings(deadline=None)
 @given(FLOATS, FLOATS)
 def test_worst_are_the_largest_errors_in_order(reference, port):
     found = worst(reference, port, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aligner.report.figures import exact, figure, index, size
@@ -27,11 +27,13 @@ def test_figure_shows_that_it_is_over():
     assert figure(1e-3, 1e-3) == "1.0e-03"
 
 
+@settings(deadline=None)
 @given(NUMBERS, NUMBERS)
 def test_figure_keeps_its_side(value, tolerance):
     assert (float(figure(value, tolerance)) > tolerance) == (value > tolerance)
 
 
+@settings(deadline=None)
 @given(st.floats(allow_nan=False))
 def test_exact_comes_back(value):
     assert float(exact(value)) == value

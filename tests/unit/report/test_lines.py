@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aligner.report import lines
@@ -24,11 +24,13 @@ def test_printable_shows_what_would_act(text, shown):
     assert lines.printable(text) == shown
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_printable_text_is_printable(text):
     assert lines.printable(text).isprintable()
 
 
+@settings(deadline=None)
 @given(st.text(), st.integers(3, 40))
 def test_cut_left_keeps_the_tail_and_the_room(text, columns):
     text = lines.printable(text)
@@ -41,6 +43,7 @@ def test_cut_left_keeps_the_end_of_a_name():
     assert lines.cut_left("model.layers.154.attn.softmax", 12) == "..tn.softmax"
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="ab 模，.", max_size=60), st.integers(10, 30))
 def test_wrap_loses_nothing_but_blanks(text, columns):
     rows = lines.wrap(text, columns)
