@@ -102,20 +102,28 @@ OWN_FRAMEWORKS = {
     "torch": {"torch"},
     "mindspore": {"mindspore"},
     "mindtorch": {"mindtorch", "mindspore"},
-    "like": set(),
+    "torchlike": set(),
+    "mindsporelike": {"mindspore"},
 }
-"""Folder of an adapter, without its ending -> what it may import; MindTorch's tensors are MindSpore's below."""
+"""Adapter, or what several share -> what it may import; MindTorch's tensors are MindSpore's below."""
+
+SHARED = {
+    "torch": {"torchlike"},
+    "mindspore": {"mindsporelike"},
+    "mindtorch": {"torchlike", "mindsporelike", "mindspore_"},
+}
+"""Of mindspore_, MindTorch's adapter takes what observes a compiled graph: only OpenI's has any."""
 
 
 @pytest.mark.parametrize("name", sorted(OWN_FRAMEWORKS))
 def test_an_adapter_imports_its_own_framework_only(name):
-    folder = "torchlike" if name == "like" else f"{name}_"
+    folder = name if name.endswith("like") else f"{name}_"
     for path in (ROOT / "hooks" / "aligner_hooks" / folder).rglob("*.py"):
         others = FRAMEWORKS - OWN_FRAMEWORKS[name] - {"aligner_hooks"}
         for imported in imports(path):
             assert imported.split(".")[0] not in others, f"{path}: {imported}"
             if imported.startswith("aligner_hooks."):
-                assert imported.split(".")[1] in {folder, "torchlike"}, f"{path}: {imported}"
+                assert imported.split(".")[1] in {folder, *SHARED.get(name, ())}, f"{path}: {imported}"
             if imported.startswith("aligner."):
                 assert imported.split(".")[1] in WORDS | {"adapter"}, f"{path}: {imported}"
 

@@ -19,7 +19,7 @@ USUAL = "float32"
 
 AUTOCAST = "autocast"
 """The switch of which only a run tells that it is on."""
-MOST = 12
+MOST = 40
 """Names of operations in one type that are kept of a layer."""
 
 SHORT = ("float16", "bfloat16")

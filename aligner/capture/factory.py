@@ -29,10 +29,10 @@ class Run:
     mode: Optional[str] = None
     """"pynative" or "graph"; None as the program has set it."""
 
-    def step(self, index: int) -> None:
-        """Call the model on the arguments of one step."""
+    def step(self, index: int, mode: Optional[str] = None) -> None:
+        """Call the model on the arguments of one step, in its mode or another."""
         args, kwargs = self.steps[index]
-        with self.adapter.running(self.model, self.mode):
+        with self.adapter.running(self.model, mode or self.mode):
             self.model(*args, **kwargs)
 
 

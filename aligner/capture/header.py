@@ -31,7 +31,7 @@ def describe(
         "command": list(sys.argv if command is None else command),
         "seed": seed,
         "rank": rank(os.environ),
-        "model": type(model).__name__,
+        "model": adapter.type_name(model).rpartition(".")[2],
         "training": adapter.training(model),
         "amp": None,
         **adapter.environment(model),

@@ -134,6 +134,7 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
         self._names = set(names)
         self._on_import = on_import
         self._before = before
+        self._sought: set[str] = set()
 
     def __enter__(self) -> ImportWatcher:
         for name in sorted(self._names & set(sys.modules)):
@@ -149,10 +150,13 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: object = None, target: object = None
     ) -> Optional[importlib.machinery.ModuleSpec]:
-        if fullname not in self._names:
+        if fullname not in self._names or fullname in self._sought:
             return None
-        self._names.discard(fullname)  # also keeps the search below from coming back here
-        spec = importlib.util.find_spec(fullname)
+        self._sought.add(fullname)  # keeps the search below from coming back here
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._sought.discard(fullname)
         if spec is not None and spec.loader is not None:
             self._tell_after(spec.loader, fullname)
         return spec
@@ -163,6 +167,7 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
+            self._names.discard(name)  # not earlier: who looks for a module need not import it
             self._before(name)
             execute(module)
             self._on_import(name)

@@ -57,21 +57,19 @@ class Watch:
             return
         if not adapter.is_model(model):
             return
-        name = type(model).__name__
-        if not self._chosen(adapter, model, name):
+        name = adapter.type_name(model).rpartition(".")[2]  # mixed precision puts a class "NetOpt" in Net's place
+        names = (name, type(model).__name__)
+        if self._wanted not in names and next(iter(adapter.parameters(model)), None) is None:
             return
         if name not in self.ran:
             self.ran.append(name)
-        if self.capture is not None or self.failure is not None or self._wanted not in (None, name):
+        if self.capture is not None or self.failure is not None or self._wanted not in (None, *names):
             return
         from aligner.capture.session import Capture
 
         self._model, self.captured = model, name
         self.capture = Capture(adapter, model, self.path, self._options(), self._progress)
         self.capture.__enter__()
-
-    def _chosen(self, adapter: Adapter, model: object, name: str) -> bool:
-        return name == self._wanted or next(iter(adapter.parameters(model)), None) is not None
 
     def close(self) -> None:
         """The script has ended; `failure` tells what went wrong with the capture."""

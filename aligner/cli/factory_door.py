@@ -6,6 +6,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -139,6 +140,11 @@ def _run_steps(prepared: Run, capture: Any, voice: Voice) -> None:
                 prepared.step(index)
             except (Exception, SystemExit) as error:
                 voice.traceback(error)
+                if (
+                    prepared.adapter.environment(prepared.model)["mode"] == "graph"
+                ):  # with wrong shapes it is not even compiled: nothing inside was seen
+                    with suppress(Exception):
+                        prepared.step(index, "pynative")
                 facts = {"error": type(error).__name__, "records": capture.records, "path": capture.path}
                 raise CaptureError("model-raised", **facts) from error
 

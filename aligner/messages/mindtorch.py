@@ -26,22 +26,17 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "MindTorch {version} 需要一段补丁才能在此 MindSpore 上导入；aligner 会自动加上。\n"
         "若不经 aligner 运行脚本：请在首行加上 `from aligner_hooks.mindtorch_ import shim; shim.put_in()`。",
     ),
-    "mindtorch-graph-mode": (
-        "MindSpore is in GRAPH_MODE: MindTorch compiles the net as a whole, and its layers are not called one by one.\n"
-        "Call mindspore.set_context(mode=mindspore.PYNATIVE_MODE), or set MS_JIT=0 in the environment, and capture again.",
-        "MindSpore 处于 GRAPH_MODE：MindTorch 将网络整体编译，各层不会被逐一调用。\n"
-        "请调用 mindspore.set_context(mode=mindspore.PYNATIVE_MODE)，或设置环境变量 MS_JIT=0，然后重新采集。",
-    ),
     "mindtorch-no-graph-mode": (
-        "In graph mode MindTorch compiles the net as a whole: its layers are not called, and none could be captured.\n"
+        "The mindtorch of mindnlp cannot be compiled as a whole: it runs layer by layer in every mode.\n"
         "Capture without `--mode graph`.",
-        "在图模式下 MindTorch 将网络整体编译：各层不会被调用，无法采集。\n请去掉 `--mode graph` 再采集。",
+        "mindnlp 的 mindtorch 无法整体编译：在任何模式下都逐层运行。\n请去掉 `--mode graph` 再采集。",
     ),
-    "mindtorch-jit": (
-        "'{function}' is compiled by @mindspore.jit: the MindTorch layers it runs cannot be seen.\n"
-        "Set MS_JIT=0 in the environment to run it as plain Python, and capture again.",
-        "'{function}' 由 @mindspore.jit 编译：看不到它运行的 MindTorch 各层。\n"
-        "请设置环境变量 MS_JIT=0，使其按普通 Python 运行，然后重新采集。",
+    "mindtorch-auto-idle": (
+        "auto_mixed_precision(net, 'auto') casts nothing in this run: MindTorch passes by what it put around the net, "
+        "unless gradients are wanted.\n"
+        "Call net.set_grad() before the run to have it cast as it does in training, or use another level.",
+        "auto_mixed_precision(net, 'auto') 在此次运行中不做任何转换：若不需要梯度，MindTorch 会绕过它加在网络外的部分。\n"
+        "请在运行前调用 net.set_grad()，使其像训练时一样转换；或使用其他级别。",
     ),
     "mindtorch-plain-container": (
         "Layer {layer} stands in a plain list or dict, which MindTorch does not register: "

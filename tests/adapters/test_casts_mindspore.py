@@ -74,3 +74,16 @@ def test_a_black_list_of_the_users_own(net):
     assert switches["one"] == ("float32", "to_float")
     assert switches["act"] == ("float16", "to_float")
     assert (computed["one"], computed["act"]) == ({"float32"}, {"float16"})
+
+
+class Raising(nn.Cell):
+    def construct(self, x):
+        raise ValueError("on purpose")
+
+
+def test_a_cell_that_raises_leaves_no_cast_on():
+    net, adapter, x = nn.SequentialCell(Raising()), registry.load("mindspore"), ms.Tensor([[1.0, 2.0]], ms.float32)
+    net.to_float(ms.float16)
+    with pytest.raises(ValueError, match="on purpose"), adapter.running(net), adapter.running(net):
+        net(x)
+    assert nn.Dense(2, 2)(x).dtype == ms.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -47,13 +48,17 @@ def check_same(net: Any, *args: Any, **kwargs: Any) -> Recorder:
     with ADAPTER.running(net, "graph"):
         own = Recorder(ADAPTER).arrays(net(*args, **kwargs))
     eager, graph = seen(net, "pynative", *args, **kwargs), seen(net, "graph", *args, **kwargs)
+    check_equal(eager, graph)
+    assert same(graph.events[-1].values, own)
+    check_nothing_left(net)
+    return graph
+
+
+def check_equal(eager: Recorder, graph: Recorder) -> None:
     assert eager.places == graph.places
     for one, other in zip(eager.events, graph.events):
         assert same(one.values, other.values), one.place
         assert one.structure == other.structure, one.place
-    assert same(graph.events[-1].values, own)
-    check_nothing_left(net)
-    return graph
 
 
 def check_nothing_left(net: Any) -> None:
@@ -257,3 +262,159 @@ def test_a_function_that_is_compiled_runs_the_net_inside_a_loop() -> None:
     assert recorder.places == one * 2
     assert same(recorder.events[5].values, {"output.0": recorder.events[6].values["input.0"]})
     assert ops.relu(x).shape == (8, 4)
+
+
+class Returning(nn.Cell):
+    """A cache that may be missing, a number, and a counter that is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Dense(4, 4)
+        self.loss = nn.MSELoss()
+        self.count = mindspore.Parameter(Tensor(0, mindspore.int32), requires_grad=False)
+
+    def construct(self, x: Any, *, cache: bool = False) -> Any:
+        y = self.fc(x)
+        ops.assign_add(self.count, Tensor(1, mindspore.int32))
+        return y, ((y, x) if cache else None), self.loss(y, x), self.count
+
+
+class Caching(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.CellList([Returning(), Returning()])
+
+    def construct(self, x: Any, *, cache: bool = False) -> Any:
+        kept: tuple[Any, ...] = ()
+        for block in self.blocks:
+            x, one, _, _ = block(x, cache=cache)
+            kept = (*kept, one)
+        return x, kept
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_none_numbers_and_counters_that_cells_return(cache: bool) -> None:
+    """None in an output of a cell of which anything is told after a branch makes MindSpore fail when it runs."""
+    net, x = Caching(), tensor(2, 4)
+
+    def run(mode: str) -> Recorder:
+        for block in net.blocks:
+            block.count.set_data(Tensor(5, mindspore.int32))
+        return seen(net, mode, x, cache=cache)
+
+    eager, graph = run("pynative"), run("graph")
+    check_equal(eager, graph)
+    assert graph.only("after", "blocks.1").values["output.3"] == 6
+
+
+class Varying(nn.Cell):
+    """Tensors of whose shapes the compiler knows nothing or a part, of many types, and one without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Dense(4, 4)
+        self.act = nn.Tanh()
+        self.same = Same()
+
+    def construct(self, x: Any) -> Any:
+        x = self.act(self.fc(x))
+        above = ops.masked_select(x, x > 0)
+        kinds = (
+            above > 0.5,
+            above.astype(mindspore.bfloat16),
+            above.astype(mindspore.int8),
+            ops.masked_select(x, x > 9),
+        )
+        return self.same(x), self.same(kinds), self.same(x.sum())
+
+
+class Same(nn.Cell):
+    def construct(self, x: Any) -> Any:
+        return x
+
+
+def test_shapes_that_only_the_run_knows() -> None:
+    net = Varying()
+    net.set_inputs(Tensor(shape=[None, 4], dtype=mindspore.float32))
+    check_same(net, tensor(2, 4))
+    graph = check_same(net, tensor(2100, 4))  # more than a piece
+    assert graph.only("after", "fc").values["output.0"].shape == (2100, 4)
+    assert 1 < graph.events[-1].values["output.1.1"].size < 8400
+    assert not [note for note in ADAPTER.cautions(net) if note.message == "mindspore-untold"]
+
+
+def test_a_graph_that_does_not_run_with_taps_runs_without_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aligner_hooks.mindspore_ import forms, taps
+
+    def broken(_: Any) -> None:
+        raise ValueError("no such kernel")
+
+    net, x = made("norm")
+    seen(made("norm")[0], "graph", x)  # the self-check has run
+    monkeypatch.setattr(taps, "BEGIN", forms.operator(broken))
+    graph = seen(net, "graph", x)
+    assert graph.places == [("before", ""), ("after", "")]
+    assert {note.layer for note in ADAPTER.cautions(net) if note.message == "mindspore-untold"} == {"fc", "bn"}
+
+
+def test_a_copy_made_while_a_net_is_observed_is_compiled_without_its_hooks() -> None:
+    net, x = made("norm")
+    with Recorder(ADAPTER).attach(net) as recorder, ADAPTER.running(net, "graph"):
+        other = copy.deepcopy(net)
+        third = copy.deepcopy(other)
+        other.compile(x)
+        net.compile(x)
+        assert same(Recorder(ADAPTER).arrays(other(x)), Recorder(ADAPTER).arrays(net(x)))
+    assert len(recorder.events) == 6
+    with ADAPTER.running(third, "graph"):
+        third(x)
+    assert not [cell for _, cell in (*other.cells_and_names(), *third.cells_and_names()) if cell._forward_pre_hook]
+
+
+def test_the_net_that_a_loop_of_mindspores_evaluates_is_the_root() -> None:
+    net, x = made("norm")
+    model = mindspore.Model(net, nn.MSELoss(), metrics={"mse"})
+    data = mindspore.dataset.GeneratorDataset([(row, row) for row in tensor(8, 4).asnumpy()], ["x", "y"]).batch(8)
+    roots: list[Any] = []
+    handle = ADAPTER.watch_roots(roots.append)
+    with ADAPTER.running(net, "graph"):
+        model.eval(data, dataset_sink_mode=False)
+        model.predict(x)
+    handle.remove()
+    assert roots == [net, net]
+
+
+class Noting(nn.Cell):
+    """Keeps something on itself that is no Parameter, as one does to look at it later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Dense(4, 4)
+        self.step = 0
+
+    def construct(self, x: Any) -> Any:
+        self.step = self.step + 1
+        return self.fc(x) * self.step
+
+
+def test_a_graph_that_sets_an_attribute_is_seen_from_outside_and_runs_once() -> None:
+    net, x = Noting(), tensor(2, 4)
+    graph = seen(net, "graph", x)
+    assert graph.places == [("before", ""), ("after", "")]
+    assert net.step == 1
+    (note,) = [note for note in ADAPTER.cautions(net) if note.message == "mindspore-untold"]
+    assert note.layer == "fc"
+
+
+@pytest.mark.skipif(runtime.bytecode_context() is None, reason="this MindSpore does not compile from bytecode")
+@pytest.mark.parametrize("mode", ["pynative", None])
+def test_what_is_compiled_from_bytecode_is_told_of_like_python(mode: Any) -> None:
+    net, x = made("norm")
+    eager = seen(net, "pynative", x)
+    kind = type(net)
+    net.__class__ = type("Compiled", (kind,), {"construct": mindspore.jit(kind.construct, capture_mode="bytecode")})
+    own = Recorder(ADAPTER).arrays(net(x))
+    graph = seen(net, mode, x)
+    check_equal(eager, graph)
+    assert same(graph.events[-1].values, own)
+    assert same(own, Recorder(ADAPTER).arrays(net(x)))

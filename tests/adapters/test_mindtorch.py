@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import numpy as np
@@ -253,7 +254,6 @@ class TestMindTorchContract(AdapterContract):
         *("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64"),
         *("uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128"),
     )
-    tells_operations = False
 
     def make_adapter(self):
         return ADAPTER
@@ -327,40 +327,128 @@ def x_of(values):
     return ADAPTER.from_numpy(np.array(values, np.float32), "float32")
 
 
-@pytest.mark.skipif(not IS_OPENI, reason="mindnlp's runs layer by layer in GRAPH_MODE too")
-def test_graph_mode_is_refused_and_not_silent():
-    layer = nn.Linear(2, 2)
-    earlier = ADAPTER.observe(layer, lambda *_: None, lambda *_: None)
-    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+@contextmanager
+def told_of(net):
+    """What is told of each layer of the net while it runs: path, what goes in, what comes out."""
+    told = []
+
+    def values(*nested):
+        for value in nested:
+            if isinstance(value, tuple):
+                yield from values(*value)
+            elif ADAPTER.is_tensor(value):
+                yield ADAPTER.to_numpy(value).copy()
+
+    handles = [
+        ADAPTER.observe(
+            layer,
+            lambda args, kwargs, path=path: told.append((path, list(values(*args, *kwargs.values())))),
+            lambda args, kwargs, output, path=path: told.append((path, list(values(output)))),
+        )
+        for path, layer in ADAPTER.layers(net)
+    ]
     try:
-        for ask in (
-            lambda: ADAPTER.observe(layer, lambda *_: None, lambda *_: None),
-            lambda: ADAPTER.running(layer).__enter__(),
-            lambda: layer(x_of([[1.0, 2.0]])),
-        ):
-            with pytest.raises(AdapterError) as error:
-                ask()
-            assert error.value.message == "mindtorch-graph-mode"
+        yield told
     finally:
-        mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
-        earlier.remove()
+        for handle in handles:
+            handle.remove()
 
 
-@pytest.mark.skipif(not IS_OPENI, reason="mindnlp's cannot be compiled")
-def test_compiled_code_is_refused_and_not_silent():
-    layer = nn.Linear(2, 2)
+@pytest.fixture
+def graph_mode():
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    yield
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
 
+
+def decorated(net):
     @mindspore.jit
     def compiled(x):
-        return layer(x)
+        return net(x)
 
-    handle = ADAPTER.observe(layer, lambda *_: None, lambda *_: None)
+    return compiled
+
+
+@pytest.mark.skipif(not IS_OPENI, reason="mindnlp's runs layer by layer in GRAPH_MODE too, and cannot be compiled")
+@pytest.mark.parametrize("jit", [False, True], ids=["GRAPH_MODE", "jit"])
+def test_layers_in_a_compiled_graph_tell_what_they_tell_eagerly(jit, request):
+    net, x = Attention().eval(), x_of(np.random.default_rng(0).standard_normal((1, 3, 4)))
+    with told_of(net) as wanted:
+        output = ADAPTER.to_numpy(net(x))
+    roots = []
+    watcher = ADAPTER.watch_roots(roots.append)
+    if not jit:
+        request.getfixturevalue("graph_mode")
+    with told_of(net) as told:
+        compiled = ADAPTER.to_numpy((decorated(net) if jit else net)(x))
+    watcher.remove()
+    assert roots == [net]
+    assert [path for path, _ in told] == [path for path, _ in wanted]
+    for (path, ours), (_, theirs) in zip(told, wanted):
+        assert all(np.array_equal(one, other) for one, other in zip(ours, theirs)), path
+        assert len(ours) == len(theirs) > 0, path
+    assert np.array_equal(compiled, output)
+
+
+@pytest.mark.skipif(not IS_OPENI, reason="mindnlp's runs layer by layer in GRAPH_MODE too")
+def test_a_run_of_ours_is_eager_where_the_program_is_in_graph_mode(graph_mode):
+    layer, x = nn.Linear(2, 2), x_of([[1.0, 2.0]])
+    handle = ADAPTER.intervene(layer, lambda args, kwargs: (args, kwargs), lambda args, kwargs, output: output * 2)
     try:
-        with pytest.raises(AdapterError) as error:
-            compiled(x_of([[1.0, 2.0]]))
-        assert error.value.message == "mindtorch-jit"
+        with ADAPTER.running(layer):
+            doubled = ADAPTER.to_numpy(layer(x))
+        with pytest.raises(AdapterError) as error:  # what is compiled cannot be given other values
+            layer(x)
     finally:
         handle.remove()
+    assert error.value.message == "mindspore-graph-intervene"
+    assert mindspore.get_context("mode") == mindspore.GRAPH_MODE
+    assert np.allclose(doubled, 2 * ADAPTER.to_numpy(layer(x)))
+
+
+@pytest.mark.skipif(IS_OPENI, reason="OpenI's can be compiled")
+def test_what_cannot_be_compiled_is_refused():
+    with pytest.raises(AdapterError) as error, ADAPTER.running(nn.Linear(2, 2), "graph"):
+        pass
+    assert error.value.message == "mindtorch-no-graph-mode"
+
+
+@pytest.mark.skipif(IS_OPENI, reason="OpenI's autocast does nothing")
+def test_the_autocast_of_mindnlp_is_told_of():
+    net, said, told = Norm().eval(), [], []
+    net.bn = nn.LayerNorm(4)
+    handle = ADAPTER.computations(lambda word, dtype: told.append((word, dtype)))
+    observers = [
+        ADAPTER.observe(layer, lambda *_, layer=layer: said.append(ADAPTER.precision(net, layer)), lambda *_: None)
+        for _, layer in ADAPTER.layers(net)
+    ]
+    with torch.autocast("cpu", dtype=torch.float16):
+        net(x_of([[1.0, 2.0, 3.0, 4.0]]))
+    for one in (handle, *observers):
+        one.remove()
+    assert said == [None, ("float16", "autocast"), None]
+    assert [dtype for _, dtype in told] == ["float16", "float32"]
+
+
+@pytest.mark.skipif(not IS_OPENI, reason="mindnlp's modules are no cells")
+def test_casts_are_taken_back_and_copies_go_on_casting():
+    net, x = Plain().eval(), x_of([[1.0, 2.0, 3.0, 4.0]])
+    first = net.blocks[0]
+    first.to_float(mindspore.float16)
+    assert ADAPTER.precision(net, first) == ("float16", "to_float")
+    assert ADAPTER.environment(net)["amp"] == "to_float"
+    copy = ADAPTER.respecified(first, {})
+    assert ADAPTER.precision(copy, copy) == ("float16", "to_float")
+    assert ADAPTER.dtype(copy(x)) == "float16"
+    wide = ADAPTER.respecified(first, {}, "float32")
+    assert ADAPTER.precision(wide, wide) is None
+    assert ADAPTER.dtype(wide(x)) == "float32"
+    assert not {"fp16", "fp32", "bf16"} & set(ADAPTER.spec(net).attributes)
+    recurrent = nn.LSTM(4, 4).to_float(mindspore.float16)  # with a cell of MindSpore's inside it
+    layers = (recurrent, *(ADAPTER.respecified(recurrent, {}, dtype) for dtype in (None, "float32")))
+    own, same, wide = (ADAPTER.to_numpy(layer(x[None])[0]) for layer in layers)
+    assert np.array_equal(own, same)
+    assert not np.array_equal(own, wide)
 
 
 @pytest.mark.skipif(not IS_OPENI, reason="mindnlp's turns it off")

@@ -67,11 +67,11 @@ def reference(name, folder):
     return path
 
 
-def compared(name, folder, wanted, port=None):
-    """What compare says of the port, as JSON, once its exit code is right."""
+def compared(name, folder, wanted, *more, port=None):
+    """What compare says of the port, captured with `more` arguments, as JSON, once its exit code is right."""
     made = str(reference(name, folder))
     source = f"{HERE / 'mindtorch_nets.py'}:port_{port or name}"
-    aligner("capture", "-q", source, "--from", made, "-o", "port.h5", "--force", cwd=folder)
+    aligner("capture", "-q", source, "--from", made, "-o", "port.h5", "--force", *more, cwd=folder)
     return json.loads(aligner("compare", "--json", made, "port.h5", cwd=folder, wanted=wanted).stdout)
 
 
@@ -94,6 +94,77 @@ def test_a_setting_is_found_tried_and_confirmed(tmp_path):
     cause = origin["causes"][0]
     assert cause["confirmed"]
     assert cause["error_after"] < 1e-5 < cause["error_before"]
+
+
+@openi
+def test_a_setting_is_found_in_graph_mode(tmp_path):
+    said = compared("residual", tmp_path, 1, "--mode", "graph", port="careless")
+    assert said["port"]["mode"] == "graph"
+    (origin,) = said["origins"]
+    assert (origin["layer"], origin["causes"][0]["confirmed"]) == ("bn1", True)
+    assert said["counts"]["unmatched"] == 0
+
+
+def under_amp(name, folder, *cases):
+    """What compare says of each case of tests/endtoend/mindtorch_amp.py, all in one process."""
+    done = run(str(HERE / "mindtorch_amp.py"), str(reference(name, folder)), name, *cases, cwd=folder)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def quiet(said):
+    return said["aligned"] and not said["origins"] and not said["suspects"]
+
+
+LEVELS = ("O0", "wrapped", "O1", "auto", "auto-grad", "to_float", "one")
+MISTAKES = ("O2:eps", "auto-grad:eps", "to_float:act")
+
+
+@pytest.fixture(scope="module")
+def residual(tmp_path_factory):
+    return under_amp("residual", tmp_path_factory.mktemp("amp"), *LEVELS, *MISTAKES)
+
+
+@openi
+def test_levels_of_mixed_precision_are_looked_through(residual):
+    """Rewritten classes, those that are imported once more for a second net, strategies, flags, wrappers."""
+    said = {level: residual[level] for level in LEVELS}
+    for level, found in said.items():
+        if level == "one":  # a layer that alone is cast, by hand
+            assert (found["aligned"], found["origins"], found["suspects"]) == (True, [], ["bn2"])
+        else:
+            assert quiet(found), level
+        assert found["model"] == "Residual", level
+        assert found["layers"] == {**said["O0"]["layers"], "": found["layers"][""]}, level
+        assert found["parameters"] == said["O0"]["parameters"], level
+    others = {level: found["amp"] for level, found in said.items() if found["amp"] != level}
+    assert others == {"O0": None, "wrapped": "O2", "auto-grad": "auto", "one": "to_float"}
+    for level in ("O1", "auto-grad", "wrapped"):
+        assert said[level]["casts"]["conv1"] == ["float16", ""]
+        assert said[level]["casts"]["bn1"] == ["float32", ""]
+    assert said["to_float"]["casts"]["bn1"] == ["float16", "careful"]
+    assert said["one"]["casts"] == {"bn2": ["float16", "careful"]}
+    assert said["auto"]["casts"] == said["O0"]["casts"] == {}
+    assert [level for level, found in said.items() if "mindtorch-auto-idle" in found["notes"]] == ["auto"]
+
+
+@openi
+def test_mistakes_are_found_under_mixed_precision(residual):
+    for case in MISTAKES:
+        found = residual[case]
+        assert not found["aligned"]
+        (layer,) = {layer for layer, _ in found["origins"]}
+        assert layer == ("relu" if case.endswith("act") else "bn1"), case
+        if case.endswith("eps"):
+            assert found["origins"][0][1] == [["bn-eps-dropped", True]], case
+
+
+@openi
+def test_a_sequential_that_was_rewritten_runs_what_stands_in_its_list(tmp_path):
+    said = under_amp("encoder", tmp_path, "O2", "O1:eps")
+    assert quiet(said["O2"])
+    assert said["O2"]["casts"]["2"] == ["float16", "careful"]  # MindTorch's list of what stays in float32 is empty
+    assert said["O2"]["layers"]["1.linear1"] == "mindtorch.torch.nn.Linear"
+    assert said["O1:eps"]["origins"] == [["2", [["layernorm-eps-default", True]]]]
 
 
 @mindnlp

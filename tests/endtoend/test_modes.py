@@ -78,3 +78,41 @@ def test_a_right_port_must_be_aligned(modes):
     found = {"outcome": "aligned", "origins": [], "suspects": [{"layer": "fc", "where": "layer"}]}
     assert modes._judged("sample", "port.py", {"outcome": "aligned"}, found).word == "WRONG"
     assert modes._judged("sample", "port.py", {"outcome": "aligned"}, {**found, "suspects": []}).word == "aligned"
+
+
+WRONG_SHAPES = """
+import mindspore as ms
+from mindspore import nn
+
+class Net(nn.Cell):
+    def __init__(self, pad_mode):
+        super().__init__()
+        self.first = nn.Conv1d(4, 4, 3, pad_mode=pad_mode)
+    def construct(self, x):
+        return x + self.first(x)
+
+def reference():
+    return Net("same"), ms.ops.ones((2, 4, 6))
+
+def port():
+    ms.set_context(mode=ms.GRAPH_MODE)
+    return Net("valid")
+"""
+
+
+def test_a_graph_of_wrong_shapes_is_answered_as_the_eager_net(modes, work):
+    """MindSpore does not even compile it: what its layers make is seen in an eager run of the same net."""
+    import mindspore
+
+    factory, reference, dump = work / "wrong_shapes.py", work / "right.h5", work / "wrong.h5"
+    factory.write_text(WRONG_SHAPES)
+    before = mindspore.get_context("mode")
+    try:
+        assert modes.aligner("capture", "-q", f"{factory}:reference", "-o", reference)[0] == 0
+        code, _, said = modes.aligner("capture", "-q", f"{factory}:port", "--from", reference, "-o", dump)
+    finally:
+        mindspore.set_context(mode=before)
+    assert code
+    assert "The net raised ValueError" in said
+    found = json.loads(modes.aligner("compare", reference, dump, "--json")[1])
+    assert [(each["layer"], each["where"]) for each in found["origins"]] == [("first", "layer")]

@@ -102,3 +102,13 @@ def test_keys_that_are_spelled_alike_stay_apart(folder):
         outputs = {e.key.slot: float(e.load().max()) for e in dump.entries if e.key.slot.startswith("output")}
     assert outputs == {"output.0.1": 1.0, "output.0.1~1": 2.0}
     assert aligner.compare("a.h5", "a.h5").aligned
+
+
+def test_force_replaces_a_dump_and_asks_for_nothing_else(folder, net):
+    for rows in (2, 3):
+        with aligner.capture(net, "a.h5", force=True):
+            net(torch.ones(rows, 4))
+    with aligner.open("a.h5") as dump:
+        assert dump[""].calls[0].inputs
+        assert dump["0"].input.array.shape == (3, 4)
+        assert not dump.findings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 
 import pytest
 
@@ -52,6 +53,7 @@ def test_what_a_framework_needs_before_its_import_is_done_just_before(install, t
     assert "abacus_adapter" not in sys.modules
     told = []
     with ImportWatcher(["abacus", "json"], told.append, registry.prepare):
+        assert find_spec("abacus") is not None  # as many programs do that ask what is installed
         import abacus  # a module that this test has made
 
     assert abacus.ready == ["made ready", "imported"]

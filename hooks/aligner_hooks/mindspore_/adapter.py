@@ -28,6 +28,7 @@ from aligner_hooks.mindspore_ import (
     tensors,
 )
 from aligner_hooks.mindspore_.patches import Handle
+from aligner_hooks.mindsporelike.rewritten import written
 
 
 class MindSporeAdapter:
@@ -46,7 +47,8 @@ class MindSporeAdapter:
         """Whether it is a Cell of MindSpore itself, and a net or layer rather than an optimizer."""
         if not isinstance(value, nn.Cell) or isinstance(value, nn.Optimizer):
             return False
-        return not any(base.__module__.startswith(("mindtorch.", "msadapter.")) for base in type(value).__mro__)
+        bases = written(type(value)).__mro__
+        return not any(base.__module__.startswith(("mindtorch.", "msadapter.")) for base in bases)
 
     def is_tensor(self, value: object) -> bool:
         """Whether it is a tensor of MindSpore."""

@@ -16,6 +16,7 @@ from aligner_hooks.mindspore_ import precision
 from aligner_hooks.mindspore_.arguments import table
 from aligner_hooks.mindspore_.layers import registered
 from aligner_hooks.mindspore_.spec import library_class, spec
+from aligner_hooks.mindsporelike import casts
 
 PREAMBLE = "import mindspore as ms\nfrom mindspore import mint, nn, ops"
 _HOMES: Mapping[str, Any] = {"nn": nn, "mint.nn": mint.nn}
@@ -144,5 +145,5 @@ def _container(cell: nn.Cell) -> Optional[str]:
 
 
 def _cast(cell: nn.Cell) -> str:
-    word = precision.cast_of(cell)
+    word = casts.cast_of(cell)
     return f".to_float(ms.{word})" if word else ""

@@ -23,6 +23,7 @@ from aligner.vocabulary import settled
 from aligner_hooks.mindspore_ import construction, parameters, precision
 from aligner_hooks.mindspore_.layers import is_wrapper, registered
 from aligner_hooks.mindspore_.spec import library_class, spec
+from aligner_hooks.mindsporelike import casts
 
 
 def respecified(cell: nn.Cell, changes: Mapping[str, Attribute], dtype: Optional[str]) -> nn.Cell:
@@ -65,7 +66,7 @@ def duplicate(cell: nn.Cell) -> nn.Cell:
                 memo[id(value)] = OrderedDict()
             elif name in _hook_attributes() and callable(value):
                 memo[id(value)] = None
-            elif name == precision.STRATEGY or isinstance(value, ops.Primitive):
+            elif name == casts.STRATEGY or isinstance(value, ops.Primitive):
                 memo[id(value)] = value
     try:
         made: nn.Cell = copy.deepcopy(cell, memo)
@@ -117,8 +118,8 @@ def _take_over_weights(made: nn.Cell, cell: nn.Cell) -> None:
 def _take_over_state(made: nn.Cell, cell: nn.Cell) -> None:
     """Modes and casts of the cell and of all inside it; MindSpore's wrappers are put around the same children."""
     made.set_train(cell.training)
-    word = precision.cast_of(cell)
-    precision.flag(made, word)
+    word = casts.cast_of(cell)
+    casts.flag(made, word)
     inside = registered(made)
     for name, child in registered(cell).items():
         if name not in inside:

@@ -11,20 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Callable, Optional
 
 import numpy as np
+from mindspore import Tensor, ops
 from mindspore import dtype as mstype
-from mindspore import ops
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
 from aligner.dtypes import DTYPES
 from aligner.record import Array
-from aligner_hooks.mindspore_.tensors import Seen
+from aligner_hooks.mindsporelike.seen import Seen
 
 NOTHING = np.zeros(1, np.uint8)
 # The shape of a tensor of which not even the number of axes is known.
 NO_RANK = -2
+# A tensor whose shape only the run knows is told of in pieces of so many elements: operators of ours must know theirs.
+PIECE = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,16 @@ class Leaf:
     def empty(self) -> bool:
         """Operators do not run on tensors without elements: their values are known."""
         return 0 in self.shape
+
+    @property
+    def fixed(self) -> bool:
+        """Whether its shape is known before the graph runs."""
+        return all(length >= 0 for length in self.shape)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the operator can be given it as it is."""
+        return self.fixed and not self.empty and self.shape != () and self.dtype not in ("bool", "bfloat16")
 
 
 class Unknown:
@@ -64,7 +77,7 @@ FORMS: list[Form] = []
 
 
 class Announce(PrimitiveWithInfer):
-    """At compile time: `Announce()(number, entering, *values)` is the number of the values' form."""
+    """At compile time: `Announce()(number, entering, *values)` is the number of the values' form, in a tensor."""
 
     @prim_attr_register  # type: ignore[untyped-decorator]  # as above
     def __init__(self) -> None:
@@ -74,7 +87,9 @@ class Announce(PrimitiveWithInfer):
         leaves: list[Leaf] = []
         nested = tuple(_nested(value["shape"], value["dtype"], value["value"], leaves) for value in values)
         FORMS.append(Form(number["value"], entering["value"], nested, tuple(leaves)))
-        return {"shape": (), "dtype": mstype.int64, "value": len(FORMS) - 1}
+        # A tensor here, not a number: MindSpore takes longer over `Tensor([number])` in a graph than over all else.
+        chosen = Tensor([len(FORMS) - 1], mstype.int64)
+        return {"shape": [1], "dtype": mstype.TensorType(mstype.int64), "value": chosen}
 
 
 class Tells(PrimitiveWithInfer):
@@ -88,6 +103,31 @@ class Tells(PrimitiveWithInfer):
         leaves: list[Leaf] = []
         _nested(value["shape"], value["dtype"], value["value"], leaves)
         return {"shape": (), "dtype": mstype.bool_, "value": any(not leaf.empty for leaf in leaves)}
+
+
+class Single(PrimitiveWithInfer):
+    """At compile time: whether the first of some values is a tensor that can be told of as it is, and the only one."""
+
+    @prim_attr_register  # type: ignore[untyped-decorator]  # as above
+    def __init__(self) -> None:
+        """Nothing to set."""
+
+    def __infer__(self, values: Any) -> Mapping[str, Any]:
+        leaves: list[Leaf] = []
+        nested = _nested(values["shape"], values["dtype"], values["value"], leaves)
+        single = len(leaves) == 1 and isinstance(nested[0], Leaf) and leaves[0].plain
+        return {"shape": (), "dtype": mstype.bool_, "value": single}
+
+
+class Fixed(PrimitiveWithInfer):
+    """At compile time: whether the shape of a tensor is known."""
+
+    @prim_attr_register  # type: ignore[untyped-decorator]  # as above
+    def __init__(self) -> None:
+        """Nothing to set."""
+
+    def __infer__(self, value: Any) -> Mapping[str, Any]:
+        return {"shape": (), "dtype": mstype.bool_, "value": Leaf(tuple(value["shape"]), "").fixed}
 
 
 def _nested(shape: Any, dtype: Any, value: Any, leaves: list[Leaf]) -> Any:
@@ -120,24 +160,43 @@ class Arrival:
         """Who gets the values when they are all here."""
         self._form: Optional[Form] = None
         self._arrived: list[Array] = []
+        self._due: list[Leaf] = []
+        self._pieces: list[Array] = []
+        """The shape of a tensor, and those pieces of it that are here."""
 
     def begin(self, array: Array) -> None:
         """The number of the form of the values that will come."""
-        self._form, self._arrived = FORMS[int(array.reshape(-1)[0])], []
+        self._form, self._arrived, self._pieces = FORMS[int(array.reshape(-1)[0])], [], []
+        self._due = [leaf for leaf in self._form.leaves if not leaf.empty]
         self._complete()
 
     def value(self, array: Array) -> None:
-        """One of them. Memory that it shares is the graph's: only the last one can be used as it is."""
-        form = self._form
-        if form is None:
+        """One of them, or a piece. Memory that it shares is the graph's: only the last one can be used as it is."""
+        if self._form is None or not self._due:
             return
-        last = len(self._arrived) == sum(not leaf.empty for leaf in form.leaves) - 1
-        self._arrived.append(array if last else np.array(array))
+        if self._due[0].fixed:
+            self._arrived.append(array if len(self._due) == 1 else np.array(array))
+        elif not self._whole(array):
+            return
+        self._due.pop(0)
         self._complete()
+
+    def _whole(self, array: Array) -> bool:
+        """Whether a tensor that comes in pieces is all here now."""
+        self._pieces.append(np.array(array))
+        pieces = self._pieces[1:]
+        shape = [int(length) for length in self._pieces[0]]
+        size = prod(shape)
+        if sum(piece.size for piece in pieces) < size:
+            return False
+        values = np.concatenate(pieces)[:size] if pieces else np.zeros(0)
+        self._arrived.append(values.reshape(shape))
+        self._pieces = []
+        return True
 
     def _complete(self) -> None:
         form = self._form
-        if form is None or len(self._arrived) < sum(not leaf.empty for leaf in form.leaves):
+        if form is None or self._due:
             return
         self._form = None
         arrays = iter(self._arrived)
@@ -154,13 +213,11 @@ def _seen(leaf: Leaf, arrays: Any) -> Seen:
     if leaf.empty:
         return Seen(np.zeros(leaf.shape, storage), leaf.dtype)
     array: Array = next(arrays)
-    if -1 not in leaf.shape:  # a number comes as an array of one
+    if leaf.fixed:  # a number comes as an array of one
         array = array.reshape(leaf.shape)
-    if leaf.dtype == "bfloat16":
+    if leaf.dtype == "bfloat16" and array.size:
         array = (array.view(np.uint32) >> 16).astype(np.uint16)
-    elif leaf.dtype == "bool":
-        array = array.astype(np.bool_)
-    return Seen(array, leaf.dtype)
+    return Seen(array.astype(storage, copy=False), leaf.dtype)
 
 
 def _filled(value: Any, seen: Any) -> Any:

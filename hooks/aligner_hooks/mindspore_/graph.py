@@ -67,8 +67,8 @@ class Graph:
 
     named: Callable[[str], Any]
     """Surroundings in which it is compiled and found under another name."""
-    compile: Callable[[], bool]
-    """Compiles it; whether it would wait for ever with taps in it."""
+    compile: Callable[[], str]
+    """Compiles it; says why it cannot run with taps in it, or nothing."""
     call: Callable[[], Any]
     """Compiles it, if it is not, and runs it."""
 
@@ -81,10 +81,13 @@ class Graph:
         if not wanted:
             return self.call()
         GRAPHS.thread, GRAPHS.failure = threading.get_ident(), None
+        broken: Optional[Exception] = None
         try:
             with self.named(name), _taps(wanted):
                 output = self.call()
                 runtime.synchronize()
+        except Exception as error:
+            broken = error
         finally:
             failure, GRAPHS.failure = GRAPHS.failure, None
             GRAPHS.thread = None
@@ -92,6 +95,15 @@ class Graph:
                 one.arguments.clear()
         if failure is not None:
             raise failure
+        return output if broken is None else self._without(wanted, broken)
+
+    def _without(self, wanted: list[Observed], broken: Exception) -> object:
+        """It was compiled with taps and did not run: run it without them, and say which cells are not told of."""
+        if any(cell is not None and cell.training for cell in [one.cell() for one in wanted]):
+            raise broken  # it may have written statistics, which a second run would write again
+        output = self.call()  # raises what the user's own program raises
+        runtime.synchronize()
+        GRAPHS.untold += [(one.cell, first_line(broken)) for one in wanted]
         return output
 
     def _compiled(self, wanted: list[Observed]) -> str:
@@ -129,11 +141,11 @@ class Graph:
         begun = len(forms.FORMS)
         try:
             with self.named(_name(cells)), _taps(cells):
-                waits = self.compile()
+                reason = self.compile()
         except Exception as error:
             return error
-        if waits:
-            return _Untyped(cells, "Python runs inside the graph, for which this MindSpore would wait for ever")
+        if reason:
+            return _Untyped(cells, reason)
         made = forms.FORMS[begun:]
         told = {(form.number, form.entering) for form in made}
         untyped = {form.number for form in made if form.untyped}

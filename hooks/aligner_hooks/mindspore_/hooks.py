@@ -12,17 +12,22 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Callable
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
 
+import mindspore
 from mindspore import nn
 
 from aligner.adapter import After, Before, Given, Made
+from aligner.errors import AdapterError
 from aligner_hooks.mindspore_ import compiled, operations, roots, runtime
 from aligner_hooks.mindspore_.patches import Handle, Listeners, intercept
 
 Args = tuple[object, ...]
 Kwargs = Mapping[str, object]
 
+# The first MindSpore whose hooks are told of keyword arguments: without them a layer's inputs would be lost silently.
+OLDEST = (2, 7)
 # What a hook returns for None: of a returned None MindSpore thinks that nothing is to be replaced.
 _NONE: Any = object()
 
@@ -86,6 +91,8 @@ class _Hooks:
         self._running: Any = None
         self._pre: Any = None
         self._post: Any = None
+        self._known: list[Any] = []
+        """Both hooks, and their entries in the tables of copies."""
         self._undo: Callable[[], object] = lambda: None
 
     def install(self, cell: nn.Cell) -> None:
@@ -95,7 +102,8 @@ class _Hooks:
             with _without_bprop(cell):
                 self._post = _register(cell.register_forward_hook, self.leave, first=False)
             _interveners_outermost(self._pre, self._post)
-            undo = compiled.without((self._pre, self._post), intervening=self._outermost)
+            self._known += [self._pre, self._post]
+            undo = compiled.without(self._known, intervening=self._outermost)
             self._undo = undo.remove
             if self._outermost:
                 undo.add(intercept(nn.Cell, "_run_forward_hook", None, _with_none))
@@ -103,7 +111,12 @@ class _Hooks:
             self.remove()
             raise
 
-    def __deepcopy__(self, memo: object) -> _Hooks:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Hooks:
+        """A table of hooks is being copied: what is in it must not be compiled, and not be left there."""
+        for known in tuple(self._known):
+            table = memo.get(id(known.hook_dict_ref()))
+            if table is not None and not any(one.hook_dict_ref() is table for one in self._known):
+                self._known.append(_Copied(weakref.ref(table), known.handle_id))
         return self
 
     @property
@@ -146,6 +159,8 @@ class _Hooks:
         """
         self._active = False
         self._undo()
+        for copied in self._known[2:]:
+            copied.remove()
         for hook in (self._pre, self._post):
             if hook is not None and (hook is not self._running or _is_last(hook)):
                 hook.remove()
@@ -156,11 +171,30 @@ class _Hooks:
                 _LEFT_BEHIND.pop().remove()
 
 
+@dataclass(frozen=True)
+class _Copied:
+    """A hook of ours that came into the table of another cell when the net was copied."""
+
+    hook_dict_ref: Callable[[], Optional[dict[int, Any]]]
+    handle_id: int
+
+    def remove(self) -> None:
+        """Take it out there."""
+        table = self.hook_dict_ref()
+        if table is not None:
+            table.pop(self.handle_id, None)
+
+
 _LEFT_BEHIND: list[Any] = []
 
 
 def _register(register: Callable[..., Any], hook: Callable[..., object], first: bool) -> Any:
-    registered = register(hook, with_kwargs=True)
+    try:
+        registered = register(hook, with_kwargs=True)
+    except TypeError as error:
+        if runtime.version() >= OLDEST:
+            raise
+        raise AdapterError("mindspore-old", version=mindspore.__version__) from error
     if first:  # 2.7 has no argument for it
         registered.hook_dict_ref().move_to_end(registered.handle_id, last=False)
     return registered

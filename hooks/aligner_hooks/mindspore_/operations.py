@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Callable
 
 from mindspore import Tensor
@@ -10,6 +9,7 @@ from mindspore import Tensor
 from aligner.dtypes import DTYPES
 from aligner_hooks.mindspore_ import tensors
 from aligner_hooks.mindspore_.patches import Handle
+from aligner_hooks.mindsporelike.operators import is_move, is_question, word
 
 try:
     from mindspore._c_expression import _DispatchGuardStack
@@ -20,33 +20,10 @@ except ImportError:  # before 2.10
 Told = Callable[[str], None]
 Computed = Callable[[str, str], None]
 
-# Operators go by several names inside MindSpore; these are the words that users write.
-_ENDINGS = re.compile(r"(Ext|View|Prim|V\d)+$")
-_WORDS = {
-    **{f"reduce{word}": word for word in ("mean", "sum", "max", "min", "std", "any", "all", "prod")},
-    **{f"{word}s": word for word in ("add", "sub", "mul", "div")},
-    "batchmatmul": "bmm",
-    "reversev2": "flip",
-}
-# What MindSpore asks a tensor: nothing is computed.
-_QUESTIONS = frozenset(("typeof", "shape", "dtype", "rank"))
-# What computes nothing: casts, and operators that move values or fill with them.
-_MOVES = re.compile(
-    r"cast|reshape|view|transpose|permute|expanddims|squeeze|flatten|concat|stack|split|chunk|slice|gather|index|select"
-    r"|tile|repeat|broadcast|expand|copy|clone|contiguous|identity|pad|reverse|flip|roll|scatter|masked_?fill|tril|triu"
-    r"|zeros|ones|fill|full|arange|range|eye|empty|dropout|depend|detach|narrow|unbind|diag|embedding|where|assign"
-)
-
 
 def supported() -> bool:
     """Whether this MindSpore tells of its operators."""
     return MsDispatchMode is not None
-
-
-def word(name: str) -> str:
-    """A plain word for MindSpore's name of an operator: "MatMulExt" is "matmul"."""
-    plain = _ENDINGS.sub("", name).lower()
-    return _WORDS.get(plain, plain)
 
 
 def tell(told: Told) -> Handle:
@@ -112,7 +89,7 @@ def _mode(state: _State) -> Any:
         def __ms_dispatch__(self, func: Any, args: Any, kwargs: Any = None) -> Any:
             if not state.muted:
                 plain = word(func.name)
-                if plain not in _QUESTIONS:
+                if not is_question(plain):
                     for told in list(state.listeners.values()):
                         told(plain)
             output = func(*args, **kwargs) if kwargs else func(*args)
@@ -127,7 +104,7 @@ def _tell_computed(state: _State, name: str, output: Any) -> None:
     """Casts inside an operator are past by now: what it makes is in the type that it computed in."""
     plain = word(name)
     made = next((item for item in output if isinstance(item, Tensor)), None) if type(output) is tuple else output
-    if not isinstance(made, Tensor) or _MOVES.match(plain):
+    if not isinstance(made, Tensor) or is_move(plain):
         return
     dtype = tensors.dtype(made)
     if dtype in DTYPES and DTYPES[dtype].eps is not None:

@@ -11,17 +11,14 @@ from typing import Any, Optional
 
 import mindspore
 from mindspore import Tensor, nn
-from mindspore._c_expression import MixedPrecisionType
 
 from aligner.dtypes import decode, encode
 from aligner_hooks.mindspore_ import parameters, tensors
 from aligner_hooks.mindspore_.layers import WRAPPED, hidden, is_wrapper, registered
-from aligner_hooks.mindspore_.spec import is_rewritten, written
+from aligner_hooks.mindsporelike import casts
+from aligner_hooks.mindsporelike.rewritten import is_rewritten, written
 
-# What to_float can be told, and its flag.
-_FLAGS = {"float16": "fp16", "float32": "fp32", "bfloat16": "bf16"}
-FLOATS = ("float64", *_FLAGS)
-STRATEGY = "amp_strategy"
+FLOATS = ("float64", *casts.FLAGS)
 # Cells whose operators level "auto" always casts.
 _PRODUCTS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Conv1dTranspose, nn.Conv2dTranspose, nn.Conv3dTranspose, nn.Dense)
 
@@ -32,7 +29,7 @@ def cast(model: nn.Cell, dtype: str) -> None:
         raise ValueError(f"a net cannot be put into {dtype}; known are {', '.join(FLOATS)}")
     undo(model)
     for cell in everything(model):
-        flag(cell, dtype)
+        casts.flag(cell, dtype)
         for _, tensor, _ in parameters.owned(cell):
             if tensors.dtype(tensor) in FLOATS and tensors.dtype(tensor) != dtype:
                 convert(tensor, dtype)
@@ -50,20 +47,12 @@ def widened(value: Any, dtype: str) -> Any:
     return value
 
 
-def cast_of(cell: nn.Cell) -> str:
-    """The dtype that to_float told this cell to compute in, or ""."""
-    flagged = cell.mixed_precision_type
-    if flagged is None:  # asked of every layer that runs
-        return ""
-    return next((dtype for dtype, flag in _FLAGS.items() if getattr(MixedPrecisionType, flag.upper()) == flagged), "")
-
-
 def told(model: nn.Cell, cell: nn.Cell) -> Optional[tuple[str, str]]:
     """The dtype that this cell was told to compute in, and by what; see aligner.adapter.Adapter.precision.
 
     Of a rewritten class, and of a strategy, only what it does to products is known here.
     """
-    word = cast_of(cell)
+    word = casts.cast_of(cell)
     if word:
         return word, "to_float"
     if is_rewritten(type(cell)):
@@ -71,7 +60,7 @@ def told(model: nn.Cell, cell: nn.Cell) -> Optional[tuple[str, str]]:
         used = code.co_names if code is not None else ()
         if "amp_cast" in used:
             return ("bfloat16" if "bfloat16" in used else "float16"), "O1"
-    strategy = vars(model).get(STRATEGY)
+    strategy = vars(model).get(casts.STRATEGY)
     if strategy is not None and isinstance(cell, _PRODUCTS):
         return str(strategy.get_amp_dtype()).lower(), "auto"
     return None
@@ -83,10 +72,9 @@ def undo(model: nn.Cell) -> None:
         inner = unwrapped(model)
         object.__setattr__(model, "construct", inner.__call__)
     for cell in list(everything(model)):
-        if vars(cell).pop(STRATEGY, None) is not None:
-            vars(cell).pop("construct", None)
+        casts.undo_strategy(cell)
         object.__setattr__(cell, "_amp_level", "")
-        flag(cell, "")
+        casts.flag(cell, "")
         if written(type(cell)) is not type(cell):
             cell.__class__ = written(type(cell))
         for name, child in registered(cell).items():
@@ -113,16 +101,6 @@ def everything(model: nn.Cell) -> Iterator[nn.Cell]:
             seen.add(id(cell))
             yield cell
             waiting += [*registered(cell).values(), *(child for _, _, child in hidden(cell))]
-
-
-def flag(cell: Any, dtype: str) -> None:
-    """What `to_float` does, for this cell alone; it knows no way back, and none to float64, which needs no casts."""
-    if dtype in _FLAGS:
-        cell.add_flags(**{flag: word == dtype for word, flag in _FLAGS.items()})
-    elif cell.mixed_precision_type is not None:
-        cell.add_flags(**dict.fromkeys(_FLAGS.values(), False))
-        cell.mixed_precision_type = None
-        cell.set_mixed_precision_type(MixedPrecisionType.NOTSET)
 
 
 def convert(tensor: Any, dtype: str) -> None:

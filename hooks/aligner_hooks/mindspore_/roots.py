@@ -96,7 +96,7 @@ def _function(on_root: Callable[[nn.Cell], None], function: object) -> None:
         return
     _INSIDE.cell = True
     try:
-        for cell in _reached(function, set(), 0):
+        for cell in reached(function):
             on_root(cell)
     finally:
         _INSIDE.cell = False
@@ -120,11 +120,16 @@ def _looped(cell: nn.Cell) -> nn.Cell:
     """The net inside one of MindSpore's loops, which is compiled together with it in GRAPH_MODE."""
     while _is_loop(cell):
         children = registered(cell)
-        inner = children.get("network", children.get(WRAPPED))
-        if inner is None:
+        inner = [children[name] for name in ("network", "_network", WRAPPED) if name in children]
+        if not inner:
             break
-        cell = inner
+        cell = inner[0]
     return cell
+
+
+def reached(function: object) -> Iterator[nn.Cell]:
+    """The nets that a function works with."""
+    return _reached(function, set(), 0)
 
 
 def _reached(value: Any, seen: set[int], depth: int) -> Iterator[nn.Cell]:

@@ -14,16 +14,19 @@ from typing import Any, Optional
 import mindspore
 import numpy as np
 from mindspore import nn
+from mindspore._c_expression import MixedPrecisionType
 
 from aligner.adapter import Finding
 from aligner.record import Scalar
 from aligner_hooks.mindspore_ import devices
-from aligner_hooks.mindspore_.spec import is_rewritten
+from aligner_hooks.mindsporelike.rewritten import is_rewritten
 
 # Set to "0", MindSpore runs @ms.jit functions as the plain Python they are. It is read at each call.
 JIT_SWITCH = "MS_JIT"
 # In a graph's nodes: a line of the user's that runs as Python. (Dicts and lists are put together by Python as well.)
 LEFT_TO_PYTHON = b"__py_exec_index"
+# The same: `self.step = ...` in a construct.
+ATTRIBUTE_WRITTEN = b"_jit_fallback_set_attr("
 
 
 def in_graph_mode() -> bool:
@@ -61,19 +64,20 @@ def synchronize() -> None:
         executor.sync()
 
 
-def waits_for_python(function: Any, graph: str) -> bool:
-    """Whether a graph would never end with Python operators in it: where MindSpore before 2.10 left a line to Python.
+def left_to_python(function: Any, graph: str) -> str:
+    """Why a graph cannot run with Python operators in it, or "".
 
     `function` is the compiled function; None for a net that is compiled as a whole.
     """
-    if version() >= (2, 10):
-        return False
+    waits = "Python runs inside the graph, for which this MindSpore would wait for ever"
     try:
         executor = function or _graph_api("_cell_graph_executor")
         nodes = executor._graph_executor.get_func_graph_proto(graph, "anf_ir", False)
     except (AttributeError, RuntimeError, TypeError):
-        return True
-    return LEFT_TO_PYTHON in nodes
+        return waits if version() < (2, 10) else ""
+    if ATTRIBUTE_WRITTEN in nodes:
+        return "the graph sets an attribute that is no Parameter, and operators of ours do not run beside that"
+    return waits if version() < (2, 10) and LEFT_TO_PYTHON in nodes else ""
 
 
 def version() -> tuple[int, ...]:
@@ -83,8 +87,54 @@ def version() -> tuple[int, ...]:
 
 def jit_executor() -> Optional[type]:
     """The class whose instances compile and run @ms.jit functions, or None if this MindSpore has it elsewhere."""
-    found = _graph_api("_JitExecutor")
+    found = _graph_api("_JitExecutor") or _graph_api("_MindsporeFunctionExecutor")  # as it was called up to 2.5
     return found if isinstance(found, type) else None
+
+
+def bytecode_context() -> Optional[type]:
+    """The class inside whose instances @ms.jit(capture_mode="bytecode") functions are compiled, where there is one."""
+    try:
+        found = import_module("mindspore.graph._utils.pijit_context").PIJitCaptureContext
+    except (ImportError, AttributeError):
+        found = None
+    return found if isinstance(found, type) else None
+
+
+def cell_executor() -> Optional[type]:
+    """The class whose instance compiles nets as a whole, or None if this MindSpore has it elsewhere."""
+    found = _graph_api("_CellGraphExecutor")
+    return found if isinstance(found, type) else None
+
+
+@contextmanager
+def _casts_ended() -> Iterator[None]:
+    """Afterwards no cast of `to_float` is left on, also where a cell inside raised.
+
+    MindSpore keeps them on a stack, and a cell that raises leaves its own there: whatever ran next, of any net, would
+    be computed in float16. Taking one off an empty stack is no better, so they are counted.
+    """
+    executor = _graph_api("_pynative_executor")
+    if executor is None:
+        yield
+        return
+    stood, put = executor.set_mixed_precision_type, 0
+
+    def counted(kind: object, is_push: bool = True) -> object:
+        nonlocal put
+        put += 1 if is_push else -1
+        return stood(kind, is_push)
+
+    known = vars(executor).get("set_mixed_precision_type")
+    executor.set_mixed_precision_type = counted
+    try:
+        yield
+    finally:
+        if known is None:
+            del executor.set_mixed_precision_type
+        else:  # one run inside another
+            executor.set_mixed_precision_type = known
+        for _ in range(put):
+            stood(MixedPrecisionType.NOTSET, False)
 
 
 @contextmanager
@@ -103,7 +153,8 @@ def running(mode: Optional[str]) -> Iterator[None]:
             os.environ[JIT_SWITCH] = "0"
         elif mode == "graph" and before[1] == "0":
             del os.environ[JIT_SWITCH]
-        yield
+        with _casts_ended():
+            yield
     finally:
         if mindspore.get_context("mode") != before[0]:
             mindspore.set_context(mode=before[0])

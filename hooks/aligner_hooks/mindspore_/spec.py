@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from functools import cache
 from typing import Any, Optional, Union
 
@@ -11,12 +9,11 @@ from mindspore import nn
 
 from aligner.record import Attribute, LayerSpec
 from aligner_hooks.mindspore_.kinds import Read, table
+from aligner_hooks.mindsporelike.rewritten import written
 
 LONGEST_WORD = 200
 LONGEST_TUPLE = 16
 MOST_SETTINGS = 64
-# amp level O1 rewrites the source of each class it casts in: "Conv2dOpt" in a module called "NetOpt_1402820".
-REWRITTEN = re.compile(r"Opt(_\d+)+$")
 
 
 def spec(cell: nn.Cell) -> LayerSpec:
@@ -76,36 +73,9 @@ def type_name(cell: object) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def written(kind: type) -> type:
-    """The class the user wrote, where AMP level O1 has put a rewritten one in its place.
-
-    For each net after the first, O1 imports the files of its classes once more, as modules without their package.
-    """
-    if not is_rewritten(kind):
-        return kind
-    base = kind.__mro__[1]
-    found: Any = sys.modules.get(_whole_name(base.__module__))
-    for name in base.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found if isinstance(found, type) else base
-
-
-def is_rewritten(kind: type) -> bool:
-    """Whether MindSpore wrote this class, to have casts in it."""
-    return "Opt" in kind.__name__ and REWRITTEN.search(kind.__module__) is not None
-
-
 def is_a(cell: nn.Cell, kinds: Union[type, tuple[type, ...]]) -> bool:
     """Whether the user wrote a cell of one of these classes, which a rewritten one need not be for Python."""
     return isinstance(cell, kinds) or issubclass(written(type(cell)), kinds)
-
-
-@cache
-def _whole_name(module: str) -> str:
-    """The name under which this file was imported first, with its package."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    names = [name for name, other in list(sys.modules.items()) if getattr(other, "__file__", None) == file]
-    return next((name for name in names if file and name.endswith(f".{module}")), module)
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,17 +12,10 @@ from mindspore import Tensor
 
 from aligner.dtypes import DTYPES
 from aligner.record import Array
+from aligner_hooks.mindsporelike.seen import Seen
 
 # Sparse values are no Tensors, yet a layer may be given one: they are tensors whose values we cannot write.
 SPARSE = tuple(getattr(mindspore, name) for name in ("COOTensor", "CSRTensor", "RowTensor") if hasattr(mindspore, name))
-
-
-@dataclass(frozen=True)
-class Seen:
-    """A tensor as a compiled graph shows it: its bits, in the storage of its type. It is none that operators take."""
-
-    array: Array
-    dtype: str
 
 
 TENSORS = (Tensor, *SPARSE, Seen)

@@ -3,9 +3,10 @@
 Both have torch's interface on MindSpore, and one name; so there is one adapter, and package.py tells which of the two
 is here. What they have in common with torch is in aligner_hooks.torchlike.
 
-shim.py lets OpenI's import at all on the MindSpore versions it runs on · calls.py tells of calls and refuses graph
-mode · layers.py walks nets · tensors.py and parameters.py carry values · copies.py makes layers like others ·
-dropout.py silences it · surroundings.py looks after devices, modes and the doctor.
+shim.py lets OpenI's import at all on the MindSpore versions it runs on · modules.py says what is a module · calls.py
+tells of calls, graphs.py of compiled ones · operations.py tells what runs · layers.py walks nets · tensors.py and
+parameters.py carry values · precision.py knows their casts · copies.py makes layers like others · dropout.py silences
+it · surroundings.py looks after devices, modes and the doctor.
 
 Nothing is imported here: the shim comes first.
 """

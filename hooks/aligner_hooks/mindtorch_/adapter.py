@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Optional
 
 from aligner.adapter import After, Before, Finding, Given, Handle, Made, Parameter
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
-from aligner_hooks.mindtorch_ import dropout, layers, parameters, surroundings, tensors
+from aligner_hooks.mindtorch_ import dropout, graphs, layers, operations, parameters, precision, surroundings, tensors
 from aligner_hooks.mindtorch_.calls import CALLS
-from aligner_hooks.mindtorch_.copies import CONSTRUCTIONS, COPIES, SPECS
+from aligner_hooks.mindtorch_.copies import CONSTRUCTIONS, COPIES
 from aligner_hooks.mindtorch_.layers import LAYERS
+from aligner_hooks.mindtorch_.modules import AnyModule
 from aligner_hooks.mindtorch_.package import package
-
-
-class _Nothing:
-    """A handle of what was never installed."""
-
-    def remove(self) -> None:
-        """Nothing is there to be removed."""
+from aligner_hooks.mindtorch_.spec import SPECS
 
 
 class MindTorchAdapter:
@@ -33,7 +27,7 @@ class MindTorchAdapter:
         return package().version
 
     def is_model(self, value: object) -> bool:
-        return isinstance(value, package().nn.Module)
+        return isinstance(value, AnyModule)
 
     def is_tensor(self, value: object) -> bool:
         return tensors.is_tensor(value)
@@ -88,19 +82,16 @@ class MindTorchAdapter:
         return package().preamble
 
     def cast(self, model: object, dtype: str) -> None:
-        parameters.cast(model, dtype)
+        precision.cast(model, dtype)
 
     def operations(self, told: Callable[[str], None]) -> Handle:
-        """None: neither package tells of the operations that run."""
-        return _Nothing()
+        return operations.tell(told)
 
     def computations(self, told: Callable[[str, str], None]) -> Handle:
-        """None, for the same reason."""
-        return _Nothing()
+        return operations.tell_computed(told)
 
     def precision(self, model: object, layer: object) -> Optional[tuple[str, str]]:
-        """None: a module computes in the types of its inputs and weights."""
-        return None
+        return precision.told(model, layer)
 
     def training(self, layer: Any) -> bool:
         return bool(LAYERS.unwrapped(layer).training)
@@ -128,13 +119,14 @@ class MindTorchAdapter:
         return surroundings.running(mode)
 
     def thread(self) -> int:
-        return threading.get_ident()
+        return graphs.thread()
 
     def environment(self, model: object) -> Mapping[str, Scalar]:
         return surroundings.environment(model)
 
     def cautions(self, model: object) -> Iterator[Note]:
-        return layers.cautions(model)
+        yield from layers.cautions(model)
+        yield from precision.cautions(model)
 
     def doctor(self) -> Iterator[Finding]:
         return surroundings.doctor()

@@ -1,88 +1,82 @@
-"""Who is told of a MindTorch module's calls; see aligner_hooks.torchlike.calls.
-
-OpenI's MindTorch compiles a net as a whole in GRAPH_MODE, and functions under @mindspore.jit. No call of a layer
-happens then, and its own hooks say nothing, silently. Here that is an error.
-"""
+"""Who is told of a MindTorch module's calls; see aligner_hooks.torchlike.calls, and graphs.py for compiled ones."""
 
 from __future__ import annotations
 
-import os
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from importlib import import_module
 from typing import Any, Optional
 
-import mindspore
-
 from aligner.adapter import After, Before, Given, Handle, Made
-from aligner.errors import AdapterError
+from aligner_hooks.mindtorch_ import graphs
+from aligner_hooks.mindtorch_.modules import module_of
 from aligner_hooks.mindtorch_.package import package
 from aligner_hooks.torchlike.calls import Calls, Replaced
 
-# Set to "0", MindSpore runs compiled functions as the plain Python they are. It is read at each call.
-JIT_SWITCH = "MS_JIT"
-
-
-def in_graph_mode() -> bool:
-    """Whether nets are compiled as a whole."""
-    graph = mindspore.get_context("mode") == mindspore.GRAPH_MODE
-    return graph and package().compiles and os.environ.get(JIT_SWITCH) != "0"
-
 
 class _MindTorchCalls(Calls):
-    """Calls of MindTorch's modules, which must not be compiled while anybody is told of them."""
+    """Calls of MindTorch's modules, whichever copy of nn.Module their class comes from."""
 
     def __init__(self) -> None:
         super().__init__(package().nn.Module)
 
     def begin(self) -> None:
         super().begin()
-        executor = _jit_executor()
-        if executor is not None and "__call__" in vars(executor):
-            self.replaced.append(Replaced(executor, "__call__", self._refusing))
-
-    def enter(self, module: Any) -> None:
-        super().enter(module)
-        if self.ears and in_graph_mode():
-            raise AdapterError("mindtorch-graph-mode")
+        tree = _symbol_tree()
+        if tree is not None and "get_network" in vars(tree):
+            self.replaced.append(Replaced(tree, "get_network", self._rewriting))
 
     def observe(self, layer: Any, before: Before, after: After) -> Handle:
-        _refuse_graph_mode()
-        return super().observe(layer, before, after)
+        with self.lock:
+            handle = super().observe(layer, before, after)
+            self._cover(type(layer))
+        return graphs.observed(handle, layer, before, after)
 
     def intervene(self, layer: Any, given: Given, made: Made) -> Handle:
-        _refuse_graph_mode()
-        return super().intervene(layer, given, made)
+        with self.lock:
+            handle = super().intervene(layer, given, made)
+            self._cover(type(layer))
+        return graphs.intervened(handle)
 
-    def _refusing(self, original: Any) -> Any:
-        """Code under @mindspore.jit runs layers that nobody sees: while somebody is to see them, it does not."""
+    def watch_roots(self, on_root: Callable[[object], None]) -> Handle:
+        return graphs.watched(super().watch_roots(on_root), on_root, lambda: self.depth.calls > 0)
 
-        def __call__(executor: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.ears and package().compiles and os.environ.get(JIT_SWITCH) != "0":
-                function = getattr(getattr(executor, "fn", None), "__qualname__", "-")
-                raise AdapterError("mindtorch-jit", function=function)
-            return original(executor, *args, **kwargs)
+    def call_instead_of(self, original: Any) -> Any:
+        @wraps(original)
+        def run(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.depth.calls == 1 and graphs.in_graph_mode():
+                with graphs.outside(module):
+                    return original(module, *args, **kwargs)
+            return original(module, *args, **kwargs)
 
-        return __call__
+        return super().call_instead_of(run)
 
+    def _cover(self, kind: type) -> None:
+        """See to it that calls of this class are told of, whichever copy of nn.Module it comes from."""
+        owner = module_of(kind)
+        if owner is not None and self.begun and all(replaced.owner is not owner for replaced in self.replaced):
+            self.replaced.append(Replaced(owner, "__call__", self.call_instead_of))
 
-def _refuse_graph_mode() -> None:
-    if in_graph_mode():
-        raise AdapterError("mindtorch-graph-mode")
+    def _rewriting(self, original: Any) -> Any:
+        """A net of rewritten classes may come from a copy of nn.Module, and be a root."""
+
+        def get_network(tree: Any) -> Any:
+            network = original(tree)
+            with self.lock:
+                self._cover(type(network))
+            return network
+
+        return get_network
 
 
 @cache
-def _jit_executor() -> Optional[type]:
-    """The class whose instances compile and run functions, if this MindSpore has it where it is known to be."""
-    for module in ("mindspore.common.api", "mindspore.graph.api"):
-        try:
-            api = import_module(module)
-        except ImportError:
-            continue
-        for name in ("_JitExecutor", "_MindsporeFunctionExecutor"):
-            found = getattr(api, name, None)
-            if isinstance(found, type):
-                return found
-    return None
+def _symbol_tree() -> Optional[type]:
+    """The class by which MindSpore's mixed precision rewrites a net."""
+    try:
+        found = import_module("mindspore.rewrite").SymbolTree
+    except (ImportError, AttributeError):
+        return None
+    return found if isinstance(found, type) else None
 
 
 CALLS = _MindTorchCalls()

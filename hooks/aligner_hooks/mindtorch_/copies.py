@@ -10,12 +10,13 @@ from typing import Any, Optional
 import mindspore
 import numpy as np
 
-from aligner_hooks.mindtorch_ import parameters, tensors
+from aligner_hooks.mindsporelike import casts
+from aligner_hooks.mindtorch_ import precision, tensors
 from aligner_hooks.mindtorch_.layers import LAYERS, parametrized
 from aligner_hooks.mindtorch_.package import OPENI, package
+from aligner_hooks.mindtorch_.spec import SPECS
 from aligner_hooks.torchlike.constructions import Constructions
 from aligner_hooks.torchlike.copies import Copies
-from aligner_hooks.torchlike.spec import Specs
 
 
 @contextmanager
@@ -40,7 +41,7 @@ class _Values:
     """MindTorch's tensors as copying asks for them."""
 
     def cast(self, model: Any, dtype: str) -> None:
-        parameters.cast(model, dtype)
+        precision.cast(model, dtype)
 
     def own(self, tensor: Any) -> Optional[Any]:
         """Always: a deep copy of a parameter or buffer may share its values, or come out of another class."""
@@ -66,6 +67,26 @@ def _like(tensor: Any, values: Any) -> Any:
     return made
 
 
-SPECS = Specs(package().nn, package().home)
 CONSTRUCTIONS = Constructions(package().nn, SPECS, parametrized, _apart)
-COPIES = Copies(LAYERS, CONSTRUCTIONS, _Values(), _no_hook)
+
+
+class _MindTorchCopies(Copies):
+    """Copies of layers that cast go on casting as these do."""
+
+    def instead(self, module: Any) -> Iterator[tuple[int, Any]]:
+        yield from super().instead(module)
+        strategy = vars(module).get(casts.STRATEGY)  # it lives in C++
+        if strategy is not None:
+            yield id(strategy), strategy
+
+    def copied(self, layer: Any) -> Any:
+        """A copy keeps the attribute of `to_float`, and forgets the flag behind it."""
+        made = super().copied(layer)
+        for place in LAYERS.walk(made):
+            for cell in precision.with_parts(place.content) if package().maker == OPENI else ():
+                if cell.mixed_precision_type is not None:
+                    cell.set_mixed_precision_type(cell.mixed_precision_type)
+        return made
+
+
+COPIES = _MindTorchCopies(LAYERS, CONSTRUCTIONS, _Values(), _no_hook)

@@ -14,8 +14,9 @@ from aligner.adapter import Finding
 from aligner.devices import KINDS, parse
 from aligner.errors import AdapterError
 from aligner.record import Scalar
-from aligner_hooks.mindtorch_ import shim
-from aligner_hooks.mindtorch_.calls import CALLS, JIT_SWITCH, in_graph_mode
+from aligner_hooks.mindtorch_ import precision, shim
+from aligner_hooks.mindtorch_.calls import CALLS
+from aligner_hooks.mindtorch_.graphs import JIT_SWITCH, in_graph_mode
 from aligner_hooks.mindtorch_.package import OPENI, distributions, package
 
 # The kind of a device -> MindSpore's. Only "CPU" was ever run; the others are written from MindSpore's manual.
@@ -45,23 +46,29 @@ def device(name: str) -> Callable[[object], object]:
 
 @contextmanager
 def running(mode: Optional[str]) -> Iterator[None]:
-    """Layer by layer; MindSpore records gradients only for what asks for them."""
-    if mode == "graph":
+    """ "pynative": eagerly and layer by layer. "graph": compiled as a whole. None: as the program has set it.
+
+    MindSpore records gradients only for what asks for them.
+    """
+    if mode == "graph" and not package().compiles:
         raise AdapterError("mindtorch-no-graph-mode")
-    if in_graph_mode():
-        raise AdapterError("mindtorch-graph-mode")
-    if mode is None:  # as the program has set it
-        yield
-        return
-    before = os.environ.get(JIT_SWITCH)
-    os.environ[JIT_SWITCH] = "0"
+    before = mindspore.get_context("mode"), os.environ.get(JIT_SWITCH)
+    wanted = {"pynative": mindspore.PYNATIVE_MODE, "graph": mindspore.GRAPH_MODE}.get(mode or "", before[0])
     try:
+        if wanted != before[0]:
+            mindspore.set_context(mode=wanted)
+        if mode == "pynative":
+            os.environ[JIT_SWITCH] = "0"
+        elif mode == "graph":
+            os.environ.pop(JIT_SWITCH, None)
         yield
     finally:
-        if before is None:
+        if wanted != before[0]:
+            mindspore.set_context(mode=before[0])
+        if before[1] is not None:
+            os.environ[JIT_SWITCH] = before[1]
+        elif mode is not None:
             os.environ.pop(JIT_SWITCH, None)
-        else:
-            os.environ[JIT_SWITCH] = before
 
 
 def seed(number: int) -> None:
@@ -78,7 +85,7 @@ def environment(model: Any) -> Mapping[str, Scalar]:
         "mindtorch": package().maker,
         "mindspore": str(mindspore.__version__),
         "shim": shim.was_put_in(),
-        "amp": str(getattr(model, "_amp_level", "") or "") or None,
+        "amp": precision.level(model) or None,
     }
 
 
@@ -92,11 +99,9 @@ def doctor() -> Iterator[Finding]:
         yield Finding(True, "mindtorch-shim-put-in", {"version": package().version})
     if int(np.__version__.partition(".")[0]) >= 2:
         yield Finding(False, "mindspore-numpy", {"version": str(mindspore.__version__), "numpy": np.__version__})
-    if in_graph_mode():
-        yield Finding(False, "mindtorch-graph-mode", {})
-        return
     try:
-        own, ours = _fired()
+        with running("pynative"):
+            own, ours = _fired()
     except Exception as error:  # whatever a broken installation raises is the finding
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         yield Finding(False, "mindtorch-broken", {"reason": reason})

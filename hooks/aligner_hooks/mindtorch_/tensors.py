@@ -10,17 +10,18 @@ import numpy as np
 
 from aligner.dtypes import DTYPES
 from aligner.record import Array
+from aligner_hooks.mindsporelike.seen import Seen
 from aligner_hooks.mindtorch_.package import package
 
 
 @cache
-def _word(text: str) -> str:
+def word(text: str) -> str:
     return text.rpartition(".")[2].lower()
 
 
 def dtype(tensor: Any) -> str:
     """The word for its type: both packages print it, with their own name or MindSpore's before it, or in capitals."""
-    return _word(str(tensor.dtype))
+    return word(str(tensor.dtype))
 
 
 def mindspore_type(word: str) -> Any:
@@ -37,7 +38,7 @@ def mindspore_type(word: str) -> Any:
 
 def is_tensor(value: object) -> bool:
     """Whether it is one of the package's tensors, or of MindSpore's."""
-    return not isinstance(value, type) and isinstance(value, package().tensor)
+    return not isinstance(value, type) and isinstance(value, (package().tensor, Seen))
 
 
 def to_numpy(tensor: Any) -> Array:
@@ -46,6 +47,8 @@ def to_numpy(tensor: Any) -> Array:
     Raises:
         ValueError: there are no values to read; the text says why.
     """
+    if isinstance(tensor, Seen):
+        return tensor.array
     word = dtype(tensor)
     if word not in DTYPES:
         raise ValueError(f"numpy has no counterpart of {word}, and neither has the dump")

@@ -6,6 +6,7 @@ behind all of them, and sees each operator as it runs with the types that it run
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -97,6 +98,11 @@ def _mode() -> Any:
         return None
 
     class Telling(TorchDispatchMode):
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            """Else torch imports its compiler, for seconds, to keep it from compiling this class."""
+            return "torch._dynamo" in sys.modules
+
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             output = function(*args, **(kwargs or {}))
             if _EARS.listeners and not is_in_callback():

@@ -64,8 +64,8 @@ class Replaced:
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self.owner, self.name = owner, name
         self.inherited = name not in vars(owner)  # as `__call__` is in MindTorch 0.3
-        self.original = getattr(owner, name)
-        self.ours = make(self.original)
+        self.original = vars(owner).get(name)  # not what getattr makes of it
+        self.ours = make(getattr(owner, name))
         setattr(owner, name, self.ours)
 
     def put_back(self) -> None:
@@ -81,8 +81,8 @@ class Replaced:
 class Calls:
     """Everybody who is to be told of calls of one package's modules, and what is replaced for it.
 
-    Readers take no lock: they see whole tuples. A package that needs more done overrides `begin`, `end`, `enter` and
-    `is_rehearsal`.
+    Readers take no lock: they see whole tuples. A package that needs more done overrides `begin`, `end`, `enter`,
+    `is_rehearsal` and `call_instead_of`.
     """
 
     def __init__(self, module: Any) -> None:
@@ -93,13 +93,13 @@ class Calls:
         self.replaced: list[Replaced] = []
         self.begun = False
         self._forgets_in_forks = False
-        self._depth = _Depth()
+        self.depth = _Depth()
 
     # What a package may do otherwise.
 
     def begin(self) -> None:
         """The first has come: replace what is needed."""
-        self.replaced.append(Replaced(self.module, "__call__", self._call_instead_of))
+        self.replaced.append(Replaced(self.module, "__call__", self.call_instead_of))
 
     def end(self) -> None:
         """The last has gone: put it back."""
@@ -132,7 +132,7 @@ class Calls:
 
     def is_in_callback(self) -> bool:
         """Whether this thread runs a callback of ours now: what that does with tensors is not the net's doing."""
-        return self._depth.callbacks > 0
+        return self.depth.callbacks > 0
 
     # How it works.
 
@@ -162,8 +162,9 @@ class Calls:
         for watcher in self.watchers:
             watcher.on_root(module)
 
-    def _call_instead_of(self, original: Any) -> Any:
-        depth, ears_of, calls, is_rehearsal = self._depth, self.ears, self, self.is_rehearsal
+    def call_instead_of(self, original: Any) -> Any:
+        """What stands in the place of a `__call__`."""
+        depth, ears_of, calls, is_rehearsal = self.depth, self.ears, self, self.is_rehearsal
 
         @wraps(original)
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -186,7 +187,7 @@ class Calls:
 
     def tell_before(self, ears: Ears, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Ask those who intervene, then tell those who look on. Who was removed meanwhile hears no more of it."""
-        self._depth.callbacks += 1
+        self.depth.callbacks += 1
         try:
             for intervention in ears.interventions:
                 if intervention.layer is not None:
@@ -196,11 +197,11 @@ class Calls:
                     observer.before(args, kwargs)
             return args, kwargs
         finally:
-            self._depth.callbacks -= 1
+            self.depth.callbacks -= 1
 
     def tell_after(self, ears: Ears, args: Any, kwargs: Any, output: Any) -> Any:
         """Tell those who look on what the layer made, then ask those who intervene what is handed on."""
-        self._depth.callbacks += 1
+        self.depth.callbacks += 1
         try:
             for observer in ears.observers:
                 if observer.layer is not None:
@@ -210,7 +211,7 @@ class Calls:
                     output = intervention.made(args, kwargs, output)
             return output
         finally:
-            self._depth.callbacks -= 1
+            self.depth.callbacks -= 1
 
 
 class Listener:

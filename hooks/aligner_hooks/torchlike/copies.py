@@ -59,7 +59,7 @@ class Copies:
             ValueError: it cannot be copied, or not with these settings; the text says why.
         """
         original = self._layers.unwrapped(layer)
-        changed = self._copied(original)
+        changed = self.copied(original)
         if changes:
             known = self._specs.read(original)
             wanted = _wanted(known, changes)
@@ -79,18 +79,18 @@ class Copies:
             self._values.cast(changed, dtype)
         return changed
 
-    def _copied(self, layer: Any) -> Any:
+    def copied(self, layer: Any) -> Any:
         """A deep copy without hooks, but for those by which torch computes weights (weight_norm)."""
         memo: dict[int, Any] = {}
         for place in self._layers.walk(layer):
             if not isinstance(place.content, self._layers.scripted):
-                memo.update(self._instead(place.content))
+                memo.update(self.instead(place.content))
         try:
             return copy.deepcopy(layer, memo)
         except Exception as error:  # a layer of the user's own may hold anything, and copying it may raise anything
             raise ValueError(f"{self._specs.type_name(layer)} cannot be copied: {error}") from error
 
-    def _instead(self, module: Any) -> Iterator[tuple[int, Any]]:
+    def instead(self, module: Any) -> Iterator[tuple[int, Any]]:
         """What is to stand in the copy in place of hooks and of tensors that a graph holds, which cannot be copied."""
         for name, value in vars(module).items():
             if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and isinstance(value, dict):
@@ -117,10 +117,10 @@ class Copies:
     def _changed(self, original: Any, copied: Any, wanted: Mapping[str, Attribute]) -> Any:
         now: Any = self._constructions.built(original)
         then: Any = self._constructions.built(original, wanted)
-        if type(now) is type(then) and isinstance(copied, type(then)):
+        own: Any = self._specs.written(type(original))
+        if type(now) is type(then) and issubclass(own, type(then)):
             self._follow(copied, now, then, self._specs.read(original).kind)
             return copied
-        own: Any = type(original)
         if next(original.parameters(), None) is not None or self._specs.known_class(original) is not own:
             raise ValueError(f"with these settings it would be a {type(then).__name__}, another class")
         return then.train(original.training)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
@@ -32,6 +32,9 @@ class Layers:
     `wrapped(module)` is the name under which a wrapper that has no place in a port holds the layer, or "".
     `parametrized(module)` says whether weights of a layer are computed by modules of its own. Layers of the classes
     `scripted` live outside of Python: they are not looked into.
+
+    Modules are instances of `module`, or else of `nn.Module`. A package whose nets are looked through in another way
+    overrides `children` and `modules`.
     """
 
     def __init__(
@@ -41,17 +44,33 @@ class Layers:
         wrapped: Callable[[Any], str],
         parametrized: Callable[[Any], bool],
         scripted: tuple[type, ...] = (),
+        module: Any = None,
     ) -> None:
         self.nn = nn
+        self.module = nn.Module if module is None else module
         self.parametrized = parametrized
         self.scripted = scripted
         self._tensor = tensor
         self._wrapped = wrapped
         self._own: Optional[frozenset[str]] = None
 
+    # What a package may do otherwise.
+
+    def children(self, module: Any) -> Mapping[str, Any]:
+        """What stands inside a module, by name."""
+        found: Mapping[str, Any] = module._modules
+        return found
+
+    def modules(self, model: Any) -> Iterator[Any]:
+        """All modules that the package knows of."""
+        found: Iterator[Any] = model.modules()
+        return found
+
+    # How it works.
+
     def walk(self, model: Any) -> Iterator[Place]:
         """Every layer once, parents before children, in the order they are defined."""
-        registered = {id(module) for module in model.modules()}
+        registered = {id(module) for module in self.modules(model)}
         return self._walk("", "", model, True, registered, set())
 
     def _walk(
@@ -63,13 +82,13 @@ class Layers:
             return
         seen.add(id(content))
         yield Place(path, raw, module, content, is_registered)
-        for name, child in content._modules.items():
+        for name, child in self.children(content).items():
             # What computes a weight from others (weight_norm) is part of the layer, not a layer of the net.
-            if isinstance(child, self.nn.Module) and not (name == "parametrizations" and self.parametrized(content)):
+            if isinstance(child, self.module) and not (name == "parametrizations" and self.parametrized(content)):
                 yield from self._walk(join(path, name), join(raw, name), child, is_registered, registered, seen)
-        for name, child in self._plain(content, self.nn.Module):
+        for name, child in self._plain(content, self.module):
             if id(child) not in registered:
-                registered.update(id(inner) for inner in child.modules())
+                registered.update(id(inner) for inner in self.modules(child))
                 yield from self._walk(join(path, name), join(raw, name), child, False, registered, seen)
 
     def unwrapped(self, module: Any) -> Any:
@@ -92,7 +111,7 @@ class Layers:
         """
         found = list(self._plain(module, self.nn.Parameter))
         if found:
-            registered = {id(parameter) for parameter in model.parameters()}
+            registered = {id(owned) for inner in self.modules(model) for owned in inner._parameters.values()}
             yield from ((name, parameter) for name, parameter in found if id(parameter) not in registered)
 
     def plain_tensors(self, module: Any) -> Iterator[Any]:

@@ -118,11 +118,21 @@ def _add_activations(add: Callable[..., None]) -> None:
 class Specs:
     """Specs of one package's layers: `nn` is where its classes are, which people know as `home` ("torch.nn").
 
-    Layers of the classes `scripted` are compiled: their settings cannot be read.
+    Layers of the classes `scripted` are compiled: their settings cannot be read. `written(class)` is the class that the
+    user wrote, where a package puts another one in its place. Attributes called as in `switches` are no settings.
     """
 
-    def __init__(self, nn: Any, home: str, scripted: tuple[type, ...] = ()) -> None:
+    def __init__(
+        self,
+        nn: Any,
+        home: str,
+        scripted: tuple[type, ...] = (),
+        written: Callable[[type], type] = lambda kind: kind,
+        switches: tuple[str, ...] = (),
+    ) -> None:
         self.home = home
+        self.written = written
+        self._switches = switches
         self._nn = nn
         self._scripted = scripted
         # Made when they are first asked for.
@@ -133,7 +143,7 @@ class Specs:
         """The nearest known class, if it computes as the layer does, and its entry."""
         if self._table is None:
             self._table = _table(self._nn)
-        own = type(layer)
+        own = self.written(type(layer))
         for known in own.__mro__:
             if known in self._table:
                 same = all(getattr(own, name, None) is getattr(known, name, None) for name in _COMPUTING)
@@ -153,7 +163,7 @@ class Specs:
                 return LayerSpec(entry.kind, dict(entry.read(layer)))
             except (AttributeError, TypeError, ValueError):
                 pass  # a subclass built in a way of its own lacks what its base has: tell of it as of any other
-        return LayerSpec(type(layer).__name__, plain_own(layer, self._own_attributes()))
+        return LayerSpec(self.written(type(layer)).__name__, plain_own(layer, self._own_attributes()))
 
     def known_class(self, layer: Any) -> Optional[type]:
         """The class of the package that the layer computes as, if its spec is in that class's words."""
@@ -162,7 +172,7 @@ class Specs:
 
     def type_name(self, layer: Any) -> str:
         """The class where its users find it: "torch.nn.Conv2d", not "torch.nn.modules.conv.Conv2d"."""
-        own = type(layer)
+        own = self.written(type(layer))
         if getattr(self._nn, own.__name__, None) is own:
             return f"{self.home}.{own.__name__}"
         return f"{own.__module__}.{own.__qualname__}"
@@ -170,5 +180,6 @@ class Specs:
     def _own_attributes(self) -> frozenset[str]:
         """The public attributes that every module has."""
         if self._usual is None:
-            self._usual = frozenset(name for name in vars(self._nn.Module()) if not name.startswith("_"))
+            usual = frozenset(name for name in vars(self._nn.Module()) if not name.startswith("_"))
+            self._usual = usual.union(self._switches)
         return self._usual

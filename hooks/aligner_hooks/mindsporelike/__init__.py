@@ -1,0 +1,8 @@
+"""What all nets have alike that run on MindSpore's cells: its own, and those of OpenI's MindTorch.
+
+rewritten.py finds the class that the user wrote behind the one that mixed precision wrote; casts.py knows the flags
+that `to_float` sets; operators.py has plain words for MindSpore's operators; seen.py is what a compiled graph shows of
+a tensor.
+
+The adapters differ in their MindSpore (2.5 here, 2.10 there), so nothing stands here that depends on it.
+"""

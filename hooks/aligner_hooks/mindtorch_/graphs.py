@@ -1,0 +1,105 @@
+"""Modules of OpenI's MindTorch that run inside a compiled graph: in GRAPH_MODE, and in what @mindspore.jit decorates.
+
+They are MindSpore's cells, and MindSpore compiles them as such: so they are observed there as cells are, by the taps of
+aligner_hooks.mindspore_.compiled. The net that is called in GRAPH_MODE is told of from outside its graph.
+
+mindspore_ is imported when somebody observes, and not for mindnlp's modules, which are no cells.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mindspore
+
+from aligner.adapter import After, Before, Handle
+from aligner_hooks.mindtorch_.modules import AnyModule
+from aligner_hooks.mindtorch_.package import package
+
+# Set to "0", MindSpore runs compiled functions as the plain Python they are. It is read at each call.
+JIT_SWITCH = "MS_JIT"
+
+
+class Handles:
+    """Several handles in one; removed, the last first, once."""
+
+    def __init__(self, *handles: Handle) -> None:
+        self._handles = list(handles)
+
+    def remove(self) -> None:
+        """Remove all of them; twice is harmless."""
+        while self._handles:
+            self._handles.pop().remove()
+
+
+def in_graph_mode() -> bool:
+    """Whether nets are compiled as a whole."""
+    graph = mindspore.get_context("mode") == mindspore.GRAPH_MODE
+    return graph and package().compiles and os.environ.get(JIT_SWITCH) != "0"
+
+
+def observed(eager: Handle, layer: Any, before: Before, after: After) -> Handle:
+    """Have calls inside a graph told of too."""
+    if not package().compiles:
+        return eager
+    from aligner_hooks.mindspore_ import compiled
+
+    return Handles(eager, compiled.observe(layer, before, after), compiled.without((), intervening=False))
+
+
+def intervened(eager: Handle) -> Handle:
+    """Refuse to compile a net as long as somebody intervenes."""
+    if not package().compiles:
+        return eager
+    from aligner_hooks.mindspore_ import compiled
+
+    return Handles(eager, compiled.without((), intervening=True))
+
+
+def watched(eager: Handle, on_root: Callable[[object], None], is_inside: Callable[[], bool]) -> Handle:
+    """Tell of nets that a compiled function calls, before it is compiled; not of those of which a module is running."""
+    if not package().compiles:
+        return eager
+    from aligner_hooks.mindspore_ import compiled, roots
+
+    def on_function(function: Any) -> None:
+        if not is_inside():
+            for cell in roots.reached(function):
+                if isinstance(cell, AnyModule):
+                    on_root(cell)
+
+    return Handles(eager, compiled.before_functions(on_function))
+
+
+@contextmanager
+def outside(module: Any) -> Iterator[None]:
+    """While this net is called in GRAPH_MODE: it is told of already, and no operators for it stand in the graph."""
+    from aligner_hooks.mindspore_.graph import GRAPHS
+
+    GRAPHS.outside.append(module)
+    try:
+        yield
+    finally:
+        GRAPHS.outside.pop()
+
+
+def thread() -> int:
+    """The thread on whose behalf a callback is called: a graph tells of its values from a thread of MindSpore's."""
+    if not package().compiles:
+        return threading.get_ident()
+    from aligner_hooks.mindspore_ import compiled
+
+    return compiled.thread()
+
+
+def untold(module: Any) -> str:
+    """Why a compiled graph does not tell of this module, or ""."""
+    if not package().compiles:
+        return ""
+    from aligner_hooks.mindspore_ import graph
+
+    return graph.untold(module)

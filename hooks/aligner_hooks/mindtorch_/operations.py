@@ -1,0 +1,216 @@
+"""Which operators run, and in which types.
+
+MindSpore tells of them by itself only from 2.10 on. Under OpenI's MindTorch the `__call__` of each class of operators
+is replaced while somebody listens, and those methods of tensors that run in C++; mindnlp's runs every operator by its
+name, through one function.
+
+What an operator runs inside itself is not told again, and what aligner's own callbacks do is told to nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import mindspore
+from mindspore.common._stub_tensor import StubTensor
+from mindspore.ops import Primitive
+
+from aligner.adapter import Handle
+from aligner.dtypes import DTYPES
+from aligner_hooks.mindsporelike.operators import is_move, is_question, word
+from aligner_hooks.mindtorch_ import tensors
+from aligner_hooks.mindtorch_.calls import CALLS
+from aligner_hooks.mindtorch_.package import OPENI, package
+from aligner_hooks.torchlike.calls import Replaced
+
+Told = Callable[[str], None]
+Computed = Callable[[str, str], None]
+
+# What crosses between tensors of MindTorch's, of MindSpore's and numbers, and what asks for shapes and types.
+_CROSSINGS = (
+    "getitem",
+    "convertto",
+    "tensorshape",
+    "dynamicshape",
+    "isshape",
+    "scalarto",
+    "tensortoscalar",
+    "dtypeto",
+    "stringto",
+    "tupleto",
+)
+# Names of methods -> the words for what they do.
+_METHODS = {
+    **dict.fromkeys(("to", "type_as"), "cast"),
+    **dict.fromkeys(("isub", "subtract"), "sub"),
+    **dict.fromkeys(("itruediv", "true_divide", "divide"), "div"),
+    "iadd": "add",
+    "t": "transpose",
+    "absolute": "abs",
+    "negative": "neg",
+    "clip": "clamp",
+}
+
+
+_QUICK = "_Pyboost"
+
+
+class _Inside(threading.local):
+    """How many operators this thread is inside of."""
+
+    operators = 0
+
+
+class _Ears:
+    """Those who listen, and what is replaced for them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.listeners: tuple[Listener, ...] = ()
+        self.replaced: list[Replaced] = []
+
+    def add(self, listener: Listener) -> None:
+        """One more listens."""
+        with self.lock:
+            if not self.listeners:
+                self.replaced = list(_replaced())
+            self.listeners = (*self.listeners, listener)
+
+    def remove(self, listener: Listener) -> None:
+        """One less."""
+        with self.lock:
+            left = tuple(other for other in self.listeners if other is not listener)
+            if self.listeners and not left:
+                while self.replaced:
+                    self.replaced.pop().put_back()
+            self.listeners = left
+
+
+class Listener:
+    """One who listens; a handle."""
+
+    def __init__(self, told: Callable[..., None], typed: bool) -> None:
+        self.told = told
+        self.typed = typed
+        _EARS.add(self)
+
+    def remove(self) -> None:
+        """Be told no longer; twice is harmless."""
+        _EARS.remove(self)
+
+
+_EARS, _INSIDE = _Ears(), _Inside()
+
+
+def tell(told: Told) -> Handle:
+    """Call `told(word)` for each operator that runs."""
+    return Listener(told, typed=False)
+
+
+def tell_computed(told: Computed) -> Handle:
+    """Call `told(word, dtype)` for each operator that computes floating numbers."""
+    return Listener(told, typed=True)
+
+
+def _replaced() -> Iterator[Replaced]:
+    if package().maker != OPENI:
+        dispatcher = import_module("mindtorch.dispatcher")
+        yield Replaced(dispatcher.Dispatcher, "dispatch", _dispatching)
+        return
+    for kind in (*_kinds(Primitive), *_quick_kinds()):
+        if "__call__" in vars(kind):
+            yield Replaced(kind, "__call__", _calling)
+    for owner in (mindspore.Tensor, StubTensor):
+        for name in _quick_methods():
+            if hasattr(owner, name):
+                yield Replaced(owner, name, partial(_method, name))
+
+
+def _kinds(kind: Any) -> Iterator[Any]:
+    yield kind
+    for other in kind.__subclasses__():
+        yield from _kinds(other)
+
+
+def _quick_methods() -> list[str]:
+    """Methods of tensors that run in C++."""
+    try:
+        return list(import_module("mindspore.common._tensor_cpp_method").tensor_cpp_methods)
+    except (ImportError, AttributeError):
+        return []
+
+
+def _quick_kinds() -> Iterator[Any]:
+    """Classes of operators that are no primitives: "_PyboostConcatPrim"."""
+    try:
+        module = import_module("mindspore.ops.auto_generate.pyboost_inner_prim")
+    except ImportError:
+        return
+    yield from (kind for name, kind in vars(module).items() if name.startswith(_QUICK) and isinstance(kind, type))
+
+
+def _calling(original: Any) -> Any:
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = type(self).__name__
+        name = name[len(_QUICK) :] if name.startswith(_QUICK) else str(self.name)
+        if not name[:1].isupper():  # a function that MindSpore calls when it compiles
+            return original(self, *args, **kwargs)
+        return _run(name, lambda: original(self, *args, **kwargs))
+
+    return __call__
+
+
+def _method(name: str, original: Any) -> Any:
+    plain = name.strip("_")
+    plain = _METHODS.get(plain, plain)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _run(plain, lambda: original(self, *args, **kwargs))
+
+    return method
+
+
+def _dispatching(original: Any) -> Any:
+    def dispatch(self: Any, func_name: str, *args: Any, **kwargs: Any) -> Any:
+        return _run(func_name, lambda: original(self, func_name, *args, **kwargs))
+
+    return dispatch
+
+
+def _run(name: str, operator: Callable[[], Any]) -> Any:
+    if _INSIDE.operators or CALLS.is_in_callback():
+        return operator()
+    plain = word(name)
+    if is_question(plain) or plain.startswith(_CROSSINGS):
+        return operator()
+    for listener in _EARS.listeners:
+        if not listener.typed:
+            listener.told(plain)
+    _INSIDE.operators += 1
+    try:
+        output = operator()
+    finally:
+        _INSIDE.operators -= 1
+    if not is_move(plain):
+        _tell_made(plain, output)
+    return output
+
+
+def _tell_made(plain: str, output: Any) -> None:
+    """Casts inside an operator are past by now: what it makes is in the type that it computed in."""
+    listeners = [listener for listener in _EARS.listeners if listener.typed]
+    if not listeners:
+        return
+    made = output
+    while isinstance(made, tuple) and made:
+        made = made[0]
+    if not isinstance(made, mindspore.Tensor) and not tensors.is_tensor(made):
+        return
+    dtype = tensors.dtype(made)
+    if dtype in DTYPES and DTYPES[dtype].eps is not None:
+        for listener in listeners:
+            listener.told(plain, dtype)
