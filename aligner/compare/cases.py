@@ -5,11 +5,11 @@ Taken from the dumps alone, during the capture (for trials) and when they are co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Optional
 
-from aligner.compare.casts import USUAL, computing
+from aligner.compare.casts import USUAL, computing, shortened
 from aligner.compare.checks import in_float32
 from aligner.compare.net import CallId, Net, Visit, is_input, nest
 from aligner.compare.place import Place
@@ -19,6 +19,7 @@ from aligner.findings import OPERATIONS, REPEAT
 from aligner.record import Key, LayerSpec, Phase
 
 if TYPE_CHECKING:
+    from aligner.compare.casts import Shortened
     from aligner.compare.layers import Pairing
     from aligner.dump.reader import Dump, Entry
 
@@ -67,6 +68,7 @@ class Cases:
             repeated=self._repeated(place) if place.where == "layer" else None,
             operations=self._operations(place) if around else None,
             computed=self._computed(place.owner, other) if place.where == "layer" else None,
+            shortened=self._shortened(place.owner, other) if place.where in ("glue", "layer") else None,
             consumer=self._consumer(place) if around else None,
         )
 
@@ -75,6 +77,10 @@ class Cases:
         ours, theirs = self._computing
         wanted, made = (ours.get(layer) if ours else USUAL), theirs.get(other)
         return None if wanted is None or made is None else (wanted, made)
+
+    @cached_property
+    def _shortened(self) -> Callable[[str, str], Shortened]:
+        return shortened(*self._dumps)
 
     @cached_property
     def _computing(self) -> tuple[Mapping[str, str], Mapping[str, str]]:

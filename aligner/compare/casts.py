@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
@@ -29,6 +29,11 @@ PRODUCTS = ("Conv", "Linear", "Bilinear", "MultiheadAttention", "LSTM", "GRU", "
 PLAIN = ("Conv", "Linear", "Bilinear")
 CAREFUL_PARTS = ("softmax", "norm")
 """Operations in a layer's own code that are told of by themselves: short types are bad at them."""
+DELICATE = (
+    *("softmax", "norm", "mean", "sum", "var", "std", "sqrt", "exp", "log", "pow", "square", "prod"),
+    *("entropy", "loss", "cdist"),
+)
+"""Words in the names of operations whose results in a short type may be far off: they add up, cancel or overflow."""
 LEVELS = ("O1", "O2", "O3", "auto")
 BY_OPERATOR = ("O1", "auto")
 """Levels that cast single operators; in recurrent layers they know none."""
@@ -106,6 +111,49 @@ def computing(dump: Dump) -> Mapping[str, str]:
     return {layer: told[0].dtype for layer, told in _told(dump).items()}
 
 
+def switched(dump: Dump) -> Mapping[str, str]:
+    """Layers that an AMP level or the user's lists cast on purpose, to which short type."""
+    return {
+        layer: told[0].dtype
+        for layer, told in _told(dump).items()
+        if told[0].by in BY_OPERATOR and is_short(told[0].dtype)
+    }
+
+
+def lowered_alone(reference: Dump, port: Dump) -> Callable[[str, str], Optional[str]]:
+    """The short type that the code of the port's layer does anything in, where that of the reference's does nothing."""
+    ours, theirs = _told(reference), _told(port)
+
+    def shortest(told: Optional[Told]) -> Optional[str]:
+        words = [word for word in (told[0].dtype, *told[1]) if is_short(word)] if told is not None else []
+        return max(words, key=lambda word: DTYPES[word].eps or 0.0, default=None)
+
+    return lambda layer, other: None if shortest(ours.get(layer)) else shortest(theirs.get(other))
+
+
+def shortened(reference: Dump, port: Dump) -> Callable[[str, str], Shortened]:
+    """What the code of a pair of layers does in a short type on the port's side alone: the type, delicate operations,
+    and others where the reference's code does nothing in a short type; None where nothing is told of such.
+    """
+    ours, theirs = _told(reference), _told(port)
+
+    def of(layer: str, other: str) -> Shortened:
+        known = dict(ours[layer][1]) if layer in ours else {}
+        mine = [name for dtype, names in known.items() if is_short(dtype) for name in names]
+        for dtype, names in dict(theirs[other][1]).items() if other in theirs else ():
+            if is_short(dtype):  # bfloat16 there does not overflow as float16 does here
+                words = [word for word in DELICATE if not _holds(word, known.get(dtype, ()))]
+                found = tuple(name for name in names if any(word in name for word in words))
+                return dtype, found, () if mine else tuple(name for name in names if name not in found)
+        return None
+
+    return of
+
+
+def _holds(word: str, names: Sequence[str]) -> bool:
+    return any(word in name for name in names)
+
+
 def is_careful(kind: str) -> bool:
     """Whether the layers of this kind are usually kept in float32."""
     return kind.startswith(NORMS) or kind in ("Softmax", "LogSoftmax", "Softmin") or kind.endswith("Loss")
@@ -181,6 +229,7 @@ class _Known:
         return Computing(found[0], told[0].by) if found else None
 
 
+Shortened = Optional[tuple[str, tuple[str, ...], tuple[str, ...]]]
 Told = tuple[Computing, Mapping[str, Sequence[str]]]
 
 
@@ -189,7 +238,8 @@ def _told(dump: Dump) -> dict[str, Told]:
     for kind, facts in dump.findings:
         if kind == CAST:
             layer, told = _from_facts(facts, dump)
-            found.setdefault(layer, told)
+            if layer not in found or (told[1] and not found[layer][1]):  # heard later, in a forced pass
+                found[layer] = told
     return found
 
 

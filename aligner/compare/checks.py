@@ -55,6 +55,9 @@ class Check:
     """No more than rounding might explain, but a trial has shown that it is not rounding."""
     alone: Optional[float] = None
     """A layer that computes in a shorter type: the error of the same layer in float32."""
+    cast: str = ""
+    """The short type that this place computes in, where the reference does not and the port as a whole does not; all
+    that is wrong is what this type rounds."""
 
     @property
     def ratio(self) -> float:
@@ -67,6 +70,11 @@ class Check:
     def hidden(self) -> bool:
         """Wrong in float32, and hidden by the rounding of the shorter type that the port computes in."""
         return self.alone is not None and self.alone > LIMIT * ROUNDING
+
+    @property
+    def by_cast(self) -> bool:
+        """Off by no more than the short type explains that this place was cast to, on purpose or not."""
+        return bool(self.cast) and not self.hidden
 
     @property
     def rounding(self) -> float:
@@ -110,7 +118,7 @@ def to_facts(check: Check) -> dict[str, Any]:
         facts["port"] = [check.port.layer, check.port.call, check.port.slot]
     if check.owner != check.key.layer:
         facts["owner"] = check.owner
-    for name in ("between", "reason", "follows", "kept", "proved", "alone"):
+    for name in ("between", "reason", "follows", "kept", "proved", "alone", "cast"):
         value = getattr(check, name)
         if value:
             facts[name] = value
@@ -149,6 +157,7 @@ def from_facts(facts: Mapping[str, Any]) -> Check:
             facts.get("kept") is True,
             facts.get("proved") is True,
             None if facts.get("alone") is None else float(facts["alone"]),
+            str(facts.get("cast", "")),
         )
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ValueError(f"a check is damaged ({type(error).__name__}: {error})") from error

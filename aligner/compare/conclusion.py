@@ -5,14 +5,14 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.cases import Cases
-from aligner.compare.casts import cast_map
+from aligner.compare.casts import Cast, cast_map, is_short
 from aligner.compare.caution import cautions
-from aligner.compare.checks import Check
+from aligner.compare.checks import LIMIT, Check
 from aligner.compare.cover import LEFT_OUT
 from aligner.compare.expected import Expectations
 from aligner.compare.explanation import explained
@@ -24,10 +24,14 @@ from aligner.compare.reading import Reading
 from aligner.compare.tolerance import Tolerance
 from aligner.compare.turns import joined, loops
 from aligner.compare.verdict import Comparison, Origin, Outcome, Side, Verdict
+from aligner.explain import attributes
 from aligner.record import Key, LayerSpec, Phase, Scalar, display
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump, Entry
+
+UNSEEN = 3
+"""Layers that are named where rounding hides what comes of their settings."""
 
 AMP_EPS = 4e-4
 """What a layer may add by itself when AMP computes in float16 behind float32 tensors (0.4 of its eps)."""
@@ -48,8 +52,11 @@ def conclude(
     trace = _traced(reference, port, pairing, readings, checks, tolerance)
     needed = {b for r in readings if r.matched and r.over for b in trace.reached.get(id(r), ())[:1]}
     needed |= {n for n, birth in enumerate(trace.births) if birth.check is not None and _over(birth, tolerance)}
+    compiled = str(port.header.get("mode")) == "graph"
+    eager = {n for n, birth in enumerate(trace.births) if compiled and _eager_alone(birth)}
+    needed -= eager
     origins, index = _origins(trace, needed, nets[0], pairing, tolerance)
-    places = {trace.births[birth].place for birth in needed}
+    places = {trace.births[birth].place for birth in needed | eager}
     quiet = {n for n, birth in enumerate(trace.births) if birth.place not in places and birth.reading.matched}
     suspects, _ = _origins(trace, quiet, nets[0], pairing, tolerance)
     cases = Cases(reference, port, nets, pairing)
@@ -79,7 +86,9 @@ def conclude(
         warnings=(
             *cautions(reference, port, nets, pairing, readings, bool(checks), casts),
             *_told(suspects),
-            *_passing(trace, needed, str(port.header.get("mode"))),
+            *_unseen(casts, cases, {place.layer for place in (*origins, *suspects)}, bool(checks)),
+            *_passing(trace, needed, compiled),
+            *_eager(trace, eager),
             *_stumbled(failures),
         ),
         counts={outcome.value: counts.get(outcome.value, 0) for outcome in Outcome},
@@ -95,10 +104,42 @@ def _told(suspects: Sequence[Origin]) -> Iterable[tuple[str, Mapping[str, Scalar
     for origin in suspects:
         error = f"{origin.own_error:.1e}"
         facts = {"layer": display(origin.layer), "kind": origin.kind, "where": origin.where, "error": error}
-        yield "below-tolerance", facts
+        yield ("short-by-cast", {**facts, "type": origin.cast}) if origin.cast else ("below-tolerance", facts)
 
 
-def _passing(trace: Trace, needed: Iterable[int], mode: str) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
+def _unseen(
+    casts: Sequence[Cast], cases: Cases, known: Set[str], forced: bool
+) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
+    """Layers with other settings whose effect the reference's own rounding hides: nothing could be seen against it."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for cast in casts if forced else ():
+        if cast.part or cast.layer in known or not is_short(cast.reference.dtype):
+            continue
+        case = cases.case(Place("layer", cast.layer, None, None, None, 0.0, False))
+        told = [s for s in attributes.suspects(case) if s.change and s.weight >= attributes.KNOWN]
+        if told:
+            settings = ", ".join(dict.fromkeys(name for suspect in told for name in suspect.change))
+            groups.setdefault((cast.kind, cast.reference.dtype, settings), []).append(display(cast.layer))
+    for (kind, dtype, settings), layers in groups.items():
+        names = ", ".join(layers[:UNSEEN]) + (", ..." if len(layers) > UNSEEN else "")
+        facts: dict[str, Scalar] = {"layer": names, "kind": kind, "type": dtype, "settings": settings}
+        yield "setting-below-rounding", {**facts, "count": len(layers)}
+
+
+def _eager_alone(birth: Birth) -> bool:
+    """Whether the value is wrong in the forced pass, which runs eagerly, and right in the free run of the graph."""
+    check, reading = birth.check, birth.reading
+    if check is None or reading.covered or reading.over or not reading.matched:
+        return False
+    return reading.severity <= LIMIT * check.expected
+
+
+def _eager(trace: Trace, eager: Iterable[int]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
+    for layer in list(dict.fromkeys(trace.births[n].layer for n in sorted(eager)))[:3]:
+        yield "wrong-when-eager", {"layer": display(layer)}
+
+
+def _passing(trace: Trace, needed: Iterable[int], compiled: bool) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
     """Places that went wrong in the free run and are right when they run again on the reference's values."""
     places: dict[str, Birth] = {}
     for number in sorted(needed):
@@ -107,7 +148,7 @@ def _passing(trace: Trace, needed: Iterable[int], mode: str) -> Iterable[tuple[s
         if birth.check is None and check is not None and check.isolated and not (check.fails or check.follows):
             places.setdefault(birth.layer, birth)
     for layer in list(places)[:3]:
-        yield ("right-when-eager" if mode == "graph" else "right-when-held"), {"layer": display(layer)}
+        yield ("right-when-eager" if compiled else "right-when-held"), {"layer": display(layer)}
 
 
 def _stumbled(failures: Sequence[str]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
@@ -122,6 +163,8 @@ def _header(dump: Dump) -> Mapping[str, Any]:
 def _over(birth: Birth, tolerance: Tolerance) -> bool:
     """Whether what was born wrong is over tolerance by itself, or stands where the net is."""
     check = birth.check
+    if check is not None and check.by_cast:
+        return False
     if check is None or check.deviation is None or tolerance.over(check.deviation):
         return True
     return birth.reading.over and not check.hidden
@@ -211,6 +254,7 @@ def _origin(births: Sequence[Birth], net: Net, ports: Mapping[str, str], toleran
         between=first.between,
         calls=len({(birth.key.step, birth.key.layer, birth.key.call) for birth in births}),
         ratio=max(ratios, default=None),
+        cast=worst.check.cast if worst.check is not None and worst.check.by_cast else "",
         place=_place(worst),
         others=_others(births, worst, tolerance),
     )

@@ -12,8 +12,9 @@ from aligner.compare.checks import LIMIT
 from aligner.compare.verdict import Origin
 from aligner.errors import DumpError
 from aligner.explain.case import HUGE, Case, distance
+from aligner.explain.glue import WEAK
 from aligner.explain.suspect import Cause, Suspect
-from aligner.explain.suspects import suspects
+from aligner.explain.suspects import IN_SHORT, OVERFLOWS, ROUNDED, suspects, tried_as
 from aligner.findings import TRIAL
 from aligner.record import display
 
@@ -79,10 +80,26 @@ def _of_case(
 ) -> tuple[Cause, ...]:
     found: list[tuple[bool, bool, int, Cause]] = []
     for suspect in suspects(case, thorough):
-        trial = trials.get((origin.layer, suspect.name), {})
+        trial = trials.get((origin.layer, tried_as(suspect, case)), {})
         cause = _cause(suspect, trial, before, case)
         found.append((not cause.confirmed, cause.refuted, len(found), cause))
-    return tuple(cause for *_, cause in sorted(found, key=lambda item: item[:3])[:MOST])
+    causes = [cause for *_, cause in sorted(found, key=lambda item: item[:3])]
+    if origin.cast:  # a pattern of rounding is no cause beside what rounds
+        causes.sort(key=lambda cause: cause.id in WEAK)
+    for proof in [cause for cause in causes if cause.id == IN_SHORT and cause.confirmed]:
+        causes = _in_float32(causes, proof)
+    return tuple(causes[:MOST])
+
+
+def _in_float32(causes: Sequence[Cause], proof: Cause) -> list[Cause]:
+    """Code that is right in float32 is written right: what a short type does is left, and an overflow is proved."""
+    left = [cause for cause in causes if cause.id in ROUNDED]
+    told = [
+        replace(cause, confirmed=True, error_before=proof.error_before, error_after=proof.error_after)
+        for cause in left
+        if cause.id in OVERFLOWS
+    ]
+    return [*told, *(cause for cause in left if cause.id not in OVERFLOWS)]
 
 
 def _cause(suspect: Suspect, trial: Mapping[str, Any], apart: Optional[float], case: Case) -> Cause:
@@ -99,8 +116,11 @@ def _cause(suspect: Suspect, trial: Mapping[str, Any], apart: Optional[float], c
 
 
 def _before(origin: Origin, case: Case) -> Optional[float]:
-    """Relative L2 of what is wrong, as suspects measure what they leave: the huge values of a mask hide nothing."""
-    if origin.deviation is None:
+    """Relative L2 of what is wrong, as suspects measure what they leave: the huge values of a mask hide nothing.
+
+    None where NaN or Inf stand on one side: what the other values are off by says nothing of that.
+    """
+    if origin.deviation is None or origin.deviation.nonfinite:
         return None
     if origin.deviation.rms < HUGE:
         return origin.deviation.rel_l2

@@ -22,8 +22,9 @@ from typing import Optional
 
 from aligner.compare.checks import LIMIT, Check
 from aligner.compare.net import CallId, Visit, is_input
-from aligner.compare.reading import Reading
+from aligner.compare.reading import LOW_PRECISION, Reading
 from aligner.compare.tolerance import Tolerance
+from aligner.dtypes import DTYPES
 from aligner.record import Key
 
 JUMP = 10.0
@@ -271,7 +272,7 @@ class Trace:
     def _judge(self, reading: Reading, sources: Sources, birth: Birth, time: int, owned: Sources) -> State:
         """Born wrong, inherited, or within round-off. `owned` are the parameters of the layer whose doing it is."""
         check = self._checks.get(reading.pair.key)
-        if check is not None and check.isolated and birth.where != "inputs":
+        if check is not None and (check.isolated or not check.suspicious) and birth.where != "inputs":
             return self._judged(check, reading, sources, birth, time, owned)
         severity, own = reading.severity, max(reading.own, self._coarse)
         jump = LEAP if sources.births else JUMP
@@ -284,7 +285,7 @@ class Trace:
             if not births and reading.over and reading.matched:
                 return replace(self._born(reading, birth), time=time)
         if births:
-            self.reached[id(reading)] = births
+            self._reaches(reading, births)
         error = reading.error if reading.matched else None
         return State(severity, reading.over, reading.nonfinite, error, births, time)
 
@@ -295,9 +296,9 @@ class Trace:
         if check.fails and not owned.births:
             state = replace(self._born(reading, replace(birth, check=check)), time=time)
             small = check.hidden and check.deviation is not None and not self._tolerance.over(check.deviation)
-            if small:  # what is red from here on is red by rounding
+            if small or check.by_cast:  # what is red from here on is red by rounding
                 self.reached.pop(id(reading))
-                return replace(state, births=())
+                return state if check.by_cast else replace(state, births=())
             return state
         births: tuple[int, ...] = ()
         if check.fails:
@@ -310,11 +311,22 @@ class Trace:
         elif reading.severity > JUMP * max(reading.own, self._coarse) or reading.over:
             births = self._nearest(sources, SHARE * reading.severity) or self._nearest(sources, 0.0)
         if births:
-            self.reached[id(reading)] = births
+            self._reaches(reading, births)
         elif self._jumped(reading, sources, check):
             return replace(self._born(reading, birth), time=time)
         error = reading.error if reading.matched else None
         return State(reading.severity, reading.over, reading.nonfinite, error, births, time)
+
+    def _reaches(self, reading: Reading, births: tuple[int, ...]) -> None:
+        """It goes back to these; to a place in a short type only if it is more than what that rounds, grown."""
+        told = [b for b in births if not self._rounds(self.births[b].check, reading)]
+        if told:
+            self.reached[id(reading)] = tuple(told)
+
+    def _rounds(self, check: Optional[Check], reading: Reading) -> bool:
+        if check is None or not check.by_cast:
+            return False
+        return reading.severity <= JUMP * LIMIT * LOW_PRECISION * (DTYPES[check.cast].eps or 0.0)
 
     def _jumped(self, reading: Reading, sources: Sources, check: Check) -> bool:
         """Whether no rounding makes so much of its sources. (An argument may be in another form.)"""

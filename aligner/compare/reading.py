@@ -59,7 +59,7 @@ class Reading:
         """
         if not self.over or self.check is None:
             return not self.over
-        return self.check.isolated and (self.check.hidden or not self.check.suspicious)
+        return self.check.isolated and (self.check.hidden or self.check.by_cast or not self.check.suspicious)
 
     @property
     def matched(self) -> bool:

@@ -113,6 +113,8 @@ class Origin:
     """How many calls of this layer are wrong by themselves."""
     ratio: Optional[float] = None
     """How many times its own error is what rounding explains; None without a forced pass."""
+    cast: str = ""
+    """The short type that explains its error: this place computes in it, the reference does not."""
     causes: tuple[Cause, ...] = ()
     """Why it is wrong, the likeliest first; those that a trial has proved before the others."""
     place: Optional[Place] = field(default=None, repr=False, compare=False)

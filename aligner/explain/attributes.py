@@ -37,6 +37,7 @@ def suspects(case: Case) -> Iterable[Suspect]:
         yield from precision.suspects(case, facts(case))
     else:
         yield from operations.suspects(case, facts(case))
+    yield from precision.in_short(case, facts(case))
     found = list(_differences(case))
     groups = _grouped(found)
     yield from (_suspect(case, group) for group in groups)

@@ -71,6 +71,9 @@ class Case:
     """Glue: operations that ran between the two layers, of reference and port, where known."""
     computed: Optional[tuple[str, str]] = None
     """Layers: what they compute in, reference and port, where the captures tell; casts may sit inside."""
+    shortened: Optional[tuple[str, tuple[str, ...], tuple[str, ...]]] = None
+    """A short type and operations that the port's code does in it and the reference's does not: those that short types
+    are bad at, and others. Of the whole layer, or of the whole parent."""
     consumer: Optional[LayerSpec] = None
     """Glue: settings of the reference's layer that the value goes into; None where the parent returns it."""
 

@@ -12,6 +12,7 @@ from aligner.explain.case import Case, Value, distance
 from aligner.explain.patterns.pair import Floats
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
+from aligner.vocabulary import KINDS
 
 NORMS = {"LayerNorm", "BatchNorm", "GroupNorm", "InstanceNorm", "RMSNorm"}
 SHORT = ("float16", "bfloat16")
@@ -25,6 +26,12 @@ SHORT_EXPECTED = 1e-4
 """Rounding beyond this means that the layer is meant to compute in a short float."""
 
 LIKELY = 0.7
+
+NAMED = 6
+"""Operations that are named."""
+HALF_ERROR = 4e-3
+"""More than a few roundings to float16 make."""
+OVERFLOWN, HINT = 0.75, 0.3
 
 SHARE = 0.3
 """Two runs that are so much of the error apart explain it."""
@@ -60,6 +67,31 @@ def suspects(case: Case, facts: dict[str, Scalar]) -> Iterator[Suspect]:
             yield Suspect("layernorm-fp16-eps-underflow", told, weight=LIKELY)
     elif case.reference.kind.lower().endswith("loss"):
         yield Suspect("loss-in-fp16", facts, weight=LIKELY)
+
+
+def in_short(case: Case, facts: dict[str, Scalar]) -> Iterator[Suspect]:
+    """Sums, softmaxes and powers that the port's own code does in a short type, for code between layers and layers of
+    the user's own: a guess that a run in float32 proves, where a switch and no line of the code casts.
+    """
+    own = case.where == "layer" and case.reference.kind not in KINDS and case.port.kind not in KINDS
+    if case.shortened is None or case.actual is None or case.expected is None or not (own or case.where == "glue"):
+        return
+    if case.expected.shape != case.actual.shape:
+        return
+    before = distance(case.actual.load(), case.expected.load())
+    switched = case.rounding > SHORT_EXPECTED
+    if not switched and HALF_ERROR < before < np.inf:
+        return  # what one cast in float32 code makes is smaller
+    dtype, delicate, others = case.shortened
+    here = case.operations[1] if case.operations is not None else ()  # of all in the parent's code, those in the gap
+    operations = delicate if switched and np.isfinite(before) else (*delicate, *others)
+    operations = tuple(name for name in operations if name in here) or operations
+    if not operations:
+        return
+    told = {**facts, "dtype": dtype, "operations": ", ".join(operations[:NAMED])}
+    weight = OVERFLOWN if not np.isfinite(before) else LIKELY if before < HALF_ERROR else HINT
+    tried = case.expected.dtype if own and switched else ""
+    yield Suspect("short-float-operations", told, dtype=tried, weight=weight)
 
 
 def _overflowed(case: Case) -> bool:

@@ -46,12 +46,35 @@ def _joined(first: Optional[Suspect], other: Suspect) -> Suspect:
     return replace(first, facts={**other.facts, **first.facts}, error=error, weight=max(first.weight, other.weight))
 
 
+OVERFLOW = "float16-overflow"
+
 PRECISION = {
     *("rounding-grid", "dtype-differs", "mixed-precision-rounding-signature", "bf16-output-rounding"),
     *("amp-levels-norm-dtype", "layernorm-fp16-variance-overflow", "layernorm-fp16-eps-underflow", "loss-in-fp16"),
-    "float16-overflow",
+    OVERFLOW,
 }
 """Causes that a copy of the layer proves by computing in the reference's type."""
+
+
+IN_SHORT = "short-float-operations"
+"""The cause that the same code in float32 proves: then no other way of computing is to blame."""
+
+
+def tried_as(suspect: Suspect, case: Case) -> str:
+    """The name under which its trial is kept: code in two places of one parent is tried for each."""
+    glue = suspect.cause == IN_SHORT and case.where == "glue"
+    return suspect.name if not glue else f"{suspect.name} {case.slot} {case.between}"
+
+
+OVERFLOWS = {OVERFLOW, "attention-softmax-fp16-overflow", "attention-fill-fp16-overflow"}
+"""Causes that say where a short type overflows: more than that it was used."""
+
+ROUNDED = {
+    *OVERFLOWS,
+    *(IN_SHORT, "overflow", "rounding-grid", "input-rounded", "residual-add-precision"),
+    *("attention-in-short-float", "rotary-precision", "ascend-matmul-precision-mode"),
+}
+"""What a short type does, said of code between layers."""
 
 
 def _in_full_precision(case: Case, suspect: Suspect) -> Suspect:
@@ -77,7 +100,7 @@ def _kind_proved(found: list[Suspect]) -> list[Suspect]:
 
 def _is_overflow(suspect: Suspect, case: Case) -> bool:
     """What of a short type matters where a layer's values are not finite; that it is short is proved as well."""
-    return suspect.cause == "float16-overflow" and case.where == "layer"
+    return suspect.cause == OVERFLOW and case.where == "layer"
 
 
 def _unproved(suspect: Suspect, case: Case) -> bool:

@@ -200,6 +200,18 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{layer} 在编译后的图中出错，但以动态图在标杆的输入上运行时正确。\n"
         "编译会固定随机数和保存在 Python 中的值，对视图的原地写入也可能丢失；请用 --mode pynative 采集并比对以确认。",
     ),
+    "wrong-when-eager": (
+        "{layer} is right in the compiled graph and wrong when it runs eagerly on the reference's inputs.\n"
+        "A graph has other kernels, and keeps a cast that a float16 cell undoes eagerly: with --mode pynative it is off here.",
+        "{layer} 在编译后的图中正确，但以动态图在标杆的输入上运行时有误。\n"
+        "图中的算子实现不同，且会保留 float16 的 Cell 在动态图下撤销的类型转换：若用 --mode pynative，此处会出现误差。",
+    ),
+    "setting-below-rounding": (
+        "{layer} ({kind}, {count} in all): {settings} is not as in the reference. What comes of it is below the rounding of "
+        "{type}, in which the reference computes here.\nPut it right all the same, or capture the reference in float32.",
+        "{layer}（{kind}，共 {count} 层）：{settings} 与标杆不同。标杆在此处以 {type} 计算，其影响低于该类型的舍入误差。\n"
+        "仍请改正，或以 float32 采集标杆后再比对。",
+    ),
     "causes-failed": (
         "The search for causes stumbled at {failure}. The origin itself stands.\n"
         "Please report this together with the output of `aligner doctor`.",
@@ -209,6 +221,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{layer} ({kind}, {where}) is off by {error} by itself: within tolerance, but far more than round-off explains.\n"
         "Compare its settings with the reference's.",
         "{layer}（{kind}，{where}）自身误差为 {error}：未超过容差，但远大于舍入误差。\n请与标杆核对其设置。",
+    ),
+    "short-by-cast": (
+        "{layer} ({kind}, {where}) computes in {type}, the reference does not: it is off by {error}, as {type} explains.\n"
+        "If that is not meant, compute it in float32.",
+        "{layer}（{kind}，{where}）以 {type} 计算，而标杆不是：误差为 {error}，由 {type} 即可解释。\n若非有意为之，请改用 float32 计算。",
     ),
     "dtype-class-differs": (
         "{count} pairs are integers on one side only, first {layer} {slot} ({reference}, {port}); compared by value.",

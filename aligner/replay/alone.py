@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Optional
 from aligner.adapter import Adapter
 from aligner.compare.checks import Check
 from aligner.compare.held import Held
+from aligner.compare.net import is_input
 from aligner.compare.pairing import Pair
-from aligner.compare.reading import read
+from aligner.compare.reading import LOW_PRECISION, read
 from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.record import Array, Attribute, Call, Key, Phase
 from aligner.replay.frames import Plan
-from aligner.structure import Tensors, flatten_result, rebuild_arguments
+from aligner.structure import Tensors, flatten_arguments, flatten_result, rebuild_arguments
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
@@ -35,6 +36,7 @@ class Alone:
         self._plan = plan
         self._layers = dict(adapter.layers(model))
         self._calls = {(c.step, c.layer, c.number): c for c in port.calls if c.phase is Phase.FORWARD}
+        self._ports = {one: other for other, one in reversed([*plan.layers.items()])}
         self._owners = {id(p.tensor): (p.layer, p.role) for p in adapter.parameters(model)}
         """A tied weight is known by the first of its layers."""
         self._rule = Tolerance()
@@ -71,12 +73,64 @@ class Alone:
         args, kwargs = rebuild_arguments(call.inputs, lambda slot: self._argument(call, slot, dtype))
         if added is not None:
             args, kwargs = self._with(args, kwargs, added)
+        output = self._run(copy, args, kwargs)
+        return self._deviation(call, output, told)
+
+    @property
+    def rough(self) -> float:
+        """What the reference's own rounding makes of a whole net, where it computes in a short type itself."""
+        return 10 * LOW_PRECISION * max((DTYPES[word].eps or 0.0 for word in self._plan.lowered.values()), default=0.0)
+
+    def inside(self, check: Check, dtype: str) -> float:
+        """How far the check's value is off, which code of a parent makes, with all of the parent in `dtype`.
+
+        Raises:
+            ValueError, LookupError: as `error`.
+        """
+        own = self._calls[check.port.step, check.port.layer, check.port.call]
+        around = self._around(own, self._ports.get(check.owner, check.owner))
+        copy = self._adapter.respecified(self._layers[around.layer], {}, dtype)
+        self._load_all(copy, around.layer)
+        errors: list[float] = []
+
+        def seen(found: Tensors) -> None:
+            tensor = dict(found).get(check.port.slot)
+            errors.append(math.inf if tensor is None else self._severity(check.port, tensor))
+
+        def before(args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+            if is_input(check.port.slot):
+                found: Tensors = []
+                flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+                seen(found)
+
+        def after(args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
+            if not is_input(check.port.slot):
+                found: Tensors = []
+                flatten_result(output, self._adapter.is_tensor, found)
+                seen(found)
+
+        layers = dict(self._adapter.layers(copy))
+        layer = layers[own.layer[len(around.layer) :].lstrip(".")]
+        handle = self._adapter.observe(layer, before, after)
+        try:
+            self._run(copy, *rebuild_arguments(around.inputs, lambda slot: self._argument(around, slot, dtype)))
+        finally:
+            handle.remove()
+        calls = self._calls.values()
+        earlier = [c for c in calls if (c.step, c.layer) == (own.step, own.layer) and around.first <= c.first]
+        return errors[sum(call.first < own.first for call in earlier)]
+
+    def _around(self, own: Call, parent: str) -> Call:
+        """The parent's call in which this one was made."""
+        calls = (call for call in self._calls.values() if (call.step, call.layer) == (own.step, parent))
+        return next(c for c in calls if c.first <= own.first and (c.last is None or own.first <= c.last))
+
+    def _run(self, copy: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
         with ExitStack() as stack:
             stack.enter_context(self._adapter.running(copy))
             if self._silence_dropout and self._adapter.training(copy):  # a copy comes without the port's hooks
                 stack.callback(self._adapter.silence_dropout(copy).remove)
-            output = copy(*args, **kwargs)  # type: ignore[operator]  # a layer is called
-        return self._deviation(call, output, told)
+            return copy(*args, **kwargs)  # type: ignore[operator]  # a layer is called
 
     def _with(
         self, args: tuple[object, ...], kwargs: Mapping[str, object], added: Key
@@ -146,12 +200,15 @@ class Alone:
             dtype = self._adapter.dtype(tensor)
             if entry is None or dtype not in DTYPES:
                 continue
-            array = self._adapter.to_numpy(tensor)
             if told is not None:
-                told(address, dtype, array)
-            held: Any = Held(address, 0, dtype, array)
-            worst = max(worst, read(Pair(entry, held), self._rule).severity)
+                told(address, dtype, self._adapter.to_numpy(tensor))
+            worst = max(worst, self._severity(address, tensor))
             judged = True
         if not judged:
             raise ValueError("nothing that came out has a counterpart")
         return worst
+
+    def _severity(self, address: Key, tensor: object) -> float:
+        """How far off a value is that has a counterpart."""
+        held: Any = Held(address, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
+        return read(Pair(self._plan.entries[address], held), self._rule).severity

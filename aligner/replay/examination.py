@@ -19,11 +19,12 @@ import numpy as np
 
 from aligner.adapter import Adapter
 from aligner.compare.cases import Cases
-from aligner.compare.casts import lowered
+from aligner.compare.casts import lowered, lowered_alone, switched
 from aligner.compare.checks import LIMIT, Check, in_float32, to_facts
 from aligner.compare.layers import Pairing, pair_layers
 from aligner.compare.net import CallId, is_input, survey
 from aligner.compare.pairing import Pair, pair_records
+from aligner.compare.reading import LOW_PRECISION
 from aligner.dtypes import DTYPES, decode
 from aligner.dump.reader import Dump, Entry, open_dump
 from aligner.findings import CHECK
@@ -31,8 +32,9 @@ from aligner.record import Array, Key, Phase
 from aligner.replay.alone import Alone
 from aligner.replay.forced import ForcedPass
 from aligner.replay.frames import Plan
+from aligner.replay.hearing import heard
 from aligner.replay.noise import noise
-from aligner.replay.precision import SHORT, usual
+from aligner.replay.precision import CASTS, SHORT, grid, usual
 from aligner.replay.trials import described, small, tried
 
 if TYPE_CHECKING:
@@ -87,10 +89,12 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
         plan = _plan(subject.reference, port, pairing)
         with as_it_was(subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
             forced = ForcedPass(subject.adapter, subject.model, plan, sink, order)
-            for step in subject.steps:
-                forced.run(step, lambda step=step: subject.run(step))  # type: ignore[misc]  # bound now
+            with heard(subject.adapter, subject.model, port, sink.finding):
+                for step in subject.steps:
+                    forced.run(step, lambda step=step: subject.run(step))  # type: ignore[misc]  # bound now
             checks = _explained(subject, path, plan, forced)
-        if plan.short is not None:
+        checks = _cast(checks, subject, path, plan)
+        if plan.short is not None or plan.cast or any(check.cast for check in checks):
             alone = _lonely(subject, port, plan)
             checks = _alone(checks, alone, forced, plan)
     middle = time.monotonic()
@@ -120,7 +124,8 @@ def _plan(reference: Dump, port: Dump, pairing: Pairing) -> Plan:
         layers.setdefault(found.port, found.reference)
     short = usual(pairs, port.header.get("amp"))
     calls = {other: one for one, other in pairing.calls.items()}
-    return Plan(entries, calls, _missing(pairs, pairing), _results(pairs), layers, short, lowered(reference))
+    cast = {layers[layer]: dtype for layer, dtype in switched(port).items() if layer in layers}
+    return Plan(entries, calls, _missing(pairs, pairing), _results(pairs), layers, short, lowered(reference), cast)
 
 
 def _missing(pairs: Sequence[Pair], pairing: Pairing) -> Mapping[tuple[int, CallId], list[Entry]]:
@@ -195,6 +200,32 @@ def _moved(disturbed: Array, kept: Array) -> float:
     return apart if np.isfinite(apart) else 0.0
 
 
+def _cast(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -> list[Check]:
+    """The checks with what a short type explains that a place computes in, though the reference does not and the port
+    as a whole does not: by `to_float`, in the code, or, under AMP by lists of the user's, on purpose for sure.
+    """
+    ports = {one: other for other, one in reversed([*plan.layers.items()])}
+    result = []
+    with open_dump(path) as port:
+        lowered, amp = lowered_alone(subject.reference, port), port.header.get("amp")
+        listed = amp == "custom" or amp not in CASTS
+        for check in checks:
+            other = check.port.layer if check.where == "layer" else ports.get(check.owner, check.owner)
+            asked = check.suspicious and check.where != "inputs"
+            word = (lowered(check.owner, other) or _grid(check, port)) if asked else None
+            expected = LOW_PRECISION * (DTYPES[word].eps or 0.0) if word is not None else 0.0
+            if word is not None and check.error <= LIMIT * expected:
+                check = replace(check, expected=expected) if listed else replace(check, cast=word)
+            result.append(check)
+    return result
+
+
+def _grid(check: Check, port: Dump) -> Optional[str]:
+    """The short type on whose grid a kept value lies: it went through that type, though nothing was computed in it."""
+    kept = port.find(check.port._replace(phase=Phase.FORCED)) if check.kept else None
+    return None if kept is None or DTYPES[kept.dtype].exact else grid(kept.load())
+
+
 def _alone(checks: Sequence[Check], alone: Alone, forced: ForcedPass, plan: Plan) -> list[Check]:
     """Each layer of a port that computes in a short type once more in float32, where small mistakes show.
 
@@ -212,7 +243,8 @@ def _alone(checks: Sequence[Check], alone: Alone, forced: ForcedPass, plan: Plan
         place = check.port.step, check.port.layer, check.port.call
         entry = plan.entries.get(check.port)
         rough = check.key.layer in plan.lowered or (entry is not None and entry.dtype in SHORT)
-        if check.where != "layer" or rough:
+        short = plan.short is not None or check.cast or check.key.layer in plan.cast
+        if check.where != "layer" or rough or not short:
             result.append(check)
             continue
         if place not in known:
@@ -220,7 +252,7 @@ def _alone(checks: Sequence[Check], alone: Alone, forced: ForcedPass, plan: Plan
         error = known[place]
         finite = np.isfinite(check.error) and (check.deviation is None or not check.deviation.nonfinite)
         if error is not None:
-            explained = min(check.error, COARSE) if finite else 0.0
+            explained = min(check.error, COARSE) if finite and not check.cast else 0.0
             check = replace(check, alone=error, expected=max(check.expected, explained))
         result.append(check)
     return result

@@ -78,6 +78,8 @@ class ForcedPass:
         self._overflow = Overflow()
         self._free: set[tuple[str, int]] = set()
         """Calls that raised on the reference's inputs and are left with their own."""
+        self._odd: set[tuple[str, int]] = set()
+        """Calls of this run that made another shape than the reference's."""
         self._owned: set[int] = set()
         """The model's own tensors, which no pass may write to."""
         self._disturb: Optional[Change] = None
@@ -114,6 +116,9 @@ class ForcedPass:
 
     def _yielded(self) -> bool:
         """After an exception: hold the port to less of the reference; false if there is nothing left to give way."""
+        if self._odd - self._free:  # the code may cut off what a layer makes too much
+            self._free |= self._odd
+            return True
         culprit = next((f for f in reversed(self._stack) if f.call and (f.path, f.number) not in self._free), None)
         if culprit is not None:
             self._free.add((culprit.path, culprit.number))
@@ -132,7 +137,7 @@ class ForcedPass:
 
     def _run(self, step: int, call: Callable[[], object]) -> None:
         self._step, self._stack, self._numbers = step, [], {}
-        self._right, self._taken, self._overflow = set(), False, Overflow()
+        self._right, self._taken, self._overflow, self._odd = set(), False, Overflow(), set()
         ports = {call.layer for call in self._plan.calls}
         self._owned = {id(parameter.tensor) for parameter in self._adapter.parameters(self._model)}
         with ExitStack() as hooks:
@@ -302,7 +307,10 @@ class ForcedPass:
             return None
         if not self._plan.held and (frame.around is not None or not is_input(address.slot)):
             return None
-        other = self._other(wanted, array, dtype)
+        odd = array.shape != wanted.shape and not is_input(address.slot)
+        self._odd |= {(frame.path, frame.number)} if odd else set()
+        free = odd and (frame.path, frame.number) in self._free
+        other = None if free else self._other(wanted, array, dtype)
         if other is None:
             target = frame if is_input(address.slot) else frame.around
             if target is not None and check.suspicious:

@@ -34,6 +34,8 @@ class Plan:
     """The short float type that the port usually computes in."""
     lowered: Mapping[str, str] = field(default_factory=dict)
     """What the reference's layers compute in, where it is known that this is a short float type."""
+    cast: Mapping[str, str] = field(default_factory=dict)
+    """What the port's layers compute in that AMP casts to a short type on purpose, by the reference's layer."""
     given: Optional[str] = None
     """The float type that all floats are handed on in; None keeps the reference's."""
     held: bool = True
@@ -41,7 +43,8 @@ class Plan:
 
     def coarsest(self, layer: str) -> Optional[str]:
         """The shortest type that a value of this layer of the reference may be rounded to, on either side."""
-        words = [word for word in (self.short, self.lowered.get(layer)) if word in DTYPES]
+        known = (self.short, self.lowered.get(layer), self.cast.get(layer))
+        words = [word for word in known if word in DTYPES]
         return max(words, key=lambda word: DTYPES[word].eps or 0.0, default=None)
 
 

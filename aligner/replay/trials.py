@@ -15,7 +15,7 @@ from aligner.compare.cases import Cases
 from aligner.compare.checks import LIMIT, Check
 from aligner.compare.place import Place
 from aligner.explain.suspect import Suspect
-from aligner.explain.suspects import suspects
+from aligner.explain.suspects import IN_SHORT, suspects, tried_as
 from aligner.findings import LAYER, REPEAT, TRIAL
 from aligner.replay.alone import Alone
 from aligner.replay.forced import ARGUMENT
@@ -30,6 +30,9 @@ LAYERS = 48
 
 SMALL = 1.2
 """Layers whose error is at least this many times what rounding explains may be wrong all the same, ..."""
+
+WHOLE = 1e-4
+"""What rounding of float32 makes of a whole net, at most; short types make more."""
 
 FALL = 5.0
 """... if their settings differ and a trial makes the error this many times smaller: rounding would stay."""
@@ -54,9 +57,13 @@ def small(checks: list[Check], cases: Cases, alone: Alone) -> Iterable[tuple[str
 def tried(checks: Sequence[Check], cases: Cases, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:
     """Findings, one for each trial. One call stands for a layer: all its calls share the settings."""
     done: set[str] = set()
+    code = 0
     for check in checks:
         if check.reason == ARGUMENT and check.fails and len(done) < LAYERS:
             yield from _argument(check, cases, alone)
+        if check.where == "glue" and check.fails and code < MOST:
+            code += 1
+            yield from _in_float32(check, cases, alone)
         if check.where != "layer" or not check.fails or check.key.layer in done or len(done) >= LAYERS:
             continue
         done.add(check.key.layer)
@@ -81,6 +88,28 @@ def _argument(check: Check, cases: Cases, alone: Alone) -> Iterable[tuple[str, d
         except Exception as error:  # the port's layer may call the argument otherwise
             facts["reason"] = f"{type(error).__name__}: {error}"[:300]
         yield TRIAL, facts
+
+
+def _in_float32(check: Check, cases: Cases, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:
+    """The whole of a parent in float32, whose code does in a short type what that is bad at: where it is right then,
+    it was written right. A cast in the code stays as it is, and proves nothing.
+    """
+    place = Place(check.where, check.owner, check.key, check.port, check.between, check.rounding, check.kept)
+    case = cases.case(place)
+    for suspect in suspects(case, thorough=False):
+        if suspect.cause == IN_SHORT:
+            try:
+                error = alone.inside(check, "float32")
+            except Exception:  # a parent that cannot be copied is not tried
+                return
+            if error <= max(WHOLE, alone.rough) and error * FALL <= check.error:
+                facts = {
+                    "layer": check.owner,
+                    "suspect": tried_as(suspect, case),
+                    "before": check.error,
+                    "after": error,
+                }
+                yield TRIAL, {**facts, "proved": True}
 
 
 def described(checks: Sequence[Check], adapter: Adapter, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:

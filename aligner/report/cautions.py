@@ -9,11 +9,12 @@ from aligner.compare.verdict import Comparison
 from aligner.record import Scalar
 from aligner.report import lines
 from aligner.report.families import Family, families
+from aligner.report.figures import figure
 from aligner.report.origins import NAMED, headline, others, reasons, row_lines, statement
 from aligner.report.terminal import Terminal
 from aligner.report.words import say, told
 
-BELOW = "below-tolerance"
+BELOW = ("below-tolerance", "short-by-cast")
 """The message that stands for a suspect; its block says more."""
 
 
@@ -34,13 +35,17 @@ def warning_lines(comparison: Comparison, terminal: Terminal, limit: Optional[in
 
 def plain_warnings(comparison: Comparison) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
     """The warnings that no suspect stands for."""
-    return (item for item in comparison.warnings if item[0] != BELOW or not comparison.suspects)
+    return (item for item in comparison.warnings if item[0] not in BELOW or not comparison.suspects)
 
 
 def below(family: Family, comparison: Comparison, language: str) -> str:
-    """What is wrong within the tolerance, in one sentence."""
-    said = statement(family.head, comparison.tolerance, language)
-    return say("below", language, layer=headline(family.head, language), statement=said)
+    """What is wrong within the tolerance, or explained by the type it computes in, in one sentence."""
+    head = family.head
+    if head.cast:
+        error = figure(head.own_error, comparison.tolerance)
+        return say("below-cast", language, layer=headline(head, language), type=lines.printable(head.cast), error=error)
+    said = statement(head, comparison.tolerance, language)
+    return say("below", language, layer=headline(head, language), statement=said)
 
 
 def _suspect_lines(family: Family, comparison: Comparison, terminal: Terminal, named: Optional[int]) -> list[str]:

@@ -57,7 +57,8 @@ def _mark(origin: Origin, specs: Specs) -> object:
     else:
         reason = repr(apart) if apart else _named_alike(origin.layer)
     slot = origin.slot if origin.where != "layer" else ""
-    return origin.where, origin.phase, origin.kind, other.kind, reason, slot, _between(origin, cause is not None)
+    between = _between(origin, cause is not None)
+    return origin.where, origin.phase, origin.kind, other.kind, reason, slot, between, origin.cast
 
 
 def _between(origin: Origin, known: bool) -> Optional[tuple[str, ...]]:

@@ -160,6 +160,7 @@ def _origin(origin: Origin, comparison: Comparison) -> dict[str, Any]:
         "own_error": origin.own_error,
         "input_error": origin.input_error,
         "ratio": origin.ratio,
+        "cast": origin.cast or None,
         "causes": [_cause(cause) for cause in origin.causes],
         "settings": None if specs is None else [{"kind": spec.kind, **spec.attributes} for spec in specs],
         **_figures(origin.deviation),

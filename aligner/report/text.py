@@ -97,7 +97,8 @@ def _aligned(comparison: Comparison, pairs: list[Verdict], language: str) -> str
     known = {"pairs": len(pairs), "error": error, "tolerance": tolerance, "count": grown}
     sentence = say("answer-grown" if grown else "answer-aligned", language, **known)
     if comparison.suspects:
-        return sentence + say("answer-suspects", language, count=len(comparison.suspects))
+        word = "answer-casts" if all(place.cast for place in comparison.suspects) else "answer-suspects"
+        return sentence + say(word, language, count=len(comparison.suspects))
     return sentence + (say("answer-none-wrong", language) if grown and comparison.checked else "")
 
 

@@ -25,6 +25,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "; but {count:place} wrong by far more than rounding, see the warnings",
         "；但有 {count} 处的误差远大于舍入误差，见警告",
     ),
+    "answer-casts": (
+        "; but {count:place} in a short type where the reference is not, see the warnings",
+        "；但有 {count} 处使用了短类型而标杆没有，见警告",
+    ),
     "answer-layer": (
         "first layer over {tolerance}: {layer} ({kind}) {slot}",
         "首个超差层（容差 {tolerance}）：{layer} ({kind}) {slot}",
@@ -148,6 +152,10 @@ WORDS: dict[str, tuple[str, str]] = {
     "below": (
         "{layer}, below the tolerance; {statement}",
         "{layer}，未超过容差；{statement}",
+    ),
+    "below-cast": (
+        "{layer} computes in {type}, the reference does not: off by {error} by itself, no more than {type} rounds",
+        "{layer} 以 {type} 计算，而标杆不是：自身误差为 {error}，未超出 {type} 的舍入误差",
     ),
     "below-strict": ("--strict counts this as diverged", "使用 --strict 时视为超差"),
     "repro": ("repro: {command}", "独立复现：{command}"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -53,7 +55,7 @@ def answer(folder, net, port, x):
     net.eval()
     port.set_train(False)
     with torch.no_grad(), Capture(registry.of(net), net, folder / "ref.h5", Options(force=True, operations=True)):
-        net(x)
+        net(*(x if isinstance(x, tuple) else (x,)))
     replay = aligner.replay(folder / "ref.h5", port)
     with replay.capture(folder / "port.h5", Options(force=True, operations=True)):
         port(*replay.inputs(0))
@@ -113,8 +115,27 @@ def test_a_layer_that_alone_is_in_float16_is_told_with_its_cast(tmp_path):
     port.query.to_float(mindspore.float16)
     found = answer(tmp_path, Net(), port, images())
     assert casts(found)["query"] == ("float32", "float16", "other")
-    (place,) = [*found.origins, *found.suspects]
+    assert (found.aligned, found.origins) == (True, ())
+    (place,) = found.suspects
     assert (place.layer, place.causes[0].id, place.causes[0].confirmed) == ("query", "dtype-differs", True)
+    assert place.cast == "float16"
+    assert [message for message, _ in found.warnings] == ["short-by-cast"]
+
+
+def test_a_mistake_in_such_a_layer_is_no_rounding(tmp_path):
+    net = nn.Sequential(nn.Linear(8, 64), nn.LayerNorm(64))
+    norm = cells.LayerNorm((64,), epsilon=2e-4).to_float(mindspore.float16)
+    found = answer(tmp_path, net, cells.SequentialCell(cells.Dense(8, 64), norm), torch.randn(4, 8))
+    (place,) = [*found.origins, *found.suspects]
+    assert (place.layer, place.cast, place.causes[0].id) == ("1", "", "layernorm-eps-default")
+    assert place.own_error < 2e-3  # float16 would explain as much
+
+
+def test_casts_by_lists_of_the_users_are_meant(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # MindSpore writes what it has made of the source
+    found = answer(tmp_path, Net(), amp.custom_mixed_precision(Port(), white_list=[cells.Conv2d]), images())
+    assert quiet(found)
+    assert casts(found)["conv"][:2] == ("float32", "float16")
 
 
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
@@ -194,3 +215,200 @@ def test_what_comes_near_an_overflow_is_a_caution(tmp_path):
 
 def test_small_values_raise_no_caution(tmp_path):
     assert [message for message, _ in deep(tmp_path, 1.0).warnings] == []
+
+
+class Summing(nn.Module):
+    """Squares are summed in the net's own code."""
+
+    def __init__(self, size):
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 4)
+        with torch.no_grad():
+            self.first.weight.mul_(size)
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        return self.second(y / torch.sqrt((y * y).sum(-1, keepdim=True) + 1e-6))
+
+
+class SummingPort(cells.Cell):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = cells.Dense(16, 32), cells.Dense(32, 4)
+
+    def construct(self, x):
+        y = ops.relu(self.first(x))
+        return self.second(y / ops.sqrt((y * y).sum(-1, keepdims=True) + 1e-6))
+
+
+def test_sums_that_overflow_between_layers_are_proved_by_the_same_code_in_float32(tmp_path):
+    x = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
+    found = answer(tmp_path, Summing(800.0), amp.auto_mixed_precision(SummingPort(), "O2"), x)
+    (origin,) = found.origins
+    assert (origin.layer, origin.where) == ("", "glue")
+    assert [(cause.id, cause.confirmed) for cause in origin.causes] == [("short-float-operations", True)]
+    assert "sum" in str(origin.causes[0].facts["operations"])
+    assert quiet(answer(tmp_path, Summing(1.0), amp.auto_mixed_precision(SummingPort(), "O2"), x))
+
+
+class ByHand(SummingPort):
+    def construct(self, x):
+        y = ops.relu(self.first(x))
+        z = (y * y).astype(mindspore.float16).sum(-1, keepdims=True)
+        return self.second(y / ops.sqrt(z.astype(mindspore.float32) + 1e-6))
+
+
+def test_a_cast_in_the_code_is_told_with_what_is_computed_in_it(tmp_path):
+    x = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
+    found = answer(tmp_path, Summing(1.0), ByHand(), x)
+    assert (found.aligned, found.origins) == (True, ())
+    (place,) = found.suspects
+    assert (place.where, place.cast) == ("glue", "float16")
+    assert "short-float-operations" in [cause.id for cause in place.causes]
+
+
+@contextmanager
+def compiled():
+    before = mindspore.get_context("mode")
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    try:
+        yield
+    finally:
+        mindspore.set_context(mode=before)
+
+
+def test_casts_in_the_code_of_a_compiled_net_are_heard_in_the_forced_pass(tmp_path):
+    x = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
+    with compiled():
+        found = answer(tmp_path, Summing(1.0), ByHand(), x)
+    assert (found.aligned, found.port["mode"]) == (True, "graph")
+    assert [(place.cast, place.causes[0].id) for place in found.suspects] == [("float16", "short-float-operations")]
+
+
+class Wound(SummingPort):
+    def construct(self, x):
+        y = ops.relu(self.first(x))
+        return self.second(ops.sin(y * 3.0) * ops.cos(y) / ops.sqrt((y * y).sum(-1, keepdims=True) + 1e-6))
+
+
+class Jitted(Wound):
+    construct = mindspore.jit(Wound.construct)
+
+
+def test_what_the_code_of_a_compiled_net_runs_is_heard_in_the_forced_pass(tmp_path):
+    x = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
+    (eager,) = answer(tmp_path, Summing(1.0), Wound(), x).origins
+    told = {cause.id: cause.facts for cause in eager.causes}
+    assert "sin" in str(told["operations-differ"])
+    with compiled():
+        (origin,) = answer(tmp_path, Summing(1.0), Wound(), x).origins
+    assert {cause.id: cause.facts for cause in origin.causes} == told
+    (origin,) = answer(tmp_path, Summing(1.0), Jitted(), x).origins
+    assert {cause.id: {**cause.facts, "port_kind": "Wound"} for cause in origin.causes} == told
+
+
+class Hiding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.softmax, self.second = nn.Linear(16, 16), nn.Softmax(-1), nn.Linear(16, 4)
+
+    def forward(self, x, seen):
+        return self.second(self.softmax(self.first(x) + (1.0 - seen) * -1e9))
+
+
+class HidingPort(cells.Cell):
+    def __init__(self):
+        super().__init__()
+        self.first, self.softmax, self.second = cells.Dense(16, 16), cells.Softmax(-1), cells.Dense(16, 4)
+
+    def construct(self, x, seen):
+        return self.second(self.softmax(self.first(x) + (1.0 - seen) * -1e9))
+
+
+def test_a_mask_that_overflows_where_it_hides_nothing_is_proved(tmp_path):
+    seen = torch.ones(16)
+    seen[12:] = 0
+    found = answer(tmp_path, Hiding(), amp.auto_mixed_precision(HidingPort(), "O2"), (torch.randn(5, 16), seen))
+    (origin,) = found.origins
+    assert (origin.layer, origin.between) == ("", ("first", "softmax"))
+    assert (origin.causes[0].id, origin.causes[0].confirmed) == ("float16-overflow", True)
+
+
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_large_numbers_are_rounded_more_where_they_cancel(tmp_path, autocast):
+    class Large(Deep):
+        def forward(self, x):
+            with torch.autocast("cpu", autocast):
+                return super().forward(x)
+
+    x = torch.randn(5, 16, generator=torch.Generator().manual_seed(0))
+    assert quiet(answer(tmp_path, Large(400.0), DeepPort(), x))
+
+
+class Filled(Hiding):
+    """Most of what the softmax sees is hidden by a large number; `scale` is forgotten by a port."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x, seen):
+        return self.second(self.softmax((self.first(x) * self.scale).masked_fill(seen == 0, -1e9)))
+
+
+class FilledPort(HidingPort):
+    def construct(self, x, seen):
+        return self.second(self.softmax(self.first(x).astype(mindspore.float32).masked_fill(seen == 0, -1e9)))
+
+
+def test_a_mask_hides_no_mistake_in_a_short_type(tmp_path):
+    seen = (torch.rand(5, 16, generator=torch.Generator().manual_seed(0)) > 0.5).float()
+    port = FilledPort()
+    for layer in (port.first, port.second):
+        layer.to_float(mindspore.float16)
+    found = answer(tmp_path, Filled(0.5), port, (torch.randn(5, 16), seen))
+    assert [(o.layer, o.where) for o in found.origins] == [("", "glue")]
+
+
+class Long(nn.Module):
+    """A softmax of long rows, added up. A cast in the code of a float16 cell counts in a graph, and not eagerly."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.second = nn.Linear(16, 4096), nn.Linear(4096, 4)
+
+    def forward(self, x):
+        return self.second(torch.cumsum(torch.softmax(self.first(x), -1), -1))
+
+
+class LongPort(cells.Cell):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = cells.Dense(16, 4096), cells.Dense(4096, 4)
+
+    def construct(self, x):
+        return self.second(ops.cumsum(ops.softmax(self.first(x), -1).astype(mindspore.float32), -1))
+
+
+@pytest.mark.parametrize("mode", ["PYNATIVE_MODE", "GRAPH_MODE"])
+def test_what_is_right_in_the_graph_alone_is_no_origin_of_it(tmp_path, mode):
+    before = mindspore.get_context("mode")
+    mindspore.set_context(mode=getattr(mindspore, mode))
+    try:
+        found = answer(tmp_path, Long(), amp.auto_mixed_precision(LongPort(), "O2"), torch.randn(5, 16))
+    finally:
+        mindspore.set_context(mode=before)
+    warned = "wrong-when-eager" in [message for message, _ in found.warnings]
+    assert (bool(found.origins), warned) == ((True, False) if mode == "PYNATIVE_MODE" else (False, True))
+
+
+def test_a_setting_whose_effect_the_references_rounding_hides_is_a_warning(tmp_path):
+    port = Port()
+    port.ln = cells.LayerNorm((8,), epsilon=1e-4)
+    found = answer(tmp_path, Net(torch.bfloat16), port, images())
+    assert quiet(found)
+    ((_, facts),) = [told for told in found.warnings if told[0] == "setting-below-rounding"]
+    assert (facts["layer"], facts["settings"], facts["type"]) == ("ln", "eps", "bfloat16")

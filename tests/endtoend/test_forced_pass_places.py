@@ -252,3 +252,27 @@ def test_a_layer_that_is_called_in_anothers_place_is_the_doing_of_the_code_aroun
     for parameter in net.parameters():
         parameter.data.normal_()
     assert places(compared(tmp_path, net, Normed(again=True), torch.randn(2, 3, 8))) == [("", "glue", ("fc1", "norm2"))]
+
+
+class Gate(nn.Module):
+    """Two ways of one length, multiplied; a `step` that is too small makes too much, which is cut off."""
+
+    def __init__(self, step=4):
+        super().__init__()
+        self.one, self.other, self.cut = nn.Conv1d(4, 4, 2, dilation=step), nn.Conv1d(4, 4, 2, dilation=4), 4 - step
+
+    def forward(self, x):
+        return torch.tanh(self.one(x)[..., self.cut :]) * torch.sigmoid(self.other(x))
+
+
+def test_code_that_cuts_off_what_a_layer_makes_too_much_gets_through(tmp_path):
+    torch.manual_seed(0)
+    result = compared(
+        tmp_path,
+        nn.Sequential(Gate(), nn.Linear(28, 3)),
+        nn.Sequential(Gate(1), nn.Linear(28, 3)),
+        torch.randn(2, 4, 32),
+    )
+    assert places(result) == [("0.one", "layer", None)]
+    assert result.checked
+    assert result.origins[0].causes[0].confirmed

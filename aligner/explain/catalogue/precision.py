@@ -104,6 +104,21 @@ LAYERS: tuple[Entry, ...] = (
         ),
     ),
     Entry(
+        "short-float-operations",
+        (
+            "The code of {port_layer} does this in {dtype}, the reference does not: {operations}",
+            "{port_layer} 的代码以 {dtype} 执行以下算子，标杆则不是：{operations}",
+        ),
+        (
+            "Each operator was heard as it ran, with its type; so sums and softmaxes lose digits, and squares overflow",
+            "采集时得到了每个算子实际运行的类型；求和与 softmax 会因此丢失精度，平方会溢出",
+        ),
+        (
+            "Compute them in float32: x.astype(ms.float32) before, or exempt this cell (to_float, the AMP lists)",
+            "改用 float32 计算：在其之前 x.astype(ms.float32)，或把该 Cell 排除在混合精度之外（to_float、AMP 名单）",
+        ),
+    ),
+    Entry(
         "loss-in-fp16",
         ("The loss is computed in float16", "损失以 float16 计算"),
         _NOTHING,

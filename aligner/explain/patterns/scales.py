@@ -193,6 +193,9 @@ def _varied(wanted: Floats, found: Floats, others: tuple[int, ...], count: int) 
     return not len(wrong) or sum(distinct(line - line[0]) >= count - 1 for line in wrong) * 2 >= len(wrong)
 
 
+NOT_UNIT = 0.01
+"""Lengths nearer to one are those of a division that was made, and made coarsely."""
+
 LENGTHS: Mapping[str, Callable[[Floats, tuple[int, ...]], Floats]] = {
     "l2_normalize": lambda x, axes: np.sqrt(np.square(x, dtype=np.float64).sum(axis=axes)),
     "l1_normalize": lambda x, axes: np.abs(x).sum(axis=axes, dtype=np.float64),
@@ -202,8 +205,9 @@ LENGTHS: Mapping[str, Callable[[Floats, tuple[int, ...]], Floats]] = {
 def _normalized(pair: Pair, others: tuple[int, ...], left: float) -> Optional[Suspect]:
     """All slices of one side are of length one, and of the other they are not: a division that one side left out."""
     for word, length in LENGTHS.items():
-        unit = [bool(np.abs(length(side, others) - 1.0).max() < UNIT) for side in (pair.expected, pair.actual)]
-        if unit[0] != unit[1]:
+        apart = [float(np.abs(length(side, others) - 1.0).max()) for side in (pair.expected, pair.actual)]
+        unit = [each < UNIT for each in apart]
+        if unit[0] != unit[1] and max(apart) > NOT_UNIT:
             code = f"{word}(..., axis={others[0] if len(others) == 1 else others})"
             facts = {"other": code, "instead": code, "reference_code": code, "port_code": code}
             facts["port_code" if unit[0] else "reference_code"] = "..."
