@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -355,6 +359,20 @@ def test_a_graph_that_does_not_run_with_taps_runs_without_and_says_so(monkeypatc
     graph = seen(net, "graph", x)
     assert graph.places == [("before", ""), ("after", "")]
     assert {note.layer for note in ADAPTER.cautions(net) if note.message == "mindspore-untold"} == {"fc", "bn"}
+
+
+def test_what_an_installed_package_says_is_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MindSpore leaves functions of installed packages to Python. Which are: those beside the standard library, say."""
+    for name in ("mindspore.graph._parse.jit_fallback_modules.check_utils", "mindspore._extends.parse.parser"):
+        with contextlib.suppress(ImportError):
+            checker = importlib.import_module(name).third_party_checker
+            break
+    monkeypatch.setattr(checker, "python_builtin_dir", str(Path(runtime.__file__).parents[1]))
+    monkeypatch.setenv("MS_JIT_MODULES", "mine")
+    net, x = made("norm")
+    check_same(net, x)
+    assert not [note for note in ADAPTER.cautions(net) if note.message == "mindspore-untold"]
+    assert os.environ["MS_JIT_MODULES"] == "mine"
 
 
 def test_a_copy_made_while_a_net_is_observed_is_compiled_without_its_hooks() -> None:

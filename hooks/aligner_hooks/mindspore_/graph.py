@@ -187,7 +187,8 @@ def _taps(cells: Sequence[Observed]) -> Iterator[None]:
     try:
         for cell, number in held:
             vars(cell).update(zip(LENT, (MethodType(taps.construct, cell), cell.construct, number)))
-        yield
+        with runtime.compiling_ours():
+            yield
     finally:
         for cell, _ in held:
             for name in LENT:

@@ -23,6 +23,9 @@ from aligner_hooks.mindsporelike.rewritten import is_rewritten
 
 # Set to "0", MindSpore runs @ms.jit functions as the plain Python they are. It is read at each call.
 JIT_SWITCH = "MS_JIT"
+# Names of modules, with commas between. Functions of an installed package that is not among them are left to Python by
+# MindSpore 2.5, and by newer ones if it lies in the standard library's folder. Read for each function.
+JIT_MODULES = "MS_JIT_MODULES"
 # In a graph's nodes: a line of the user's that runs as Python. (Dicts and lists are put together by Python as well.)
 LEFT_TO_PYTHON = b"__py_exec_index"
 # The same: `self.step = ...` in a construct.
@@ -55,6 +58,21 @@ def _graph_api(name: str) -> Any:
         except (ImportError, AttributeError):
             continue
     return None
+
+
+@contextmanager
+def compiling_ours() -> Iterator[None]:
+    """Functions of this package are compiled into a graph, wherever it is installed."""
+    package = __name__.split(".", maxsplit=1)[0]
+    before = os.environ.get(JIT_MODULES)
+    os.environ[JIT_MODULES] = f"{before},{package}" if before else package
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[JIT_MODULES]
+        else:
+            os.environ[JIT_MODULES] = before
 
 
 def synchronize() -> None:
