@@ -303,6 +303,7 @@ def test_interrupted(net):
     """Ctrl-C: exit code 130, and the dump so far is readable."""
     (net / "slow.py").write_text(
         "import os, signal, torch\nfrom torch import nn\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a test run in the background ignores it
         "class Stop(nn.Module):\n    def forward(self, x):\n        os.kill(os.getpid(), signal.SIGINT)\n"
         "        import time; time.sleep(5)\n        return x\n"
         "def build(): return nn.Sequential(nn.Linear(4, 4), Stop()), torch.ones(2, 4)\n"
