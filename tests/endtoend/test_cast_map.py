@@ -405,6 +405,40 @@ def test_what_is_right_in_the_graph_alone_is_no_origin_of_it(tmp_path, mode):
     assert (bool(found.origins), warned) == ((True, False) if mode == "PYNATIVE_MODE" else (False, True))
 
 
+class Careful(nn.Module):
+    """Its eps is far below the variance of what it norms: another one is proved by a trial, and by nothing else."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.fc, self.norm = nn.Linear(16, 16), nn.LayerNorm(16, eps=1e-12)
+
+    def forward(self, x):
+        return self.norm(self.fc(x))
+
+
+class CarefulPort(cells.Cell):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.norm = cells.Dense(16, 16), cells.LayerNorm((16,), epsilon=2e-6)
+
+    def construct(self, x):
+        return self.norm(self.fc(x))
+
+
+@pytest.mark.parametrize("mode", ["PYNATIVE_MODE", "GRAPH_MODE"])
+def test_a_mistake_no_larger_than_rounding_is_in_the_graph_too(tmp_path, mode):
+    """The graph's value is as far off as the eager one: it is not "right in the compiled graph"."""
+    before = mindspore.get_context("mode")
+    mindspore.set_context(mode=getattr(mindspore, mode))
+    try:
+        found = answer(tmp_path, Careful(), CarefulPort(), torch.randn(5, 16))
+    finally:
+        mindspore.set_context(mode=before)
+    assert [message for message, _ in found.warnings] == ["below-tolerance"]
+    assert [(place.layer, place.causes[0].confirmed) for place in found.suspects] == [("norm", True)]
+
+
 def test_a_setting_whose_effect_the_references_rounding_hides_is_a_warning(tmp_path):
     port = Port()
     port.ln = cells.LayerNorm((8,), epsilon=1e-4)
