@@ -293,17 +293,34 @@ REDUCTIONS: tuple[Entry, ...] = (
     ),
 )
 
+_IN_ORDER = (
+    "In order, the reference computes: {ours}; the port: {theirs}",
+    "按顺序，标杆计算：{ours}；待比对计算：{theirs}",
+)
+
 OPERATIONS: tuple[Entry, ...] = (
     Entry(
         "operations-differ",
         (
-            "Other operations ran here than in the reference",
-            "此处执行的算子与标杆不同",
+            "Other operations run here: in the reference {missing}, in the port {extra}",
+            "此处执行的算子不同：标杆为 {missing}，待比对为 {extra}",
         ),
-        ("Only in the reference: {missing}; only in the port: {extra}", "仅标杆有：{missing}；仅待比对有：{extra}"),
+        _IN_ORDER,
         (
             "Compare the two pieces of code line by line for these",
             "针对这些算子逐行对照两边代码",
+        ),
+    ),
+    Entry(
+        "operations-alike",
+        (
+            "The same operations run on both sides: they take other values, axes, constants or another order",
+            "两边执行的算子相同：取值、轴、常数或次序不同",
+        ),
+        _IN_ORDER,
+        (
+            "Compare constants, axes and the order of operands, and which value each line takes",
+            "对照常数、轴、操作数次序，以及每行取的是哪个值",
         ),
     ),
 )

@@ -3,62 +3,43 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from aligner.explain.case import Case
+from aligner.explain.glue import vocabulary
 from aligner.explain.patterns.pair import usual
 from aligner.explain.suspect import Suspect
 
 MOST = 6
 """Names that are listed."""
 
-WORDS = {
-    "masked_fill_": "masked_fill",
-    "add_": "add",
-    "sub_": "sub",
-    "mul_": "mul",
-    "div_": "div",
-    "true_divide": "div",
-    "truediv": "div",
-    "iadd": "add",
-    "radd": "add",
-    "rmul": "mul",
-    "rsub": "sub",
-    "multiply": "mul",
-    "divide": "div",
-    "subtract": "sub",
-    "swapaxes": "transpose",
-    "permute": "transpose",
-    "view": "reshape",
-    "flatten": "reshape",
-    "concat": "cat",
-    "concatenate": "cat",
-    "bmm": "matmul",
-    "batchmatmul": "matmul",
-    "reducemean": "mean",
-    "reducesum": "sum",
-    "realdiv": "div",
-}
-"""One word for one operation, whatever a framework calls it."""
+BEFORE, SHOWN = 3, 10
+"""Operations that are shown in their order: so many before the first that differs, and in all."""
 
 
 def suspects(case: Case) -> Iterator[Suspect]:
-    """One, where the two lists differ."""
-    if case.operations is None:
+    """One, of what is computed on one side only; where that is nothing, that the mistake lies elsewhere."""
+    if case.operations is None or not all(case.operations):
         return
-    ours, theirs = (Counter(_word(name) for name in names) for names in case.operations)
-    if not ours or not theirs or ours == theirs:
-        return
+    ours, theirs = ([word for name in names if (word := vocabulary.plain(name))] for names in case.operations)
+    missing, extra = vocabulary.apart(ours, theirs)
     facts = usual(case)
-    facts.update(missing=_listed(ours - theirs) or "-", extra=_listed(theirs - ours) or "-")
-    yield Suspect("operations-differ", facts, weight=0.15)
-
-
-def _word(name: str) -> str:
-    plain = name.lower().rsplit(".", 1)[-1].strip("_")
-    return WORDS.get(plain, plain)
+    first = next((at for at, (one, other) in enumerate(zip(ours, theirs)) if one != other), min(len(ours), len(theirs)))
+    facts.update(missing=_listed(missing) or "-", extra=_listed(extra) or "-")
+    facts.update(ours=_shown(ours, first), theirs=_shown(theirs, first))
+    if missing or extra:
+        yield Suspect("operations-differ", facts, weight=0.15)
+    elif ours and theirs:
+        yield Suspect("operations-alike", facts, weight=0.1)
 
 
 def _listed(counts: Counter[str]) -> str:
     names = [name if count == 1 else f"{name} x{count}" for name, count in sorted(counts.items())]
     return ", ".join(names[:MOST]) + (" ..." if len(names) > MOST else "")
+
+
+def _shown(names: Sequence[str], first: int) -> str:
+    """The operations in their order, around the first that differs."""
+    start = max(0, min(first, len(names) - 1) - BEFORE)
+    shown = ", ".join(names[start : start + SHOWN]) or "-"
+    return f"{'..., ' if start else ''}{shown}{', ...' if start + SHOWN < len(names) else ''}"

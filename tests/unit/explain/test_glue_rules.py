@@ -283,9 +283,30 @@ def test_operations_on_one_side_are_evidence():
     assert found[0].facts["missing"] == "add"
 
 
-def test_the_same_operations_in_other_words_are_none():
-    ran = (("permute", "view", "__add__"), ("transpose", "reshape", "add"))
-    assert not list(glue.suspects(place(drawn(4, 8), drawn(4, 8), (), operations=ran)))
+TWICE = {
+    "moved in other ways": (("permute", "view", "__add__", "getitem"), ("make_range", "transpose", "reshape", "add")),
+    "other words": (("masked_fill", "__ge__", "hardsigmoid"), ("greater_equal", "select", "hsigmoid")),
+    "composed": (("gelu", "mean"), ("sqrt", "div", "erf", "add", "mul", "mul", "mean")),
+    "fused": (("scaled_dot_product_attention",), ("matmul", "div", "logical_not", "masked_fill", "softmax", "matmul")),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_the_same_operations_in_other_words_are_no_difference(name):
+    found = list(glue.suspects(place(drawn(4, 8), drawn(4, 8), (), operations=TWICE[name])))
+    assert [suspect.cause for suspect in found] == ["operations-alike"]
+
+
+def test_of_many_operations_the_one_that_lacks_is_named_in_its_place():
+    ours = ("getitem", "sub", "rsub", "sqrt", "mul", "sub", "div", "clamp", "chunk")
+    theirs = ("gather", "split", "sub", "sub", "mul", "sub", "div", "clampscalar")
+    (found,) = glue.suspects(place(drawn(4, 8), drawn(4, 8), (), operations=(ours, theirs)))
+    assert (found.cause, found.facts["missing"]) == ("operations-differ", "sqrt")
+    assert found.facts["ours"] == "sub, sub, sqrt, mul, sub, div, clamp"
+    assert (
+        sentences(found.cause, found.facts, "en")[0]
+        == "Other operations run here: in the reference sqrt, in the port -"
+    )
 
 
 def test_a_class_of_the_users_own_is_code_too():
