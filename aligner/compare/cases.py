@@ -14,7 +14,7 @@ from aligner.compare.checks import in_float32
 from aligner.compare.net import CallId, Net, Visit, is_input, nest
 from aligner.compare.place import Place
 from aligner.errors import DumpError
-from aligner.explain.case import Case, Value
+from aligner.explain.case import MINDSPORE, TORCH, Case, Value
 from aligner.findings import OPERATIONS, REPEAT
 from aligner.record import Key, LayerSpec, Phase
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from aligner.compare.casts import Shortened
     from aligner.compare.layers import Pairing
     from aligner.dump.reader import Dump, Entry
+
+WRITTEN_IN_TORCH = ("torch", "mindtorch")
+"""Frameworks whose ports are written in torch's words."""
 
 OTHERS = 200
 """Values of other layers that are offered for a glance, the nearest ones."""
@@ -70,6 +73,7 @@ class Cases:
             computed=self._computed(place.owner, other) if place.where == "layer" else None,
             shortened=self._shortened(place.owner, other) if place.where in ("glue", "layer") else None,
             consumer=self._consumer(place) if around else None,
+            words=TORCH if port.header.get("framework") in WRITTEN_IN_TORCH else MINDSPORE,
         )
 
     def _computed(self, layer: str, other: str) -> Optional[tuple[str, str]]:

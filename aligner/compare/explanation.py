@@ -11,7 +11,7 @@ from aligner.compare.cases import Cases
 from aligner.compare.checks import LIMIT
 from aligner.compare.verdict import Origin
 from aligner.errors import DumpError
-from aligner.explain.case import HUGE, Case, distance
+from aligner.explain.case import HUGE, MINDSPORE, Case, distance
 from aligner.explain.glue import WEAK
 from aligner.explain.suspect import Cause, Suspect
 from aligner.explain.suspects import IN_SHORT, OVERFLOWS, ROUNDED, suspects, tried_as
@@ -112,7 +112,8 @@ def _cause(suspect: Suspect, trial: Mapping[str, Any], apart: Optional[float], c
     told = None if case.where == "layer" and suspect.parameters else suspect.error
     left = [error for error in (_number(trial.get("after")), told) if error is not None]
     proved = trial.get("proved") is True or (told is not None and told <= limit)
-    return Cause(suspect.cause, proved, suspect.facts, before, min(left, default=None), suspect.change)
+    facts = suspect.facts if case.words == MINDSPORE else {**suspect.facts, "words": case.words}
+    return Cause(suspect.cause, proved, facts, before, min(left, default=None), suspect.change)
 
 
 def _before(origin: Origin, case: Case) -> Optional[float]:

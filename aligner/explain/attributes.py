@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Optional
 
-from aligner.explain import operations, precision, setting_rules, spelling
+from aligner.explain import operations, port_words, precision, setting_rules, spelling
 from aligner.explain.case import Case
 from aligner.explain.setting_rules import Difference
 from aligner.explain.suspect import Suspect
@@ -144,10 +144,10 @@ def _written(case: Case, differences: list[Difference]) -> str:
     """The call with the reference's values; a class that people wrote themselves has the port's name and words."""
     if case.reference.kind not in KINDS:
         own = LayerSpec(case.port.kind, {each.own: each.reference for each in differences})
-        return spelling.written(own, own.attributes, rank(case))
+        return port_words.written(case, own, own.attributes, rank(case))
     wanted = {each.name: each.reference for each in differences}
     spec = LayerSpec(case.reference.kind, {**case.reference.attributes, **wanted})
-    return spelling.written(spec, wanted, rank(case))
+    return port_words.written(case, spec, wanted, rank(case))
 
 
 def _weight(name: str, difference: Difference, case: Case) -> float:
@@ -211,7 +211,7 @@ def _of_kind(case: Case) -> Iterator[Suspect]:
     if kinds[0] == kinds[1] or set(kinds) & CONTAINERS or _alike(case) or (name == "kind-differs" and not known):
         return
     settings = [word for word in case.reference.attributes if word not in setting_rules.SIZES]
-    told = {**facts(case), "written": spelling.written(case.reference, settings, rank(case))}
+    told = {**facts(case), "written": port_words.written(case, case.reference, settings, rank(case))}
     if name != "kind-differs":
         yield Suspect(name, told, weight=SPECIFIC)
     else:

@@ -10,6 +10,9 @@ import numpy as np
 
 from aligner.record import Array, LayerSpec
 
+MINDSPORE, TORCH = "mindspore", "torch"
+"""Whose words a port is written in. MindTorch's are torch's."""
+
 HUGE = 1e4
 """A value this far from zero stands for minus infinity in a mask; no layer's own values are of this size."""
 
@@ -76,6 +79,8 @@ class Case:
     are bad at, and others. Of the whole layer, or of the whole parent."""
     consumer: Optional[LayerSpec] = None
     """Glue: settings of the reference's layer that the value goes into; None where the parent returns it."""
+    words: str = MINDSPORE
+    """Whose words the port is written in: MINDSPORE or TORCH."""
 
 
 def distance(found: Array, wanted: Array) -> float:

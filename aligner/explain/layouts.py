@@ -12,7 +12,7 @@ from typing import Optional
 
 import numpy as np
 
-from aligner.explain import spelling
+from aligner.explain import port_words
 from aligner.explain.attributes import facts
 from aligner.explain.case import Case, Value, distance
 from aligner.explain.patterns import rearranged, scales, slices
@@ -65,7 +65,7 @@ class Place:
 
 def named(case: Case, role: str, expected: Optional[Value], actual: Optional[Value]) -> dict[str, Scalar]:
     """Names, shapes and types of a parameter on both sides."""
-    own = spelling.parameter(case.port.kind, role)
+    own = port_words.parameter(case, role)
     told: dict[str, Scalar] = {**facts(case), "role": role}
     told["port_parameter"] = f"{case.port_layer}.{own}" if case.port_layer else own
     for prefix, value in (("", expected), ("port_", actual)):

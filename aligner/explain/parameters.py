@@ -10,7 +10,7 @@ from typing import Optional
 
 import numpy as np
 
-from aligner.explain import layouts, spelling
+from aligner.explain import layouts, port_words, spelling
 from aligner.explain.attributes import rank
 from aligner.explain.case import Case, Value, distance
 from aligner.explain.layouts import EPS, EXACT, Place, named
@@ -258,4 +258,4 @@ def _range(value: Value) -> dict[str, Scalar]:
 
 def _written(case: Case, settings: Iterable[str]) -> str:
     """The call with these settings of the reference."""
-    return spelling.written(case.reference, settings, rank(case))
+    return port_words.written(case, case.reference, settings, rank(case))

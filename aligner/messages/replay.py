@@ -10,9 +10,9 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "weights-left-reference": (
         "The port has no parameter for these of {reference}: {left_reference}.\n"
-        "Give the layer one (has_bias=True?), say where it is with --rename REF=PORT, or go on with --allow-missing.",
+        "Give the layer one (its bias?), say where it is with --rename REF=PORT, or go on with --allow-missing.",
         "待比对网络缺少 {reference} 中的以下参数：{left_reference}。\n"
-        "请为该层补上参数（has_bias=True？），用 --rename REF=PORT 指明对应关系，或用 --allow-missing 继续。",
+        "请为该层补上参数（偏置？），用 --rename REF=PORT 指明对应关系，或用 --allow-missing 继续。",
     ),
     "weights-left-port": (
         "{reference} has no parameter for these of the port: {left_port}.\n"
@@ -23,9 +23,9 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "weights-left-over": (
         "Parameters have no counterpart. In {reference} only: {left_reference}. In the port only: {left_port}.\n"
-        "Say what belongs together with --rename REF=PORT, correct the port (has_bias?), or go on with --allow-missing.",
+        "Say what belongs together with --rename REF=PORT, correct the port (sizes, a bias?), or go on with --allow-missing.",
         "部分参数没有对应项。仅在 {reference} 中：{left_reference}。仅在待比对网络中：{left_port}。\n"
-        "请用 --rename REF=PORT 指明对应关系，修正移植代码（has_bias？），或用 --allow-missing 继续。",
+        "请用 --rename REF=PORT 指明对应关系，修正移植代码（尺寸、偏置？），或用 --allow-missing 继续。",
     ),
     "weights-loaded": (
         "weights: {count} parameters from {reference} ({named} by name, {structure} by structure)",

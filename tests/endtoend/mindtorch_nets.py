@@ -43,9 +43,9 @@ def residual(torch, nn, eps=1e-5):
     return Block()
 
 
-def encoder(torch, nn):
+def encoder(torch, nn, eps=1e-5):
     return nn.Sequential(
-        nn.Embedding(20, 16), nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), nn.LayerNorm(16)
+        nn.Embedding(20, 16), nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), nn.LayerNorm(16, eps=eps)
     )
 
 
@@ -79,4 +79,5 @@ NETS = {
 for _name, (_make, _x) in NETS.items():
     globals()[f"reference_{_name}"] = _built(_make, torch_package, _x)
     globals()[f"port_{_name}"] = _built(_make, mindtorch_package, _x)
+port_other_eps = _built(partial(encoder, eps=0.05), mindtorch_package, NETS["encoder"][1])
 port_careless = _built(partial(residual, eps=1e-2), mindtorch_package, NETS["residual"][1])

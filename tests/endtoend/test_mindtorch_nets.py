@@ -97,6 +97,18 @@ def test_a_setting_is_found_tried_and_confirmed(tmp_path):
 
 
 @openi
+def test_the_change_is_told_in_mindtorchs_words(tmp_path):
+    """MindSpore writes epsilon=, which MindTorch's LayerNorm does not take."""
+    said = compared("encoder", tmp_path, 1, port="other_eps")
+    (origin,) = said["origins"]
+    assert origin["layer"] == "2"
+    cause = origin["causes"][0]
+    assert cause["confirmed"]
+    assert cause["fix"] == "Write nn.LayerNorm(..., eps=1e-05)"
+    assert "MindSpore" not in cause["summary"]
+
+
+@openi
 def test_a_setting_is_found_in_graph_mode(tmp_path):
     said = compared("residual", tmp_path, 1, "--mode", "graph", port="careless")
     assert said["port"]["mode"] == "graph"

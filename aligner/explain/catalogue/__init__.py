@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from string import Formatter
 from typing import Any
 
+from aligner.explain.catalogue import torch_words
 from aligner.explain.catalogue.entry import Entry as Entry
 
 TOPICS: tuple[str, ...] = (
@@ -52,7 +54,20 @@ def sentences(cause: str, facts: Mapping[str, Any], language: str) -> tuple[str,
         return cause, "", ""
     side = LANGUAGES.index(language)
     known = _Facts(facts)
+    other = _in_torch().get(cause) if facts.get("words") == "torch" else None
+    if other is not None and all(_names(text[side]) <= facts.keys() for text in (other.title, other.fix)):
+        entry = other
     return tuple(text[side].format_map(known) for text in (entry.title, entry.evidence, entry.fix))  # type: ignore[return-value]  # three
+
+
+@cache
+def _in_torch() -> Mapping[str, Entry]:
+    """Causes that are worded otherwise for a port in torch's words."""
+    return {entry.id: entry for entry in torch_words.entries(catalogue())}
+
+
+def _names(text: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(text) if name}
 
 
 class _Facts(dict[str, Any]):

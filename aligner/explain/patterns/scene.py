@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from aligner.explain import spelling
+from aligner.explain import port_words, spelling
 from aligner.explain.case import Case
 from aligner.explain.patterns.pair import Floats, Pair, numbers
 from aligner.explain.suspect import Suspect
@@ -90,6 +90,6 @@ class Scene:
             setting=name,
             port_value=str(found),
             reference_value=spelling.literal(self.case.reference.attributes[name]) if known else "?",
-            written=spelling.written(self.case.reference, [name] if known else [], rank),
+            written=port_words.written(self.case, self.case.reference, [name] if known else [], rank),
             **facts,
         )
