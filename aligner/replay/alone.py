@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Optional
 from aligner.adapter import Adapter
 from aligner.compare.checks import Check
 from aligner.compare.held import Held
-from aligner.compare.net import is_input
 from aligner.compare.pairing import Pair
 from aligner.compare.reading import LOW_PRECISION, read
 from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.record import Array, Attribute, Call, Key, Phase
+from aligner.replay.code import Again, Code, numbers_before
 from aligner.replay.frames import Plan
-from aligner.structure import Tensors, flatten_arguments, flatten_result, rebuild_arguments
+from aligner.structure import Tensors, flatten_result, rebuild_arguments
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
@@ -81,8 +81,10 @@ class Alone:
         """What the reference's own rounding makes of a whole net, where it computes in a short type itself."""
         return 10 * LOW_PRECISION * max((DTYPES[word].eps or 0.0 for word in self._plan.lowered.values()), default=0.0)
 
-    def inside(self, check: Check, dtype: str) -> float:
-        """How far the check's value is off, which code of a parent makes, with all of the parent in `dtype`.
+    def inside(self, check: Check, dtype: Optional[str], given: Optional[str]) -> tuple[float, Again]:
+        """A value that code of a parent makes, made again by a copy of all of the parent in `dtype`; and its error.
+
+        The layers inside hand on the reference's values, in the float type `given`.
 
         Raises:
             ValueError, LookupError: as `error`.
@@ -90,35 +92,20 @@ class Alone:
         own = self._calls[check.port.step, check.port.layer, check.port.call]
         around = self._around(own, self._ports.get(check.owner, check.owner))
         copy = self._adapter.respecified(self._layers[around.layer], {}, dtype)
-        self._load_all(copy, around.layer)
-        errors: list[float] = []
+        if dtype is not None:
+            self._load_all(copy, around.layer)
+        args, kwargs = rebuild_arguments(around.inputs, lambda slot: self._wide(around, slot, dtype, given))
+        code = Code(self._adapter, self._plan, copy, around, numbers_before(self._calls.values(), around), given)
+        made = code.value(check, lambda: self._run(copy, args, kwargs))
+        return self._severity(check.port, made.tensor), made
 
-        def seen(found: Tensors) -> None:
-            tensor = dict(found).get(check.port.slot)
-            errors.append(math.inf if tensor is None else self._severity(check.port, tensor))
-
-        def before(args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-            if is_input(check.port.slot):
-                found: Tensors = []
-                flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
-                seen(found)
-
-        def after(args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
-            if not is_input(check.port.slot):
-                found: Tensors = []
-                flatten_result(output, self._adapter.is_tensor, found)
-                seen(found)
-
-        layers = dict(self._adapter.layers(copy))
-        layer = layers[own.layer[len(around.layer) :].lstrip(".")]
-        handle = self._adapter.observe(layer, before, after)
-        try:
-            self._run(copy, *rebuild_arguments(around.inputs, lambda slot: self._argument(around, slot, dtype)))
-        finally:
-            handle.remove()
-        calls = self._calls.values()
-        earlier = [c for c in calls if (c.step, c.layer) == (own.step, own.layer) and around.first <= c.first]
-        return errors[sum(call.first < own.first for call in earlier)]
+    def _wide(self, call: Call, slot: str, dtype: Optional[str], given: Optional[str]) -> object:
+        """An argument, its floats in the type `given`."""
+        tensor = self._argument(call, slot, dtype)
+        word = self._adapter.dtype(tensor)
+        if given is None or word == given or DTYPES[word].exact or "complex" in word:
+            return tensor
+        return self._adapter.from_numpy(encode(decode(self._adapter.to_numpy(tensor), word), given), given)
 
     def _around(self, own: Call, parent: str) -> Call:
         """The parent's call in which this one was made."""

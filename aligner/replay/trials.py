@@ -92,24 +92,21 @@ def _argument(check: Check, cases: Cases, alone: Alone) -> Iterable[tuple[str, d
 
 def _in_float32(check: Check, cases: Cases, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:
     """The whole of a parent in float32, whose code does in a short type what that is bad at: where it is right then,
-    it was written right. A cast in the code stays as it is, and proves nothing.
+    it was written right, and where it is as wrong, the short type is not to blame. A cast in the code stays as it is,
+    and says nothing.
     """
     place = Place(check.where, check.owner, check.key, check.port, check.between, check.rounding, check.kept)
     case = cases.case(place)
     for suspect in suspects(case, thorough=False):
         if suspect.cause == IN_SHORT:
             try:
-                error = alone.inside(check, "float32")
+                error, made = alone.inside(check, "float32", None)
             except Exception:  # a parent that cannot be copied is not tried
                 return
-            if error <= max(WHOLE, alone.rough) and error * FALL <= check.error:
-                facts = {
-                    "layer": check.owner,
-                    "suspect": tried_as(suspect, case),
-                    "before": check.error,
-                    "after": error,
-                }
-                yield TRIAL, {**facts, "proved": True}
+            proved = error <= max(WHOLE, alone.rough) and error * FALL <= check.error
+            if proved or not made.short:
+                facts = {"layer": check.owner, "suspect": tried_as(suspect, case)}
+                yield TRIAL, {**facts, "before": check.error, "after": error, "proved": proved}
 
 
 def described(checks: Sequence[Check], adapter: Adapter, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:

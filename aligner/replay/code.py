@@ -1,0 +1,122 @@
+"""The code of a parent run again, in another float type, with every layer inside held to the reference.
+
+What comes of it is the code's own doing: nothing that layers inside do wrong, or in a short type, goes into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Optional
+
+from aligner.adapter import Adapter, Arguments
+from aligner.compare.casts import is_short
+from aligner.compare.checks import Check
+from aligner.compare.net import CallId, is_input
+from aligner.dtypes import DTYPES, decode, encode
+from aligner.dump.reader import Entry
+from aligner.record import Array, Call, Key, Phase
+from aligner.replay.frames import Plan
+from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
+
+
+@dataclass(frozen=True)
+class Again:
+    """What became of a value. `short`: something was computed in a short float type all the same."""
+
+    tensor: object
+    dtype: str
+    array: Array
+    short: bool
+
+
+@dataclass
+class Code:
+    """A copy of a parent, to be run once. `path` is the parent's, `numbers` the calls made of each layer before it."""
+
+    adapter: Adapter
+    plan: Plan
+    copy: object
+    call: Call
+    numbers: Mapping[str, int]
+    given: Optional[str]
+    """The float type in which layers inside hand on the reference's values; None keeps the reference's."""
+
+    def value(self, check: Check, run: Callable[[], object]) -> Again:
+        """The value of the check's address; `run` runs the copy.
+
+        Raises:
+            LookupError: it was not made.
+        """
+        address, seen, short = check.port, list[Again](), list[str]()
+        counts: dict[str, int] = {}
+        inside = 0
+
+        def enter(path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arguments:
+            nonlocal inside
+            found: Tensors = []
+            flatten_arguments(args, kwargs, self.adapter.is_tensor, found)
+            number = self.numbers.get(path, 0) + counts.get(path, 0)
+            counts[path] = counts.get(path, 0) + 1
+            if (path, number, is_input(address.slot)) == (address.layer, address.call, True):
+                seen.extend(map(self._seen, (t for slot, t in found if slot == address.slot)))
+            inside += CallId(path, number) in self.plan.calls and path != self.call.layer
+            others = self._others(path, number, found, None) if path != self.call.layer else {}
+            return substitute_arguments(args, kwargs, others)
+
+        def leave(path: str, args: object, kwargs: object, output: object) -> object:
+            nonlocal inside
+            found: Tensors = []
+            flatten_result(output, self.adapter.is_tensor, found)
+            if path == self.call.layer:
+                if not is_input(address.slot):
+                    seen.extend(map(self._seen, (t for slot, t in found if slot == address.slot)))
+                return output
+            number = self.numbers.get(path, 0) + counts[path] - 1
+            inside -= CallId(path, number) in self.plan.calls
+            return substitute_result(output, self._others(path, number, found, self.given))
+
+        def told(name: str, dtype: str) -> None:
+            if not inside and is_short(dtype) and not seen:
+                short.append(name)
+
+        with ExitStack() as stack:
+            for below, layer in self.adapter.layers(self.copy):
+                path = ".".join(filter(None, (self.call.layer, below)))
+                hooks = partial(enter, path), partial(leave, path)
+                stack.callback(self.adapter.intervene(layer, *hooks).remove)
+            stack.callback(self.adapter.computations(told).remove)
+            run()
+        if not seen:
+            raise LookupError(address.slot)
+        return Again(seen[0].tensor, seen[0].dtype, seen[0].array, bool(short))
+
+    def _seen(self, tensor: object) -> Again:
+        return Again(tensor, self.adapter.dtype(tensor), self.adapter.to_numpy(tensor).copy(), False)
+
+    def _others(self, path: str, number: int, found: Tensors, dtype: Optional[str]) -> dict[str, object]:
+        """The reference's values for those of one call, in the float type `dtype` or in its own."""
+        others = {}
+        for slot, tensor in found:
+            entry = self.plan.entries.get(Key(self.call.step, Phase.FORWARD, path, number, slot))
+            if entry is not None and not DTYPES[entry.dtype].exact and "complex" not in entry.dtype:
+                others[slot] = self._value(entry, tensor, dtype)
+        return {slot: value for slot, value in others.items() if value is not None}
+
+    def _value(self, entry: Entry, tensor: object, dtype: Optional[str]) -> Optional[object]:
+        value, shape = entry.raw(), self.adapter.to_numpy(tensor).shape
+        if value.shape != shape and value.size != self.adapter.to_numpy(tensor).size:
+            return None
+        word = dtype or entry.dtype
+        return self.adapter.from_numpy(encode(decode(value, entry.dtype), word).reshape(shape), word)
+
+
+def numbers_before(calls: Iterable[Call], parent: Call) -> dict[str, int]:
+    """How often each layer had run in this step when the parent's call began."""
+    found: dict[str, int] = {}
+    for call in calls:
+        if call.step == parent.step and call.first < parent.first and call.layer != parent.layer:
+            found[call.layer] = found.get(call.layer, 0) + 1
+    return found
