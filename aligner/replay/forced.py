@@ -29,6 +29,7 @@ from aligner.record import Array, Key, Phase, Record
 from aligner.replay import prints
 from aligner.replay.forms import laid_out, mask_like, other_form, sees_nothing, squeezed, tells_other_things
 from aligner.replay.frames import Frame, Plan
+from aligner.replay.handed import understood
 from aligner.replay.judgement import RULE, Place, expected, judged, unexcused
 from aligner.replay.noise import Change
 from aligner.replay.overflow import Overflow
@@ -212,6 +213,8 @@ class ForcedPass:
         turned = passed or frame.misled
         turned |= any(self.checks[place].reason == "shapes-differ" for place in frame.doubtful)
         wrong = any(p >= made or check.deviation is None or (turned and check.where == "glue") for p, check in mine)
+        doubts = [self.checks[place] for place in frame.doubtful]
+        wrong = wrong and not understood(doubts, self.checks[frame.first : made], self._plan.entries)
         for place in frame.doubtful if not wrong else ():
             self.checks[place] = replace(self.checks[place], error=0.0, reason=OTHER_FORM)
         inside = [p for p, check in mine if p >= made or check.where == "glue" or check.deviation is None]
@@ -346,7 +349,8 @@ class ForcedPass:
         if wanted.shape != array.shape or not check.isolated or check.follows:
             return check
         with np.errstate(all="ignore"):
-            difference: Numbers = _float64(decode(array, dtype)) - _float64(wanted.load())
+            found, right = decode(array, dtype).reshape(-1), wanted.load().reshape(-1)
+            difference: Numbers = np.subtract(found, right, dtype=np.float64)
         return replace(check, follows=True) if owner.mistakes.repeats(difference) else check
 
     def _keep(self, check: Check, dtype: str, array: Array) -> Check:
@@ -394,7 +398,3 @@ class ForcedPass:
 def _places(checks: Sequence[Check]) -> int:
     """In how many places something is wrong."""
     return len({(check.key.layer, check.key.call, check.where) for check in checks if check.fails})
-
-
-def _float64(array: Array) -> Numbers:
-    return array.astype(np.float64).reshape(-1)

@@ -276,3 +276,39 @@ def test_code_that_cuts_off_what_a_layer_makes_too_much_gets_through(tmp_path):
     assert places(result) == [("0.one", "layer", None)]
     assert result.checked
     assert result.origins[0].causes[0].confirmed
+
+
+class Encoder(nn.Module):
+    """A layer that hands its padding mask on to its attention, as -inf or as True."""
+
+    def __init__(self, as_float=True, norm_first=False, inverted=False):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first)
+        self.as_float, self.inverted = as_float, inverted
+
+    def forward(self, x, padding):
+        mask = ~padding if self.inverted else padding
+        if self.as_float:
+            mask = torch.zeros(padding.shape).masked_fill(mask, float("-inf"))
+        return self.layer(x, src_key_padding_mask=mask)
+
+
+def padded():
+    padding = torch.zeros(2, 6, dtype=torch.bool)
+    padding[1, 4:] = True
+    padding[0, 5:] = True
+    return torch.randn(2, 6, 8), padding
+
+
+def test_a_mistake_beside_a_mask_in_another_form_is_not_the_masks(tmp_path):
+    """The attention is right with it; the norms of the layer stand in another place."""
+    torch.manual_seed(0)
+    result = compared(tmp_path, Encoder(), Encoder(as_float=False, norm_first=True), *padded(), training=True)
+    assert not result.aligned
+    assert {(layer, where) for layer, where, _ in places(result)} == {("layer", "glue")}
+
+
+def test_a_mask_in_another_form_that_says_the_opposite_is_the_mistake(tmp_path):
+    torch.manual_seed(0)
+    result = compared(tmp_path, Encoder(), Encoder(as_float=False, inverted=True), *padded(), training=True)
+    assert places(result) == [("", "glue", ("", "layer"))]
