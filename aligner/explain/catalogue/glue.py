@@ -314,8 +314,8 @@ OPERATIONS: tuple[Entry, ...] = (
     Entry(
         "operations-alike",
         (
-            "The same operations run on both sides: they take other values, axes, constants or another order",
-            "两边执行的算子相同：取值、轴、常数或次序不同",
+            "Both sides run the same operations here: with other values, axes or constants, or in another order",
+            "此处两边执行的算子相同：取值、轴、常数或次序不同",
         ),
         _IN_ORDER,
         (

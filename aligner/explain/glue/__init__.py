@@ -18,6 +18,7 @@ from aligner.explain.glue import (
     grids,
     handed,
     heads,
+    heard,
     integers,
     joins,
     loss_inputs,
@@ -71,7 +72,7 @@ def suspects(case: Case) -> Iterator[Suspect]:
         return
     hand = Hand.of(case)
     for rule in _alike(case, pair, hand) if pair.alike else _other_shape(case, pair, hand):
-        found = list(handed.renamed(case, rule))
+        found = list(heard.checked(case, handed.renamed(case, rule)))
         yield from found
         if any(_settles(suspect) for suspect in found):
             return
@@ -120,6 +121,7 @@ def _alike(case: Case, pair: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]:
     yield turned.suspects(pair, hand)
     yield angles.suspects(pair)
     yield attention.suspects(case, pair, hand)
+    yield masked.rows(pair)
     yield as_layer.suspects(case, pair, hand)
     yield differences.suspects(place)
     yield spread.suspects(case, pair, hand)

@@ -14,7 +14,7 @@ from aligner.explain.glue.formulas import leaks
 from aligner.explain.glue.functions import BACK, FUNCTIONS
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.pool import Search
-from aligner.explain.patterns.pair import distinct
+from aligner.explain.patterns.pair import distinct, figure
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
 
@@ -52,12 +52,19 @@ def _difference(place: Place, outer: str) -> Optional[Suspect]:
         for number, terms in enumerate(Search(place.pool, wanted - found, noise).terms()):
             if number == TRIES:
                 return None
-            if constant and len(terms) > 1:
+            if constant and (len(terms) > 1 or any(np.ptp(f.view.array) > 0 for t in terms for f in t.factors)):
                 continue  # many values differ by one number
             left = _left(place, Formula(terms), outer)
             if left is not None and left * 8.0 <= place.pair.before:
                 return _told(place, terms, left, outer)
-    return None
+    return _shifted(place) if constant and not outer else None
+
+
+def _shifted(place: Place) -> Optional[Suspect]:
+    """One number more or less everywhere, which no value in hand is."""
+    shift = float(np.mean(place.found - place.wanted))
+    left = place.pair.proved(place.pair.actual - shift, place.pair.expected)
+    return None if left is None else place.pair.suspect("constant-shift", left, 0.8, shift=figure(shift))
 
 
 def _left(place: Place, missing: Formula, outer: str) -> Optional[float]:
@@ -91,7 +98,8 @@ def _told(place: Place, terms: tuple[Term, ...], left: float, outer: str) -> Sus
         return place.pair.suspect("wrong-tensor", left, 0.85, None, **facts)
     if len(terms) == 1 and abs(abs(terms[0].coefficient) - 1.0) > 1e-3:
         facts.update(other=Term(terms[0].factors).text, ratio=f"{terms[0].coefficient:.6g}")
-        return place.pair.suspect("addend-off-by-part", left, 0.75, None, **facts)
+        closer = _factor(place, terms[0], left) if not outer else None
+        return closer or place.pair.suspect("addend-off-by-part", left, 0.75, None, **facts)
     if gained and lost:
         codes = {
             "reference_code": f"... + {Formula(tuple(gained)).text}",
@@ -103,6 +111,35 @@ def _told(place: Place, terms: tuple[Term, ...], left: float, outer: str) -> Sus
         return place.pair.suspect(addend(gained[0], "missing", place.pair.expected.shape), left, 0.9, None, **facts)
     facts.update(other=Formula(tuple(lost)).text, reference_code="...", port_code=f"... + {Formula(tuple(lost)).text}")
     return place.pair.suspect("addend-extra", left, 0.85, None, **facts)
+
+
+def _factor(place: Place, term: Term, left: float) -> Optional[Suspect]:
+    """The factor on both sides, each a multiple of the value plus a number; or another count in a deviation."""
+    values = place.pool.values(Formula((Term(term.factors),)))
+    sides = [np.polyfit(values, side, 1) for side in (place.wanted, place.found)]
+    apart = [np.abs(np.polyval(line, values) - side) for line, side in zip(sides, (place.wanted, place.found))]
+    text = Term(term.factors).text
+    if all((rest <= place.noise(side)).all() for rest, side in zip(apart, (place.wanted, place.found))):
+        (ours, shift), (theirs, other) = sides
+        told = [_figure(float(number)) for number in (ours, theirs)]
+        facts = {"setting": f"factor of {text}", "reference_value": told[0], "port_value": told[1]}
+        codes = [f"{number} * {text}{f' {n:+.4g}' if abs(n) > 1e-6 else ''}" for number, n in zip(told, (shift, other))]
+        facts.update(reference_code=codes[0], port_code=codes[1], other=text)
+        return place.pair.suspect("scale-other", left, 0.85, None, **facts)
+    for word, root in (("std", 0.5), ("var", 1.0)):
+        view = term.factors[0].view
+        n = view.piece.array.size // view.array.size
+        share = (n / (n - 1)) ** root if n > 1 else 1.0
+        if f"{word}(" in text and abs(1.0 - term.coefficient - share) < 0.02 * (share - 1.0):
+            facts = {"ratio": f"{share:.6g} = {f'sqrt({n}/({n}-1))' if root == 0.5 else f'{n}/({n}-1)'}"}
+            return place.pair.suspect("std-ddof", left, 0.85, None, **facts)
+    return None
+
+
+def _figure(number: float) -> str:
+    """A number, or the whole one that it is one divided by."""
+    whole = round(1.0 / number) if 0.0 < abs(number) < 0.5 else 0
+    return f"1/{whole}" if whole and abs(whole * number - 1.0) < 1e-5 else f"{number:.6g}"
 
 
 def _ratio(place: Place) -> Optional[Suspect]:
@@ -150,4 +187,13 @@ def _scaled(place: Place, terms: tuple[Term, ...], cause: str) -> Optional[Suspe
             port_code=f"... * {instead}",
         )
     codes = (with_it, without) if missing else (without, with_it)
+    if len(terms) == 1 and len(inverse) == 2 and inverse[0] == inverse[1]:
+        value = inverse[0].view.text
+        facts = (
+            {"reference_operation": "/", "port_operation": "*"}
+            if missing
+            else {"reference_operation": "*", "port_operation": "/"}
+        )
+        facts.update({f"{side}_code": f"... {facts[f'{side}_operation']} {value}" for side in ("reference", "port")})
+        return pair.suspect("operation-other", left, 0.85, None, **facts)
     return pair.suspect(cause, left, 0.85, other=formula.text, reference_code=codes[0], port_code=codes[1])

@@ -44,24 +44,25 @@ def suspects(place: Place) -> Iterator[Suspect]:
         yield _suspect(place, reference, refined(place, reference, edit), port=False)
         return
     ported = solved(place, place.found, place.pair.actual)
+    left = distance(ported(place.pair.actual.shape), place.pair.actual) if ported else np.inf
     if ported and float(np.ptp(place.pair.expected)) == 0.0:
-        constant = f"{float(place.pair.expected.flat[0]):g} everywhere"
+        constant = f"{float(place.pair.expected.flat[0]) + 0.0:g} everywhere"
         facts: dict[str, Scalar] = {"other": constant, "instead": ported.text, "reference_code": constant}
-        left = distance(ported(place.pair.actual.shape), place.pair.actual)
         yield told(place.pair, "wrong-tensor", left, 0.9, {**facts, "port_code": ported.text})
         return
     edit = mistake(place, ported, port=True) if ported and place.telling else None
     if ported and edit:
         yield _suspect(place, ported, edit, port=True)
     elif ported and not reference and ported.single is not None and _made_by_another(place):
-        left = distance(ported(place.pair.actual.shape), place.pair.actual)
         other = f"[{name(place.case.expected)}]" if place.case.expected else ""
         facts = {"other": other, "instead": ported.text, "reference_code": other, "port_code": ported.text}
         yield told(place.pair, "wrong-tensor", left, 0.85, facts)
     elif reference and ported:
-        left = distance(ported(place.pair.actual.shape), place.pair.actual)
         codes = {"reference_code": reference.text, "port_code": ported.text}
-        yield told(place.pair, apart(reference, ported), left, 0.8, codes)
+        lacking = tuple(term for term in reference.terms if term not in ported.terms)
+        whole = reference.outer == ported.outer and len(lacking) + len(ported.terms) == len(reference.terms)
+        cause = "addend-missing" if whole else apart(reference, ported)
+        yield told(place.pair, cause, left, 0.8, {**codes, "other": Formula(lacking).text})
 
 
 def _made_by_another(place: Place) -> bool:
@@ -350,7 +351,8 @@ def _suspect(place: Place, formula: Formula, edit: Edit, port: bool) -> Suspect:
     reference, ported = (edit.formula, formula) if port else (formula, edit.formula)
     cause, facts = turned_round(edit) if port else (edit.cause, dict(edit.facts))
     left = distance(ported(place.pair.actual.shape), place.pair.actual)
-    return told(place.pair, cause, left, 0.9, {**facts, "reference_code": reference.text, "port_code": ported.text})
+    codes = {"reference_code": reference.text, "port_code": ported.text}
+    return told(place.pair, cause, left, 0.9, {**facts, **codes})
 
 
 _OPPOSITE = {

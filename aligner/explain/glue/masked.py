@@ -17,6 +17,9 @@ from aligner.explain.suspect import Suspect
 SCORES = 0.1
 """How large scores may be beside the number that hides them."""
 
+LEAST = 4
+"""Elements of a row that nobody takes for zero by chance."""
+
 SHORTS = ("float16", "bfloat16")
 ROUGH = {"float16": 2e-3, "bfloat16": 1.6e-2}
 """What computing in a short type leaves besides rounding to it once."""
@@ -29,6 +32,28 @@ def suspects(pair: Pair) -> Iterator[Suspect]:
     found = _scores(pair) or _weights(pair)
     if found is not None:
         yield found
+
+
+def rows(pair: Pair) -> Iterator[Suspect]:
+    """Whole rows that are zero in the reference only, or on one side each, where all else agrees."""
+    expected, actual = pair.expected, pair.actual
+    if expected.ndim < 2 or expected.shape[-1] < LEAST:
+        return
+    if not (np.isfinite(expected).all() and np.isfinite(actual).all()):
+        return
+    ours, theirs = (~side.any(axis=-1) for side in (expected, actual))
+    seen = ~(ours | theirs)
+    if not (ours & ~theirs).any() or not (seen.any() or (ours ^ theirs).all()):
+        return
+    left = _apart(actual[seen], expected[seen]) if seen.any() else 0.0
+    varied = np.ptp(actual[ours & ~theirs], axis=-1) > 0
+    if left > pair.limit or not varied.all():
+        return
+    cause = "mask-missing" if not theirs.any() else "mask-inverted" if (ours ^ theirs).all() else "mask-differs"
+    told = [f"zeros in {int(zero.sum())} of {zero.size} rows" for zero in (ours, theirs)]
+    facts = {"setting": "mask", "reference_value": told[0], "port_value": told[1]}
+    facts.update(reference_code=told[0], port_code=told[1], other=told[0], instead=told[1])
+    yield pair.suspect(cause, left, 0.85, None, **facts)
 
 
 def fills(case: Case, pair: Pair) -> Iterator[Suspect]:

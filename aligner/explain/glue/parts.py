@@ -28,6 +28,9 @@ STEPS = 4
 SHIFTS = {"constant-shift", "channel-shift"}
 """What a value taken off both sides changes nothing of: if it held, it held before."""
 
+MADE = {"channel-ratio", "constant-ratio"}
+"""What taking a multiple of a value off makes, where one side is that value and the other is zero."""
+
 
 def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
     """The mistake in the wrong part alone, or in each of a few equal parts."""
@@ -164,7 +167,9 @@ def peeled(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
             continue
         for found in _beneath(case, under, hand):
             for suspect in found:
-                if suspect.error is not None and suspect.cause not in SHIFTS and _back(pair, suspect.error):
+                if suspect.cause in (SHIFTS if scale == 1.0 else SHIFTS | MADE):
+                    continue
+                if suspect.error is not None and _back(pair, suspect.error):
                     cause = "concat-order" if suspect.cause == "axis-rolled" else suspect.cause
                     facts = {**suspect.facts, "beneath": view.text}
                     yield replace(suspect, cause=cause, facts=facts, weight=max(0.6, suspect.weight - 0.1))

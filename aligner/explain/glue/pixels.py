@@ -67,7 +67,7 @@ def _compared(pair: Pair, piece: Piece, axis: int) -> Optional[Suspect]:
     turned = (ours[0][::-1], ours[1][::-1])
     twice = (ours[0] * ours[0], ours[0] * ours[1] + ours[1])
     cause = "normalize-0-255-vs-0-1"
-    if len(ours[0]) > 1 and _same(theirs, turned):
+    if not _same(ours, turned) and _same(theirs, turned):
         cause = "normalize-constants-reversed"
     elif _same(theirs, twice):
         cause = "normalized-twice"
@@ -112,7 +112,7 @@ def _applied(line: Line, x: Floats, axis: int) -> Floats:
 
 
 def _same(one: Line, other: Line) -> bool:
-    return all(np.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(one, other))
+    return all(np.allclose(a, b, rtol=1e-4, atol=1e-4 * float(np.abs(b).max())) for a, b in zip(one, other))
 
 
 def _spelled(line: Line, name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Optional
 import numpy as np
 
 from aligner.explain.case import distance
+from aligner.explain.glue.edits import changed
 from aligner.explain.glue.exchanged import instead
 from aligner.explain.glue.formula import Formula
 from aligner.explain.glue.formulas import simplest
@@ -32,6 +33,8 @@ def suspects(pair: Pair, hand: Hand) -> Iterator[Suspect]:
     cause = "expression-differs"
     if one is not None and other is not None:
         cause, told, _ = instead(one.view, other.view)
+        if one.function != other.function:
+            cause, told = changed(one.function, other.function)
         facts.update({name: str(value) for name, value in told.items()})
     yield pair.suspect(cause, left, 0.8, None, **facts)
 

@@ -101,6 +101,10 @@ def apart(ours: Iterable[str], theirs: Iterable[str]) -> tuple[Counter[str], Cou
             while whole[name] and not Counter(NEEDED[name].split()) - parts:
                 whole[name] -= 1
                 parts.subtract(Counter(COMPOSED[name].split()) & parts)
+    for rest in (missing, extra):
+        if rest["erf"]:
+            rest.subtract(Counter(COMPOSED["gelu"].split()) & rest)
+            rest["gelu"] += 1
     for added in (missing, extra):  # an index_add scales what it adds
         added["mul"] -= min(added["mul"], min(one["scatter_add"], other["scatter_add"]))
     return +missing, +extra
