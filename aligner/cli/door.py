@@ -70,9 +70,10 @@ def tell_captured(path: str, name: str, steps: int, started: float, voice: Voice
 
 def tell_notes(path: str, voice: Voice) -> None:
     """Every caution of the dump."""
+    from aligner.compare.notes import together
     from aligner.dump.reader import open_dump
 
     with open_dump(path) as dump:
-        for note in dump.notes:
+        for note in together(dump.notes):
             text = messages.text(note.message, voice.language, note.facts)
             voice.say("caution", layer=display(note.layer), text=text)

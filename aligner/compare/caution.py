@@ -11,6 +11,7 @@ import numpy as np
 from aligner.compare.casts import Cast
 from aligner.compare.layers import Pairing
 from aligner.compare.net import Net, is_input
+from aligner.compare.notes import together
 from aligner.compare.reading import Reading
 from aligner.devices import CONV, EXACT, MATMUL
 from aligner.dtypes import DTYPES
@@ -31,6 +32,9 @@ EXACTLY = {
 """What has a framework compute float32 as float32, by the type that it shortens it to."""
 
 Caution = tuple[str, Mapping[str, Scalar]]
+
+HARMLESS = ("mindtorch-shim",)
+"""Notes of how a framework was brought to run, which are no reason to doubt a value: the capture has told them."""
 
 HALF = "float16"
 NEAR = 0.5 * 65504
@@ -56,8 +60,9 @@ def cautions(
     for side, dump in (("reference", reference), ("port", port)):
         if not dump.complete:
             yield "dump-incomplete", {"side": side, "path": str(dump.path)}
-        for note in dump.notes:
-            yield note.message, {**note.facts, "layer": display(note.layer), "side": side}
+        for note in together(dump.notes):
+            if note.message not in HARMLESS:
+                yield note.message, {**note.facts, "layer": display(note.layer), "side": side}
     for message, facts in _circumstances(reference, port):
         if not (forced and message == "amp-differs"):
             yield message, facts

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Optional
 
+from aligner.compare.notes import together
 from aligner.record import Layer, LayerSpec, Phase, display
 from aligner.report import lines
 from aligner.report.compared import dump_line
@@ -58,14 +59,15 @@ def contents(dump: Dump, language: str) -> str:
 
 
 def _notes(dump: Dump, terminal: Terminal, limit: Optional[int]) -> list[str]:
-    if not dump.notes:
+    notes = list(together(dump.notes))
+    if not notes:
         return []
     shown = ["", say("notes", terminal.language)]
-    for note in dump.notes[:limit]:
+    for note in notes[:limit]:
         text = told(note.message, {"layer": display(note.layer), **note.facts}, terminal.language)
         shown += lines.hang("  -", text, terminal.width, 4)
-    if limit is not None and len(dump.notes) > limit:
-        shown.append("  " + say("more", terminal.language, count=len(dump.notes) - limit))
+    if limit is not None and len(notes) > limit:
+        shown.append("  " + say("more", terminal.language, count=len(notes) - limit))
     return shown
 
 
