@@ -94,8 +94,18 @@ def left_to_python(function: Any, graph: str) -> str:
     except (AttributeError, RuntimeError, TypeError):
         return waits if version() < (2, 10) else ""
     if ATTRIBUTE_WRITTEN in nodes:
-        return "the graph sets an attribute that is no Parameter, and operators of ours do not run beside that"
+        return f"the graph sets {_written(nodes)}, and operators of ours do not run beside that"
     return waits if version() < (2, 10) and LEFT_TO_PYTHON in nodes else ""
+
+
+def _written(nodes: bytes) -> str:
+    """The attributes that a graph sets, by name; MindTorch's torch.zeros, arange and the like set requires_grad."""
+    _, *calls = nodes.split(ATTRIBUTE_WRITTEN)
+    names = {call.split(b",")[1].strip().decode(errors="replace") for call in calls if call.count(b",") > 1}
+    if names == {"requires_grad"}:
+        return "requires_grad of tensors that the code makes (torch.zeros, torch.arange ...)"
+    word = "attributes that are no Parameters" if len(names) > 1 else "an attribute that is no Parameter"
+    return f"{word} ({', '.join(sorted(names))})" if names else word
 
 
 def version() -> tuple[int, ...]:
