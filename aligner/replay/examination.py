@@ -29,6 +29,7 @@ from aligner.dtypes import DTYPES, decode
 from aligner.dump.reader import Dump, Entry, open_dump
 from aligner.findings import CHECK
 from aligner.record import Array, Key, Phase
+from aligner.replay import angles
 from aligner.replay.alone import Alone
 from aligner.replay.forced import ForcedPass
 from aligner.replay.frames import Plan
@@ -231,12 +232,20 @@ def _rounded(checks: Sequence[Check], path: str, plan: Plan, alone: Alone) -> li
     result, asked = [], 0
     for check in checks:
         word = plan.coarsest(check.owner)
+        if check.suspicious and check.kept and not check.cast and word is None and check.ratio < DOUBTFUL:
+            check = replace(check, expected=max(check.expected, _of_angles(check, path, plan)))
         glue = check.suspicious and check.where == "glue" and check.kept and not check.cast and word is None
         if glue and check.ratio < DOUBTFUL and asked < MOST:
             asked += 1
             check = replace(check, expected=max(check.expected, _own_rounding(check, path, alone)))
         result.append(check)
     return result
+
+
+def _of_angles(check: Check, path: str, plan: Plan) -> float:
+    with open_dump(path) as port:
+        kept = port.find(check.port._replace(phase=Phase.FORCED))
+        return angles.rounded(check, kept.load(), plan.entries) if kept is not None else 0.0
 
 
 def _own_rounding(check: Check, path: str, alone: Alone) -> float:

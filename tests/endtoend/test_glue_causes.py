@@ -50,3 +50,41 @@ def test_of_several_wrong_values_the_one_that_tells_is_explained(tmp_path):
     assert origin.place.key.slot == "output.0", "the worst value is the decoded one"
     assert origin.causes[0].id == "reshape-order"
     assert origin.causes[0].confirmed
+
+
+class Steps(nn.Module):
+    """Time steps as sines and cosines; the two spellings of the frequencies are apart by their last bits."""
+
+    def __init__(self, power=False, divisor=16, sines_first=False):
+        super().__init__()
+        self.power, self.divisor, self.sines_first = power, divisor, sines_first
+        self.first, self.second = nn.Linear(32, 8), nn.Linear(8, 4)
+
+    def forward(self, steps):
+        places = torch.arange(16).float() / self.divisor
+        frequencies = 1 / 10000.0**places if self.power else torch.exp(-9.210340371976184 * places)
+        angles = steps[:, None].float() * frequencies * (1 + 1e-7 * self.power)
+        waves = [angles.sin(), angles.cos()]
+        return self.second(self.first(torch.cat(waves if self.sines_first else waves[::-1], -1)).relu())
+
+
+STEPS = torch.tensor([3, 250, 600, 901])
+
+
+def stepped(tmp_path, **port):
+    torch.manual_seed(0)
+    reference, other = Steps(), Steps(**port)
+    other.load_state_dict(reference.state_dict())
+    return answer(tmp_path, reference, other, STEPS)
+
+
+def test_the_last_bits_of_large_angles_are_no_mistake(tmp_path):
+    found = stepped(tmp_path, power=True)
+    assert found.aligned
+    assert not found.origins
+    assert not found.suspects
+
+
+def test_other_frequencies_are_one(tmp_path):
+    (origin,) = stepped(tmp_path, divisor=15).origins
+    assert (origin.where, origin.place.key.slot) == ("glue", "input.0")
