@@ -361,6 +361,51 @@ def test_a_graph_that_does_not_run_with_taps_runs_without_and_says_so(monkeypatc
     assert {note.layer for note in ADAPTER.cautions(net) if note.message == "mindspore-untold"} == {"fc", "bn"}
 
 
+class Routed(nn.Cell):
+    """An expert that says besides how sure it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Dense(4, 4)
+
+    def construct(self, x: Any) -> Any:
+        sure = self.gate(x)
+        return x * sure, {"sure": sure}
+
+
+class Routing(nn.Cell):
+    """Keeps what its experts say in a list: MindSpore makes Python put the dicts together while the graph runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.CellList([Routed(), Routed()])
+        self.head = nn.Dense(4, 2)
+
+    def construct(self, x: Any) -> Any:
+        said = []
+        for expert in self.experts:
+            y, one = expert(x)
+            x = x + y
+            said.append(one)
+        return self.head(x), said
+
+
+def test_a_dict_that_python_puts_together_hides_its_own_cell_alone() -> None:
+    """Nothing is told of twice: which cells cannot tell of theirs is found out while nobody listens."""
+    net, x = Routing(), tensor(2, 4)
+    with ADAPTER.running(net, "graph"):
+        own = Recorder(ADAPTER).arrays(net(x))
+    eager, graph = seen(net, "pynative", x), seen(net, "graph", x)
+    untold = {note.layer for note in ADAPTER.cautions(net) if note.message == "mindspore-untold"}
+    assert untold == {"experts.0", "experts.1"}
+    told = [event for event in eager.events if event.place[1] not in untold]
+    assert graph.places == [event.place for event in told]
+    assert all(same(one.values, other.values) for one, other in zip(told, graph.events))
+    assert same(graph.events[-1].values, own)
+    check_nothing_left(net)
+    assert seen(net, "graph", x).places == graph.places
+
+
 def test_what_an_installed_package_says_is_compiled_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """MindSpore leaves functions of installed packages to Python. Which are: those beside the standard library, say."""
     for name in ("mindspore.graph._parse.jit_fallback_modules.check_utils", "mindspore._extends.parse.parser"):

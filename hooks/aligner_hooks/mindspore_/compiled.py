@@ -142,9 +142,9 @@ def _compiled_cell(original: Callable[..., Any], listeners: Listeners) -> Callab
                     self.phase_cache.pop(own + name, None)
                 self._phase = own
 
-        def compile() -> str:
+        def compile() -> Optional[bytes]:
             self.compile(*args, **kwargs)
-            return runtime.left_to_python(None, self.phase_cache.get(self._phase, ""))
+            return runtime.nodes(None, self.phase_cache.get(self._phase, ""))
 
         graph = Graph(named, compile, lambda: original(self, *args, **kwargs))
         inside = [one for one in GRAPHS.cells.values() if one.cell() not in (None, *GRAPHS.outside)]
@@ -172,9 +172,9 @@ def _compiled_function(original: Callable[..., Any], listeners: Listeners) -> Ca
             finally:
                 setattr(self, where, own)
 
-        def compile() -> str:
+        def compile() -> Optional[bytes]:
             inputs = args if self.obj is None else args[1:]
-            return runtime.left_to_python(self, self.compile(self.fn.__name__, *inputs, **kwargs))
+            return runtime.nodes(self, self.compile(self.fn.__name__, *inputs, **kwargs))
 
         graph = Graph(named, compile, lambda: original(self, *args, **kwargs))
         # The cell whose construct this is was called eagerly: its hooks tell of it.

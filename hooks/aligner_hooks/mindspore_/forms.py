@@ -72,6 +72,12 @@ class Form:
         """Whether it holds a value whose type is not known: MindSpore takes it for a tensor of no known rank."""
         return any(NO_RANK in leaf.shape for leaf in self.leaves)
 
+    @property
+    def keyed(self) -> bool:
+        """Whether a tensor lies in a dict. Keyword arguments are none: they are gone when the graph runs."""
+        values = (self.values[0], *self.values[1].values()) if self.entering else self.values
+        return any(_keyed(value) for value in values)
+
 
 FORMS: list[Form] = []
 
@@ -150,6 +156,12 @@ def _nested(shape: Any, dtype: Any, value: Any, leaves: list[Leaf]) -> Any:
 
 def _word(dtype: Any) -> str:
     return str(dtype.element_type()).lower() if isinstance(dtype, mstype.TensorType) else ""
+
+
+def _keyed(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(isinstance(item, Leaf) or _keyed(item) for item in value.values())
+    return isinstance(value, (tuple, list)) and any(_keyed(item) for item in value)
 
 
 class Arrival:

@@ -22,6 +22,8 @@ from aligner_hooks.mindspore_ import forms, runtime
 LENT = ("construct", "aligner_own", "aligner_number")
 # So many graphs are compiled at most to find the cells whose taps MindSpore does not compile.
 ATTEMPTS = 24
+# Why a cell is not told of that holds a dict of which Python takes care.
+PUT_TOGETHER = "Python puts a dict together that it gets or returns, which MindSpore knows only when the graph runs"
 
 
 @dataclass(eq=False)
@@ -51,6 +53,8 @@ class Graphs:
     """Observed nets that are being called as a whole: they are told of from outside their graph."""
     proved: bool = False
     """Whether taps were seen to tell of values here."""
+    rehearsed: set[int] = field(default_factory=set)
+    """Hashes of graphs that ran to their end while nobody listened."""
 
 
 GRAPHS = Graphs()
@@ -67,17 +71,19 @@ class Graph:
 
     named: Callable[[str], Any]
     """Surroundings in which it is compiled and found under another name."""
-    compile: Callable[[], str]
-    """Compiles it; says why it cannot run with taps in it, or nothing."""
+    compile: Callable[[], Optional[bytes]]
+    """Compiles it; what it is made of then."""
     call: Callable[[], Any]
     """Compiles it, if it is not, and runs it."""
+    nodes: Optional[bytes] = None
+    """What it was made of with taps in it."""
 
     def run(self, cells: Sequence[Observed]) -> object:
         """Run it with the taps of these cells."""
         wanted = [one for one in cells if not untold(one.cell())]
         if not wanted or GRAPHS.thread is not None:  # or it is called while another graph runs
             return self.call()
-        name = self._compiled(wanted)
+        name = self._ready(wanted)
         if not wanted:
             return self.call()
         GRAPHS.thread, GRAPHS.failure = threading.get_ident(), None
@@ -96,6 +102,44 @@ class Graph:
         if failure is not None:
             raise failure
         return output if broken is None else self._without(wanted, broken)
+
+    def _ready(self, wanted: list[Observed]) -> str:
+        """Compile it, and see that it runs to its end, as `_compiled`.
+
+        What Python has put together has no type that an operator of ours can be given, and only the run shows which
+        dicts it has. Nobody listens meanwhile, also if something arrives late: nothing must be told of twice.
+        """
+        told: set[tuple[int, bool]] = set()
+        deliver, forms.ARRIVAL.deliver = forms.ARRIVAL.deliver, lambda form, _: told.add((form.number, form.entering))
+        try:
+            name = self._compiled(wanted)
+            while wanted and not self._runs(name, wanted):
+                held = {form.number for form in forms.FORMS if form.keyed and (form.number, form.entering) not in told}
+                if not any(one.number in held for one in wanted):
+                    break  # it fails for another reason: the run that counts tells
+                GRAPHS.untold += [(one.cell, PUT_TOGETHER) for one in wanted if one.number in held]
+                wanted[:] = [one for one in wanted if one.number not in held]
+                told.clear()
+                name = self._compiled(wanted)
+        finally:
+            forms.ARRIVAL.deliver = deliver
+        return name
+
+    def _runs(self, name: str, wanted: Sequence[Observed]) -> bool:
+        """Whether it runs to its end, where that may be tried and is in doubt."""
+        if not runtime.put_together(self.nodes) or hash(self.nodes) in GRAPHS.rehearsed:
+            return True
+        GRAPHS.thread = threading.get_ident()
+        try:
+            with self.named(name), _taps(wanted):
+                self.call()
+                runtime.synchronize()
+        except Exception:  # what it is the run that counts would say
+            return False
+        finally:
+            GRAPHS.thread = None
+        GRAPHS.rehearsed.add(hash(self.nodes))
+        return True
 
     def _without(self, wanted: list[Observed], broken: Exception) -> object:
         """It was compiled with taps and did not run: run it without them, and say which cells are not told of."""
@@ -141,9 +185,10 @@ class Graph:
         begun = len(forms.FORMS)
         try:
             with self.named(_name(cells)), _taps(cells):
-                reason = self.compile()
+                self.nodes = self.compile()
         except Exception as error:
             return error
+        reason = runtime.left_to_python(self.nodes)
         if reason:
             return _Untyped(cells, reason)
         made = forms.FORMS[begun:]

@@ -28,6 +28,10 @@ JIT_SWITCH = "MS_JIT"
 JIT_MODULES = "MS_JIT_MODULES"
 # In a graph's nodes: a line of the user's that runs as Python. (Dicts and lists are put together by Python as well.)
 LEFT_TO_PYTHON = b"__py_exec_index"
+# Dicts and lists that Python puts together, which are of no type that an operator of ours could be given.
+PUT_TOGETHER = b"__internal_"
+# What a second run would leave behind: parameters written, other random numbers, words on the terminal, what Python did.
+TRACES = (b"side_effect_mem", b"side_effect_hidden", b"Print", LEFT_TO_PYTHON)
 # The same: `self.step = ...` in a construct.
 ATTRIBUTE_WRITTEN = b"_jit_fallback_set_attr("
 
@@ -82,20 +86,32 @@ def synchronize() -> None:
         executor.sync()
 
 
-def left_to_python(function: Any, graph: str) -> str:
-    """Why a graph cannot run with Python operators in it, or "".
+def nodes(function: Any, graph: str) -> Optional[bytes]:
+    """What a compiled graph is made of, if MindSpore tells.
 
     `function` is the compiled function; None for a net that is compiled as a whole.
     """
-    waits = "Python runs inside the graph, for which this MindSpore would wait for ever"
     try:
         executor = function or _graph_api("_cell_graph_executor")
-        nodes = executor._graph_executor.get_func_graph_proto(graph, "anf_ir", False)
+        found: bytes = executor._graph_executor.get_func_graph_proto(graph, "anf_ir", False)
     except (AttributeError, RuntimeError, TypeError):
-        return waits if version() < (2, 10) else ""
+        return None
+    return found
+
+
+def left_to_python(nodes: Optional[bytes]) -> str:
+    """Why a graph of these nodes cannot run with Python operators in it, or ""."""
+    waits = "Python runs inside the graph, for which this MindSpore would wait for ever" if version() < (2, 10) else ""
+    if nodes is None:
+        return waits
     if ATTRIBUTE_WRITTEN in nodes:
         return f"the graph sets {_written(nodes)}, and operators of ours do not run beside that"
-    return waits if version() < (2, 10) and LEFT_TO_PYTHON in nodes else ""
+    return waits if LEFT_TO_PYTHON in nodes else ""
+
+
+def put_together(nodes: Optional[bytes]) -> bool:
+    """Whether Python puts values together in such a graph, and it may be run once more without a trace."""
+    return nodes is not None and PUT_TOGETHER in nodes and not any(trace in nodes for trace in TRACES)
 
 
 def _written(nodes: bytes) -> str:
