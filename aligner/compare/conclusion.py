@@ -90,7 +90,7 @@ def conclude(
             *cautions(reference, port, nets, pairing, readings, bool(checks), casts),
             *_told(suspects),
             *_unseen(casts, cases, {place.layer for place in (*origins, *suspects)}, bool(checks)),
-            *_passing(trace, needed, compiled),
+            *_passing(trace, needed, compiled, casts),
             *_eager(trace, eager),
             *_stumbled(failures),
         ),
@@ -142,8 +142,11 @@ def _eager(trace: Trace, eager: Iterable[int]) -> Iterable[tuple[str, Mapping[st
         yield "wrong-when-eager", {"layer": display(layer)}
 
 
-def _passing(trace: Trace, needed: Iterable[int], compiled: bool) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
+def _passing(
+    trace: Trace, needed: Iterable[int], compiled: bool, casts: Sequence[Cast]
+) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
     """Places that went wrong in the free run and are right when they run again on the reference's values."""
+    short = {c.layer: c.port.dtype for c in casts if is_short(c.port.dtype) and not is_short(c.reference.dtype)}
     places: dict[str, Birth] = {}
     for number in sorted(needed):
         birth = trace.births[number]
@@ -151,7 +154,10 @@ def _passing(trace: Trace, needed: Iterable[int], compiled: bool) -> Iterable[tu
         if birth.check is None and check is not None and check.isolated and not (check.fails or check.follows):
             places.setdefault(birth.layer, birth)
     for layer in list(places)[:3]:
-        yield ("right-when-eager" if compiled else "right-when-held"), {"layer": display(layer)}
+        if layer in short and not compiled:
+            yield "right-when-long", {"layer": display(layer), "type": short[layer]}
+        else:
+            yield ("right-when-eager" if compiled else "right-when-held"), {"layer": display(layer)}
 
 
 def _stumbled(failures: Sequence[str]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:

@@ -36,13 +36,15 @@ LEAP = 100.0
 SHARE = 0.1
 """A source explains a value if it is at least this bad itself, relative to the value."""
 
-
 GROWTH = 1e4
 """A value that is so many times worse than its sources was not made so by rounding, though a forced pass found nothing
 wrong: what a layer does to the reference's exact values may miss what it does to those a little beside them."""
 
 GROWN = 0.02
 """The same is asked only of values that are off by more than this."""
+
+SHORT, LOST = 1e-5, 0.35
+"""Where more than SHORT is rounded, GROWTH times that is never reached: what is off by LOST then has overflowed."""
 
 CARRIED = 16
 """The number of births that are followed at a time, the latest ones: a net where more meet is wrong all over."""
@@ -212,7 +214,7 @@ class Trace:
         outer = around or top
         in_hand = outer.in_hand()
         for reading in records:
-            if not _is_input(reading):
+            if not is_input(reading.pair.key.slot):
                 continue
             check = self._checks.get(reading.pair.key)
             if reading.covered and not (check is not None and check.fails and not reading.matched):
@@ -251,7 +253,7 @@ class Trace:
         in_hand = scene.in_hand()
         agree = True
         for reading in records:
-            if _is_input(reading) or not reading.matched or reading.covered:
+            if is_input(reading.pair.key.slot) or not reading.matched or reading.covered:
                 continue
             source = seen.get(_content(reading)) if not leaf else None
             sources = in_hand
@@ -330,9 +332,12 @@ class Trace:
 
     def _jumped(self, reading: Reading, sources: Sources, check: Check) -> bool:
         """Whether no rounding makes so much of its sources. (An argument may be in another form.)"""
-        if _is_input(reading) or not reading.over or sources.nonfinite:
+        if is_input(reading.pair.key.slot) or not reading.over or sources.nonfinite:
             return False
-        least = max(GROWN, GROWTH * max(sources.severity, reading.own, self._coarse))
+        own = max(reading.own, self._coarse)
+        least = max(GROWN, GROWTH * max(sources.severity, own))
+        if own > SHORT:
+            least = min(least, max(LOST, LEAP * max(sources.severity, own)))
         return reading.severity > max(least, LIMIT * check.expected)
 
     def later(self, readings: Iterable[Reading]) -> None:
@@ -350,7 +355,7 @@ class Trace:
                 self.reached[id(reading)] = (before,)
 
     def _before(self, scene: _Scene) -> str:
-        """The last call inside so far whose outputs agree, "" if there is none; after a forced pass all of them do."""
+        """The last call inside so far whose outputs agree, "" for none; after a forced pass all of them do."""
         return next((path for path, agree in reversed(scene.inside) if agree or self._checks), "")
 
     def _nearest(self, sources: Sources, least: float) -> tuple[int, ...]:
@@ -387,10 +392,6 @@ def _only(state: State) -> Sources:
     sources = Sources()
     sources.add(state)
     return sources
-
-
-def _is_input(reading: Reading) -> bool:
-    return is_input(reading.pair.key.slot)
 
 
 def _content(reading: Reading) -> object:

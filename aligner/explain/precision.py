@@ -32,6 +32,8 @@ NAMED = 6
 HALF_ERROR = 4e-3
 """More than a few roundings to float16 make."""
 OVERFLOWN, HINT = 0.75, 0.3
+FEW_ROWS = 16
+"""One row of so many that is zero is no chance."""
 
 SHARE = 0.3
 """Two runs that are so much of the error apart explain it."""
@@ -79,19 +81,29 @@ def in_short(case: Case, facts: dict[str, Scalar]) -> Iterator[Suspect]:
     if case.expected.shape != case.actual.shape:
         return
     before = distance(case.actual.load(), case.expected.load())
-    switched = case.rounding > SHORT_EXPECTED
-    if not switched and HALF_ERROR < before < np.inf:
+    switched, lost = case.rounding > SHORT_EXPECTED, not np.isfinite(before) or _vanished(case)
+    if not switched and not lost and before > HALF_ERROR:
         return  # what one cast in float32 code makes is smaller
     dtype, delicate, others = case.shortened
     here = case.operations[1] if case.operations is not None else ()  # of all in the parent's code, those in the gap
-    operations = delicate if switched and np.isfinite(before) else (*delicate, *others)
+    operations = delicate if switched and not lost else (*delicate, *others)
     operations = tuple(name for name in operations if name in here) or operations
     if not operations:
         return
     told = {**facts, "dtype": dtype, "operations": ", ".join(operations[:NAMED])}
-    weight = OVERFLOWN if not np.isfinite(before) else LIKELY if before < HALF_ERROR else HINT
-    tried = case.expected.dtype if own and switched else ""
+    weight = OVERFLOWN if lost else LIKELY if before < HALF_ERROR else HINT
+    tried = case.expected.dtype if own and (switched or lost) else ""
     yield Suspect("short-float-operations", told, dtype=tried, weight=weight)
+
+
+def _vanished(case: Case) -> bool:
+    """Numbers that came out as zero, as what is divided by an overflow does: whole rows, or nearly all."""
+    if case.actual is None or case.expected is None or not np.isfinite(case.actual.load()).all():
+        return False
+    made, wanted = _rows(case.actual), _rows(case.expected)
+    there = (wanted != 0).any(axis=1)
+    gone = there & (made == 0).all(axis=1)
+    return bool(wanted.shape[1] > 1 and gone.sum() * FEW_ROWS >= max(1, there.sum()))
 
 
 def _overflowed(case: Case) -> bool:

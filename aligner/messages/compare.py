@@ -193,6 +193,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Look for what changes from run to run: a state that the first run fills, random numbers, values kept in Python.",
         "{layer} 在自由运行中出错，但在标杆的输入上重新运行时正确。\n请查找每次运行会变化的内容：首次运行才填充的状态、随机数、保存在 Python 中的值。",
     ),
+    "right-when-long": (
+        "{layer} computed in {type} in the free run and went wrong; it is right on the reference's values in their own "
+        "type.\nWhat it was given made it so: cast it back before {layer}, or keep the layer that hands it on in float32.",
+        "{layer} 在自由运行中以 {type} 计算并出错；在标杆取值及其原类型上运行则正确。\n"
+        "原因是传入的类型：请在 {layer} 之前转换回来，或让传出它的层保持 float32。",
+    ),
     "right-when-eager": (
         "{layer} went wrong in the compiled graph and is right when it runs eagerly on the reference's values.\n"
         "Compiling freezes random numbers and values kept in Python, and may lose in-place writes to views; "

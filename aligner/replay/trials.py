@@ -6,6 +6,7 @@ by the layer and the suspect's name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Optional
@@ -33,6 +34,9 @@ SMALL = 1.2
 
 WHOLE = 1e-4
 """What rounding of float32 makes of a whole net, at most; short types make more."""
+
+RIGHT = 1e-3
+"""What may be left where NaN or Inf were: a cast in the code still rounds its numbers, and they fit."""
 
 FALL = 5.0
 """... if their settings differ and a trial makes the error this many times smaller: rounding would stay."""
@@ -73,7 +77,9 @@ def tried(checks: Sequence[Check], cases: Cases, alone: Alone) -> Iterable[tuple
         if apart:
             yield REPEAT, {"layer": check.key.layer, "apart": apart}
         for suspect in _worth_it(suspects(cases.case(place))):
-            yield TRIAL, _trial(check, suspect, alone)
+            facts = _trial(check, suspect, alone)
+            if suspect.cause != IN_SHORT or math.isfinite(facts.get("after", 0.0)):  # else a constant is short itself
+                yield TRIAL, facts
 
 
 def _argument(check: Check, cases: Cases, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:
@@ -103,8 +109,9 @@ def _in_float32(check: Check, cases: Cases, alone: Alone) -> Iterable[tuple[str,
                 error, made = alone.inside(check, "float32", None)
             except Exception:  # a parent that cannot be copied is not tried
                 return
-            proved = error <= max(WHOLE, alone.rough) and error * FALL <= check.error
-            if proved or not made.short:
+            limit = WHOLE if math.isfinite(check.error) else RIGHT
+            proved = error <= max(limit, alone.rough) and error * FALL <= check.error
+            if proved or (math.isfinite(error) and not made.short):
                 facts = {"layer": check.owner, "suspect": tried_as(suspect, case)}
                 yield TRIAL, {**facts, "before": check.error, "after": error, "proved": proved}
 
@@ -146,7 +153,8 @@ def _trial(check: Check, suspect: Suspect, alone: Alone) -> dict[str, Any]:
     }
     try:
         facts["after"] = alone.error(check, suspect.change, suspect.parameters, suspect.dtype or _dtype(check))
-        facts["proved"] = facts["after"] <= proof(check)
+        limit = RIGHT if suspect.cause == IN_SHORT else 0.0
+        facts["proved"] = facts["after"] <= max(limit, proof(check))
     except Exception as error:  # a trial that cannot be made proves nothing, and costs nothing but itself
         facts["reason"] = f"{type(error).__name__}: {error}"[:300]
     return facts

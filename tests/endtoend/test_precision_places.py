@@ -137,3 +137,96 @@ def test_a_single_number_proves_no_formula(tmp_path):
     (origin,) = answer(tmp_path, Summed(x), amp.auto_mixed_precision(SummedPort(), "O2"), x).origins
     assert (origin.layer, origin.where, origin.slot) == ("", "glue", "output.0")
     assert [cause.id for cause in origin.causes if cause.confirmed and "scale" in str(cause.facts)] == []
+
+
+class Normed(nn.Module):
+    """Divided by the root of a mean of squares, in code of the user's own, behind an embedding of large numbers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.emb, self.norm, self.out = nn.Embedding(12, 16), Root(), nn.Linear(16, 4)
+        with torch.no_grad():
+            self.emb.weight.mul_(400)
+
+    def forward(self, ids):
+        return self.out(self.norm(self.emb(ids)))
+
+
+class Root(nn.Module):
+    def forward(self, x):
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)
+
+
+class RootPort(cells.Cell):
+    def __init__(self, dtype=mindspore.float32):
+        super().__init__()
+        self.dtype = dtype
+
+    def construct(self, x):
+        x = x.astype(self.dtype)
+        return (x * ops.rsqrt(ops.mean(x * x, -1, keep_dims=True) + 1e-6)).astype(mindspore.float32)
+
+
+class Handing(RootPort):
+    """Computes in the type that it is given."""
+
+    def construct(self, x):
+        return (x * ops.rsqrt(ops.mean(x * x, -1, keep_dims=True) + 1e-6)).astype(mindspore.float32)
+
+
+class NormedPort(cells.Cell):
+    def __init__(self, norm):
+        super().__init__()
+        self.emb, self.norm, self.out = cells.Embedding(12, 16), norm, cells.Dense(16, 4)
+
+    def construct(self, ids):
+        return self.out(self.norm(self.emb(ids)))
+
+
+def test_zeros_that_an_overflow_made_are_put_down_to_the_short_type(tmp_path):
+    """1 / inf is a number again: nothing in the port's values is infinite."""
+    found = answer(tmp_path, Normed(), NormedPort(RootPort(mindspore.float16)), torch.arange(6).reshape(2, 3))
+    (origin,) = found.origins
+    assert origin.layer == "norm"
+    assert (origin.causes[0].id, origin.causes[0].confirmed) == ("short-float-operations", True)
+
+
+def test_the_type_that_a_layer_is_handed_is_said_where_it_alone_goes_wrong(tmp_path):
+    port = NormedPort(Handing())
+    port.emb.to_float(mindspore.float16)
+    found = answer(tmp_path, Normed(), port, torch.arange(6).reshape(2, 3))
+    assert [origin.layer for origin in found.origins] == ["norm"]
+    told = dict(found.warnings)
+    assert (told["right-when-long"]["layer"], told["right-when-long"]["type"]) == ("norm", "float16")
+    assert "right-when-held" not in told
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x, pad):
+        return self.second(torch.softmax(self.first(x) * 3 + pad * -1e9, -1))
+
+
+class MaskedPort(cells.Cell):
+    """The mask's large number is infinite in float16, and 0 * -inf is NaN."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = cells.Dense(16, 16), cells.Dense(16, 4)
+
+    def construct(self, x, pad):
+        mask = pad.astype(mindspore.float16) * mindspore.Tensor(-1e9, mindspore.float16)
+        return self.second(ops.softmax(self.first(x) * 3 + mask, -1))
+
+
+def test_a_constant_that_is_short_itself_speaks_for_no_other_cause(tmp_path):
+    pad = torch.zeros(16)
+    pad[12:] = 1
+    (origin,) = answer(tmp_path, Masked(), MaskedPort(), numbers(3, 16), pad).origins
+    assert (origin.layer, origin.where) == ("", "glue")
+    assert (origin.causes[0].id, origin.causes[0].facts["dtype"]) == ("short-float-operations", "float16")
