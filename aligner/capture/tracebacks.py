@@ -33,6 +33,15 @@ def forget_us(error: BaseException) -> None:
                 waiting += [inner for inner in one.exceptions if isinstance(inner, BaseException)]  # type: ignore[attr-defined]  # asked above
 
 
+def torch_is_elsewhere(error: BaseException) -> bool:
+    """Whether torch itself raised while another package is imported under its name: it looks itself up as it runs."""
+    here, last = error.__traceback__, ""
+    while here is not None:
+        last = str(here.tb_frame.f_globals.get("__name__"))
+        here = here.tb_next
+    return last.startswith("torch.") and getattr(sys.modules.get("torch"), "__name__", "torch") != "torch"
+
+
 def without_our_frames(trace: Optional[TracebackType]) -> Optional[TracebackType]:
     """The traceback without frames of aligner, its hooks, and the runpy that started the script.
 

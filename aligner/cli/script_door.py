@@ -67,18 +67,20 @@ def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: t
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)  # the script prints as it would without us
     process = os.getpid()
-    code = _run_script(wanted, ImportWatcher(names, watch.on_import, prepare))
+    code = _run_script(wanted, ImportWatcher(names, watch.on_import, prepare), voice)
     if os.getpid() == process:  # else the script has forked, and this is the end of the child
         watch.close()
         _tell(watch, wanted, options, voice, code, started)
     raise SystemExit(code)
 
 
-def _run_script(wanted: Script, watcher: ImportWatcher) -> int:
+def _run_script(wanted: Script, watcher: ImportWatcher, voice: Voice) -> int:
     """What Python does with what comes out of a script: exit codes, and the traceback on stderr."""
     with watcher, hidden():
         raised = _raised(lambda: run(wanted))
         code = 0 if raised is None else _fate(raised)
+        if raised is not None:
+            voice.hint(raised)
         raised = _raised(wait_for_threads)
         code = code if raised is None else _fate(raised)
     with suppress(OSError, ValueError):  # what cannot be printed stays where it is, and Python says so at its end

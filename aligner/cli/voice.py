@@ -30,3 +30,11 @@ class Voice:
         self.progress.clear()
         forget_us(error)
         traceback.print_exception(type(error), error, error.__traceback__)
+        self.hint(error)
+
+    def hint(self, error: BaseException) -> None:
+        """What the traceback of a common mistake does not say."""
+        from aligner.capture.tracebacks import torch_is_elsewhere
+
+        if torch_is_elsewhere(error):
+            self.say("torch-is-elsewhere", found=getattr(sys.modules["torch"], "__name__", "?"))

@@ -45,6 +45,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{records} values up to there are in {path}: `aligner show {path}`.",
         "网络运行时抛出了 {error}（上面的回溯来自它自身）。\n此前的 {records} 个值已存入 {path}：`aligner show {path}`。",
     ),
+    "torch-is-elsewhere": (
+        "PyTorch ran here while {found} stands in its place: `torch` was imported before the line that puts it there.\n"
+        "Write that line (from mindtorch.tools import mstorch_enable) first of all.",
+        "此处运行的是 PyTorch，而 {found} 已顶替其名：`torch` 在顶替之前就已导入。\n"
+        "请把顶替的那一行（from mindtorch.tools import mstorch_enable）写在最前面。",
+    ),
     "training-not-yet": (
         "The task has a loss or an optimizer, and training steps cannot be captured yet.\n"
         "Leave both out: the forward pass is captured, in train mode with --train.",

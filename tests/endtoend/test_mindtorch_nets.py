@@ -226,3 +226,18 @@ def test_the_doctor_tells_of_it(tmp_path):
     assert findings["mindtorch-observed"]["state"] == "good"
     if not IS_OPENI:  # what mindnlp puts in torch's place is not taken for torch
         assert not [name for name, line in findings.items() if name.startswith("torch") and line["state"] == "good"]
+
+
+@openi
+@pytest.mark.parametrize("order", ["late", "first"])
+def test_torch_imported_before_mindtorch_takes_its_place_is_told(order, tmp_path):
+    """The traceback names an attribute that MindTorch lacks, and not the line that stands too low."""
+    swap, net = (
+        "from mindtorch.tools import mstorch_enable\n",
+        "print(tuple(nn.Linear(3, 2)(torch.ones(1, 3)).shape))\n",
+    )
+    imports = "import torch\nfrom torch import nn\n"
+    (tmp_path / "net.py").write_text(imports + swap + net if order == "late" else swap + imports + net)
+    wanted = 1 if order == "late" else 0
+    done = aligner("capture", "-o", "port.h5", "net.py", cwd=tmp_path, wanted=wanted)
+    assert ("mindtorch.torch stands in its place" in " ".join(done.stderr.split())) is (order == "late")
