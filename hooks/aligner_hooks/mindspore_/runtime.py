@@ -30,7 +30,7 @@ JIT_MODULES = "MS_JIT_MODULES"
 LEFT_TO_PYTHON = b"__py_exec_index"
 # Dicts and lists that Python puts together, which are of no type that an operator of ours could be given.
 PUT_TOGETHER = b"__internal_"
-# What a second run would leave behind: parameters written, other random numbers, words on the terminal, what Python did.
+# What a second run would leave behind: written parameters, other random numbers, words on a screen, Python's doings.
 TRACES = (b"side_effect_mem", b"side_effect_hidden", b"Print", LEFT_TO_PYTHON)
 # The same: `self.step = ...` in a construct.
 ATTRIBUTE_WRITTEN = b"_jit_fallback_set_attr("
