@@ -12,9 +12,10 @@ from typing import Optional
 import numpy as np
 
 from aligner.explain.case import HUGE, Case, distance
+from aligner.explain.glue import attention_covers as covers
 from aligner.explain.glue.attention_edits import Edit, edits, head_size, spelled
 from aligner.explain.glue.attention_plan import Kept, Plan, made
-from aligner.explain.glue.attention_precision import sees_nothing, shortened, unseeing
+from aligner.explain.glue.attention_precision import shortened, unseeing
 from aligner.explain.glue.hand import Hand, Piece
 from aligner.explain.patterns.pair import DROP, Floats, Pair
 from aligner.explain.suspect import Suspect
@@ -100,12 +101,13 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
     """The choice that differs, where the reference's value is attention over values in hand, perhaps with a bias."""
     if not pair.alike or pair.expected.ndim not in (3, 4):
         return
-    found = _asked(pair, hand)
+    caps = covers.caps(case)
+    found = _asked(pair, hand, caps)
     width = pair.expected.shape[-1:]
     if found is None and pair.expected.ndim == 3:
         for piece in islice((p for p in hand.pieces(lambda shape: shape == width) if p.rank == 2), 1):
             less = Pair(pair.expected - piece.array, pair.actual - piece.array, pair.limit, pair.facts)
-            found = _asked(less, hand, f" + [{piece.name}]")
+            found = _asked(less, hand, caps, f" + [{piece.name}]")
     if found is not None:
         yield _named(case, found)
 
@@ -124,10 +126,10 @@ def _named(case: Case, found: Suspect) -> Suspect:
     return found
 
 
-def _asked(pair: Pair, hand: Hand, added: str = "") -> Optional[Suspect]:
+def _asked(pair: Pair, hand: Hand, caps: Sequence[float], added: str = "") -> Optional[Suspect]:
     for scene in _scenes(pair):
-        count = MORE_PROBES if scene.length_first or added else PROBES
-        plan = next((p for p in islice(_plans(scene, hand), count) if scene.gives(p, scene.expected)), None)
+        count = (MORE_PROBES if scene.length_first or added else PROBES) * (1 + len(caps))
+        plan = next((p for p in islice(_plans(scene, hand, caps), count) if scene.gives(p, scene.expected)), None)
         if plan is None:
             continue
         before = distance(scene.actual[scene.items], scene.expected[scene.items])
@@ -184,15 +186,15 @@ def _scenes(pair: Pair) -> Iterator[Scene]:
     yield Scene(pair, "weights" if shares else "scores")
 
 
-def _plans(scene: Scene, hand: Hand) -> Iterator[Plan]:
+def _plans(scene: Scene, hand: Hand, caps: Sequence[float]) -> Iterator[Plan]:
     """Ways to write attention that could give a value of this shape, the usual ones first."""
-    masks = _masks(hand, scene.shape[1 if scene.stage == "mixed" else 2])
+    masks = covers.masks(hand, scene.shape[1 if scene.stage == "mixed" else 2])
     bases = list(islice((base for base in _bases(scene, hand) if _fits(scene, base)), SOURCES))
     for base in bases:
         if base.given is not None:
             yield base
             if base.weighted:
-                yield from islice(_masked(base, masks), 1, None)
+                yield from islice(covers.covered(base, masks), 1, None)
     bases = [base for base in bases if base.given is None]
     for usual in (True, False):
         turns = list(_turns(usual))
@@ -200,7 +202,7 @@ def _plans(scene: Scene, hand: Hand) -> Iterator[Plan]:
         for turn, base in [*product(turns, near), *product(turns, far)]:
             scene.choose(base.heads * _length(base, 0) * _length(base, -1))
             for scale in _scales(base, usual):
-                yield from _masked(replace(base, rope=turn.rope, theta=turn.theta, scale=scale), masks)
+                yield from covers.covered(replace(base, rope=turn.rope, theta=turn.theta, scale=scale), masks, caps)
 
 
 def _fits(scene: Scene, base: Plan) -> bool:
@@ -215,20 +217,6 @@ def _scales(base: Plan, usual: bool) -> tuple[float, ...]:
     if usual:
         return (1 / math.sqrt(size), 1.0) if size > 1 else (1.0,)
     return (1 / math.sqrt(size * base.heads), 1 / size, math.sqrt(size))
-
-
-def _masked(plan: Plan, masks: list[Piece]) -> Iterator[Plan]:
-    yield plan
-    yield replace(plan, causal="causal")
-    for mask in masks:
-        for sense in _senses(mask):
-            covered = replace(plan, mask=mask, sense=sense)
-            yield covered
-            if sees_nothing(covered):
-                yield replace(covered, dead="zero")
-            yield replace(plan, mask=mask, sense=sense, causal="causal")
-            if sense != "add":
-                yield replace(plan, mask=mask, sense=sense, fill=-1e9)
 
 
 def _turns(usual: bool) -> Iterator[Plan]:
@@ -362,33 +350,9 @@ def _separate(scene: Scene, three: tuple[tuple[Piece, ...], tuple[int, ...]], he
         return
     key = sources[1].array
     if key.ndim == 4:
-        groups = heads if heads in key.shape[1:3] else 0
+        shared = [n for n in key.shape[1:3] if heads % n == 0] if query.ndim == 4 and heads in query.shape[1:3] else []
+        groups = heads if heads in key.shape[1:3] else max(shared, default=0)
     else:
         groups = key.shape[2] // (size * (2 if len(sources) == 2 else 1))
     if groups and groups <= heads and heads % groups == 0:
         yield _plan(scene, sources, heads, groups, order)
-
-
-def _masks(hand: Hand, length: int) -> list[Piece]:
-    """What may lie over the scores: masks, and numbers for each pair of places."""
-    found = []
-    for piece in hand.pieces(lambda s: 2 <= len(s) <= 4 and s[-1] > 1):
-        array = piece.array
-        pairs = array.ndim >= 2 and array.shape[-2] == array.shape[-1] == length
-        if array.dtype.kind == "b" or (piece.rank in (0, 2, 4, 5) and (_like_a_mask(array) or pairs)):
-            found.append(piece)
-        if len(found) == 4:
-            break
-    return found
-
-
-def _like_a_mask(array: Floats) -> bool:
-    few = np.unique(np.asarray(array.reshape(-1)[:4096], np.float64))
-    return len(few) == 2 or bool((few <= -1e4).any())
-
-
-def _senses(mask: Piece) -> tuple[str, ...]:
-    array = mask.array
-    if array.dtype.kind == "b" or bool(np.isin(array.reshape(-1)[:4096], (0, 1)).all()):
-        return ("keep", "drop")
-    return ("keep", "add") if bool((array == 0).any() and (array >= 0).all()) else ("add",)

@@ -32,6 +32,7 @@ def edits(plan: Plan, others: Sequence[Piece] = ()) -> Iterator[Edit]:
     if plan.given is None:
         yield from _sources(plan)
         yield from _ropes(plan)
+    yield from _beneath(plan)
     if plan.weighted:
         for axis in (-2, -3):
             yield altered(plan, "softmax-axis", "axis", plan.axis, axis, axis=axis)
@@ -39,6 +40,19 @@ def edits(plan: Plan, others: Sequence[Piece] = ()) -> Iterator[Edit]:
         yield replace(missing, facts={**missing.facts, "other": "softmax(scores)"})
     if plan.given is not None or len(plan.sources) > 1:
         yield from _taken(plan, others)
+
+
+def _beneath(plan: Plan) -> Iterator[Edit]:
+    """What lies beneath the mask left out: a bias, a bound."""
+    if plan.bias is not None:
+        name = f"[{plan.bias.name}]"
+        missing = altered(plan, "addend-missing", "bias", name, "none", bias=None)
+        yield replace(missing, facts={**missing.facts, "other": name})
+    if plan.cap:
+        told = f"{plan.cap:g} * tanh(scores / {plan.cap:g})"
+        missing = altered(plan, "function-missing", "bound", told, "none", cap=0.0)
+        more: dict[str, Scalar] = {"function": told, "reference_function": told, "port_function": "identity"}
+        yield replace(missing, facts={**missing.facts, **more, "other": "scores"})
 
 
 def _taken(plan: Plan, others: Sequence[Piece]) -> Iterator[Edit]:
@@ -209,6 +223,10 @@ def spelled(plan: Plan) -> str:
     if plan.rope:
         only = f" of {plan.rope_of} only" if plan.rope_of else ""
         words.append(f"rotary={plan.rope}{only}{', backwards' if plan.rope_sign < 0 else ''}")
+    if plan.bias is not None:
+        words.append(f"bias=[{plan.bias.name}]")
+    if plan.cap:
+        words.append(f"bound={plan.cap:g}")
     masks = [plan.causal] if plan.causal else []
     if plan.mask is not None:
         masks.append(f"{plan.sense} [{plan.mask.name}]")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Optional
 
 import numpy as np
@@ -60,6 +60,10 @@ class Plan:
     rope_short: str = ""
     rope_rounded: tuple[str, ...] = ()
     """The same of the rotary embedding's angles."""
+    bias: Optional[Piece] = None
+    """Numbers for each pair of places that are added beneath the mask."""
+    cap: float = 0.0
+    """The scores stay within it: cap * tanh(scores / cap)."""
     given: Optional[Piece] = None
     """Scores that were in hand already, or weights (`weighted` is False); the one source is the value then."""
 
@@ -101,7 +105,10 @@ def made(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats] = None) -
         return None
     hidden, added = covered
     with np.errstate(all="ignore"):
-        scores = _short(plan, "scores", _short(plan, "scores", scores * plan.scale) + added)
+        bare = _bounded(plan, scores * plan.scale, items, rows)
+        if bare is None:
+            return None
+        scores = _short(plan, "scores", _short(plan, "scores", bare) + added)
         if plan.late:
             weights = np.where(hidden, 0.0, softmax(scores, plan.axis))
         else:
@@ -112,6 +119,16 @@ def made(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats] = None) -
         weights = _short(plan, "weights", _alive(plan, weights, hidden | (added <= DEAD)))
         mixed = weights if plan.stage == "weights" else np.asarray(weights @ _short(plan, "value", value))
         return weights if plan.stage == "weights" else _merged(plan, _short(plan, "result", mixed))
+
+
+def _bounded(plan: Plan, scores: Floats, items: Floats, rows: Optional[Floats]) -> Optional[Floats]:
+    """The scores with their bias, and within their bound; None where the bias cannot lie over them."""
+    if plan.bias is not None:
+        cover = _covered(replace(plan, mask=plan.bias, sense="add", causal=""), scores.shape, items, rows)
+        if cover is None:
+            return None
+        scores = scores + cover[1]
+    return np.asarray(plan.cap * np.tanh(scores / plan.cap) if plan.cap else scores)
 
 
 def _short(plan: Plan, stage: str, values: Floats) -> Floats:
@@ -250,7 +267,8 @@ def _covered(
 ) -> Optional[tuple[Floats, Floats]]:
     """Which scores are hidden, and what is added to the others."""
     source = _batched(plan, plan.sources[0])
-    length, keys = source.shape[1] if source.ndim == 3 else shape[2] if rows is None else -1, shape[3]
+    heads_first = source.ndim == 4 and source.shape[1] == plan.heads
+    length, keys = source.shape[2 if heads_first else 1], shape[3]
     length = plan.given.array.shape[2] if plan.given is not None else length
     hidden, added = np.zeros((), bool), np.zeros(())
     if plan.causal:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -191,3 +193,49 @@ def test_a_length_that_comes_first_is_seen():
 
 def test_unrelated_values_prove_nothing():
     assert not [s for s in glue.suspects(place(drawn(WIDTH), drawn(WIDTH), GIVEN)) if s.error is not None]
+
+
+TABLE = RANDOM.standard_normal((LENGTH, LENGTH, HEADS)).astype(np.float32)  # as an embedding of distances gives it
+BIAS = TABLE.transpose(2, 0, 1)[None]
+HIDDEN = np.where(PRESENT, 0.0, -1e9).astype(np.float32)[:, None, None, :]
+MASKED = (value(HIDDEN, "input.1", "at"), *APART)
+WITH_TABLE = (*MASKED, value(TABLE, "output.0", "at.distances"))
+HANDED = (value(BIAS, "input.2", "at"), *MASKED)
+NORMED = (
+    value(HIDDEN, "input.1", "at"),
+    value(5 * Q.reshape(BATCH, LENGTH, HEADS, SIZE), "output.0", "at.q_norm"),
+    value(5 * FEW_K.reshape(BATCH, LENGTH, GROUPS, SIZE), "output.0", "at.k_norm"),
+    value(FEW_V, "output.0", "at.v"),
+)
+
+
+def biased(bias=BIAS, scale=None):
+    return merged(softmax(scored(q, k, scale) + bias + HIDDEN, -1) @ v)
+
+
+def bounded(bound=20.0, spread=np.repeat):
+    keys, values = (
+        spread(split(x, GROUPS), 2, axis=1) if spread is np.repeat else spread(split(x, GROUPS), (1, 2, 1, 1))
+        for x in (5 * FEW_K, FEW_V)
+    )
+    scores = scored(5 * q, keys)
+    return merged(softmax((bound * np.tanh(scores / bound) if bound else scores) + HIDDEN, -1) @ values)
+
+
+BENEATH = {
+    "a table's bias left out under a mask": (biased(), biased(0.0), WITH_TABLE, "addend-missing"),
+    "a bias that is handed in left out": (biased(), biased(0.0), HANDED, "addend-missing"),
+    "scaled beside a bias": (biased(scale=1.0), biased(), WITH_TABLE, "scale-other"),
+    "the bound left out": (bounded(), bounded(0.0), NORMED, "function-missing"),
+    "heads shared in another order within a bound": (bounded(), bounded(spread=np.tile), NORMED, "gqa-repeat-vs-tile"),
+}
+
+
+@pytest.mark.parametrize("name", BENEATH)
+def test_what_lies_between_scores_and_mask_is_known(name):
+    reference, port, known, cause = BENEATH[name]
+    wrong = replace(place(reference, port, known), operations=(("matmul", "tanh", "add"), ()))
+    found = next(iter(glue.suspects(wrong)))
+    assert (found.cause, found.error is not None) == (cause, True)
+    for language in ("en", "zh"):
+        assert not any("<" in text for text in sentences(cause, found.facts, language))
