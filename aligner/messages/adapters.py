@@ -29,16 +29,16 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "请使用 --mode pynative 采集（脚本：设置环境变量 MS_JIT=0）；若要采集编译后的网络，请使用 MINDSPORE_DUMP_CONFIG 和 `aligner import`。",
     ),
     "mindspore-untold": (
-        "{layer} ({type}) cannot be observed in the compiled graph: {reason}\n"
+        "{layer} ({type}) cannot be observed in the compiled graph ({reason}).\n"
         "Capture with --mode pynative (a script: with MS_JIT=0 in the environment) to see it; the others are recorded.",
-        "在已编译的图中无法观察 {layer}（{type}）：{reason}\n请使用 --mode pynative 采集以查看该层（脚本：设置环境变量 MS_JIT=0）；其他层已记录。",
+        "在已编译的图中无法观察 {layer}（{type}）：{reason}。\n请使用 --mode pynative 采集以查看该层（脚本：设置环境变量 MS_JIT=0）；其他层已记录。",
     ),
     "mindspore-untold-several": (
-        "{count} layers cannot be observed in the compiled graph: {reason}\n"
-        "They are {layers}. Capture with --mode pynative (a script: with MS_JIT=0 in the environment) to see them; "
+        "{count} layers cannot be observed in the compiled graph ({reason}): {layers}.\n"
+        "Capture with --mode pynative (a script: with MS_JIT=0 in the environment) to see them; "
         "the others are recorded.",
-        "在已编译的图中有 {count} 层无法观察：{reason}\n"
-        "它们是 {layers}。请使用 --mode pynative 采集以查看这些层（脚本：设置环境变量 MS_JIT=0）；其他层已记录。",
+        "在已编译的图中有 {count} 层无法观察（{reason}）：{layers}。\n"
+        "请使用 --mode pynative 采集以查看这些层（脚本：设置环境变量 MS_JIT=0）；其他层已记录。",
     ),
     "torch-no-graph-mode": (
         "torch has no graph mode in which layers can be seen: --mode graph is for MindSpore.\n"
