@@ -383,6 +383,20 @@ def test_a_sum_in_float16(tmp_path):
     assert (origin.where, found.id, found.facts["terms"]) == ("layer", "fp16-matmul-accumulate", 1024)
 
 
+def test_whole_numbers_that_stand_twice_are_no_ties(tmp_path):
+    """Segments of a text: zeros for ones are another segment, although the first two of them are equal."""
+    segments = (torch.arange(8) > 3).long().expand(16, 8).contiguous()
+
+    def right(first, second, x, segments):
+        return second(first(x)), segments + 0
+
+    def wrong(first, second, x, segments):
+        return second(first(x)), segments * 0
+
+    (origin,) = answer(tmp_path, *planted(right, wrong), SPREAD, segments).origins
+    assert "topk-ties" not in [cause.id for cause in origin.causes]
+
+
 def test_indices_into_a_mask_are_no_ties(tmp_path):
     def right(first, second, x, seen):
         return second(first(x)), torch.arange(8).expand(16, 8).contiguous()

@@ -60,6 +60,8 @@ def _ties(pair: Pair, held: Iterable[Named]) -> Optional[Suspect]:
             size = array.shape[axis]
             if max(int(one.max()), int(other.max())) >= size or size < 2:
                 continue
+            if one.ndim == array.ndim and not (_once(one, axis) and _once(other, axis)):
+                continue
             ours, theirs = (_at(array, index, axis) for index in (one, other))
             if np.array_equal(ours, theirs) and (array == np.take(ours, [0], axis)).mean() <= RARE:
                 count = int((one != other).sum())
@@ -76,6 +78,11 @@ def _axes(shape: tuple[int, ...], wanted: tuple[int, ...]) -> Iterator[int]:
         kept = len(wanted) == len(shape) and wanted[:axis] + wanted[axis + 1 :] == rest
         if kept or (wanted == rest and rest):
             yield axis
+
+
+def _once(index: Floats, axis: int) -> bool:
+    """Whether no place is picked twice, as neither a sort nor a top-k does: else these are other whole numbers."""
+    return bool((np.diff(np.sort(index, axis), axis=axis) != 0).all())
 
 
 def _at(array: Floats, index: Floats, axis: int) -> Floats:
