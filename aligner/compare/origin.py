@@ -297,11 +297,11 @@ class Trace:
         """The same, known from the forced pass. A wrong parameter explains what its layer does wrong."""
         if check.fails and not owned.births:
             state = replace(self._born(reading, replace(birth, check=check)), time=time)
-            small = check.hidden and check.deviation is not None and not self._tolerance.over(check.deviation)
+            little = check.hidden or check.error <= self._coarse
+            small = little and check.deviation is not None and not self._tolerance.over(check.deviation)
             if small or check.by_cast:  # what is red from here on is red by rounding
                 self.reached.pop(id(reading))
-                return state if check.by_cast else replace(state, births=())
-            return state
+            return replace(state, births=()) if small and not check.by_cast else state
         births: tuple[int, ...] = ()
         if check.fails:
             births = tuple(owned.births)
@@ -320,7 +320,7 @@ class Trace:
         return State(reading.severity, reading.over, reading.nonfinite, error, births, time)
 
     def _reaches(self, reading: Reading, births: tuple[int, ...]) -> None:
-        """It goes back to these; to a place in a short type only if it is more than what that rounds, grown."""
+        """It goes back to these; to a place in a short type only if it is more than that rounds, grown."""
         told = [b for b in births if not self._rounds(self.births[b].check, reading)]
         if told:
             self.reached[id(reading)] = tuple(told)

@@ -230,3 +230,33 @@ def test_a_constant_that_is_short_itself_speaks_for_no_other_cause(tmp_path):
     (origin,) = answer(tmp_path, Masked(), MaskedPort(), numbers(3, 16), pad).origins
     assert (origin.layer, origin.where) == ("", "glue")
     assert (origin.causes[0].id, origin.causes[0].facts["dtype"]) == ("short-float-operations", "float16")
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        torch.manual_seed(5)
+        self.first, self.second, self.third = nn.Linear(16, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+        self.factor = factor
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.third(self.second(self.first(x * self.factor)))
+
+
+class ScaledPort(cells.Cell):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = cells.Dense(16, 32), cells.Dense(32, 32), cells.Dense(32, 4)
+
+    def construct(self, x):
+        return self.third(self.second(self.first(x * 2.0)))
+
+
+def test_a_small_mistake_is_not_blamed_for_what_the_references_short_type_rounds(tmp_path):
+    """It is told of, as it is in float32; what is red behind it is red by bfloat16."""
+    found = answer(tmp_path, Scaled(2.0002), ScaledPort(), numbers(6, 16))
+    assert (found.aligned, found.origins) == (True, ())
+    assert [(place.layer, place.where) for place in found.suspects] == [("", "glue")]
+    (origin,) = answer(tmp_path, Scaled(2.5), ScaledPort(), numbers(6, 16)).origins
+    assert (origin.layer, origin.where) == ("", "glue")
