@@ -268,6 +268,35 @@ def test_a_function_that_is_compiled_runs_the_net_inside_a_loop() -> None:
     assert ops.relu(x).shape == (8, 4)
 
 
+class Predicting(nn.Cell):
+    """What is compiled is a method of its own, which runs its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Dense(4, 4)
+
+    @mindspore.jit
+    def predict(self, x: Any) -> Any:
+        return ops.softmax(self.fc(x), -1)
+
+
+def test_what_jit_makes_of_a_net_is_seen_as_the_net() -> None:
+    """The function that `jit(net)` returns runs the net's construct: nobody calls the net."""
+    net, x = made("norm")
+    compiled, roots = mindspore.jit(net), []
+    own = Recorder(ADAPTER).arrays(compiled(x))
+    handle = ADAPTER.watch_roots(roots.append)
+    with Recorder(ADAPTER).attach(net) as recorder:
+        observed = Recorder(ADAPTER).arrays(compiled(x))
+    predicting = Predicting()
+    predicting.predict(x)
+    handle.remove()
+    assert same(own, observed)
+    assert roots == [net, predicting]
+    check_equal(seen(net, "pynative", x), recorder)
+    check_nothing_left(net)
+
+
 class Returning(nn.Cell):
     """A cache that may be missing, a number, and a counter that is written."""
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any, Callable, Optional
 from weakref import ref
 
@@ -160,7 +161,7 @@ def _compiled_function(original: Callable[..., Any], listeners: Listeners) -> Ca
     def __call__(self: Any, *args: object, **kwargs: object) -> object:
         for listener in list(listeners.values()):
             if listener.on_function is not None:
-                listener.on_function(self.fn)
+                listener.on_function(self.fn if self.obj is None else MethodType(self.fn, self.obj))
         where = "_cell_cache_key_extend" if hasattr(self, "_cell_cache_key_extend") else "_create_time"
         own = getattr(self, where)
 
@@ -177,12 +178,22 @@ def _compiled_function(original: Callable[..., Any], listeners: Listeners) -> Ca
             return runtime.nodes(self, self.compile(self.fn.__name__, *inputs, **kwargs))
 
         graph = Graph(named, compile, lambda: original(self, *args, **kwargs))
-        # The cell whose construct this is was called eagerly: its hooks tell of it.
+        # The cell whose construct this is was called eagerly: its hooks tell of it. If not, it is seen from outside.
         inside = [one for one in GRAPHS.cells.values() if one.cell() is not None and one.cell() is not self.obj]
-        with _lifted(listeners):
-            return _run(graph, inside)
+
+        def run(*_args: object, **_kwargs: object) -> object:
+            with _lifted(listeners):
+                return _run(graph, inside)
+
+        return call(self.obj, run, args[1:], kwargs) if _passes_hooks_by(self.fn, self.obj) else run()
 
     return __call__
+
+
+def _passes_hooks_by(function: Any, cell: object) -> bool:
+    """Whether this is the construct of a cell that was not called: what `jit(net)` returns runs it by itself."""
+    construct = getattr(cell, "construct", None) if isinstance(cell, nn.Cell) else None
+    return getattr(construct, "__func__", None) is function
 
 
 def _run(graph: Graph, cells: list[Observed]) -> object:
