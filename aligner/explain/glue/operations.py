@@ -13,6 +13,9 @@ from aligner.explain.suspect import Suspect
 MOST = 6
 """Names that are listed."""
 
+TELLING = 2
+"""So few operations on one side only tell more than that one ran which other mistakes are made with."""
+
 BEFORE, SHOWN = 3, 10
 """Operations that are shown in their order: so many before the first that differs, and in all."""
 
@@ -28,7 +31,8 @@ def suspects(case: Case) -> Iterator[Suspect]:
     facts.update(missing=_listed(missing) or "-", extra=_listed(extra) or "-")
     facts.update(ours=_shown(ours, first), theirs=_shown(theirs, first))
     if missing or extra:
-        yield Suspect("operations-differ", facts, weight=0.15)
+        few = sum(missing.values()) + sum(extra.values()) <= TELLING
+        yield Suspect("operations-differ", facts, weight=0.4 if few else 0.15)
     elif ours and theirs and case.between is not None and not case.between[0]:  # else it may be made before
         yield Suspect("operations-alike", facts, weight=0.1)
 

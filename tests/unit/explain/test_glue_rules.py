@@ -10,6 +10,7 @@ import pytest
 from aligner.explain import glue
 from aligner.explain.catalogue import sentences
 from aligner.explain.patterns.functions import FUNCTIONS, softmax
+from aligner.explain.suspects import suspects
 from tests.unit.explain.cases import case, value
 
 BATCH, LENGTH, WIDTH = 2, 12, 32
@@ -309,6 +310,12 @@ def test_of_many_operations_the_one_that_lacks_is_named_in_its_place():
         sentences(found.cause, found.facts, "en")[0]
         == "Other operations run here: in the reference sqrt, in the port -"
     )
+
+
+def test_a_clamp_that_lacks_tells_more_than_that_something_was_resized():
+    ran = (("interpolate", "add", "clamp"), ("resize_bilinear", "add"))
+    wrong = place(drawn(2, 3, 4, 4), drawn(2, 3, 4, 4), (), operations=ran)
+    assert [s.cause for s in suspects(wrong)][:2] == ["operations-differ", "resize-bilinear-half-pixel"]
 
 
 def test_a_class_of_the_users_own_is_code_too():
