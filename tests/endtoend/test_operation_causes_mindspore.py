@@ -156,3 +156,21 @@ def test_a_port_with_the_like_named_function_is_told(tmp_path, name):
     assert origin.where == "glue"
     assert origin.causes[0].id == cause
     assert origin.causes[0].confirmed
+
+
+@pytest.mark.parametrize("kind", ["GRU", "RNN"])
+def test_what_the_frameworks_tanh_does_inside_a_recurrent_layer_is_nobodys_mistake(tmp_path, kind):
+    torch.manual_seed(0)
+    one = getattr(nn, kind)(6, 5, batch_first=True, bidirectional=True)
+    other = getattr(cells, kind)(6, 5, batch_first=True, bidirectional=True)
+    with torch.no_grad(), aligner.capture(one, tmp_path / "ref.h5"):
+        one(torch.randn(4, 7, 6) * 4)
+    replay = aligner.replay(tmp_path / "ref.h5", other)
+    with replay.capture(tmp_path / "port.h5", Options(force=True)):
+        other(*replay.inputs(0))
+    found = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
+    assert found.outcome == "aligned"
+    assert not found.origins
+    causes = [suspect.causes[0] for suspect in found.suspects]
+    assert causes
+    assert all(cause.id == "recurrent-tanh-approximation" and cause.confirmed for cause in causes)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from aligner.explain.patterns.functions import coarse_tanh
 from aligner.explain.patterns.pair import figure
 from aligner.explain.patterns.scene import Scene
 from aligner.explain.suspect import Suspect
@@ -20,7 +21,7 @@ SHORT = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 def suspects(scene: Scene) -> Iterator[Suspect]:
-    """Evidence only: none of this can be undone in numbers."""
+    """Evidence, mostly: little of this can be undone in numbers."""
     expected, actual = scene.case.expected, scene.case.actual
     if expected is not None and actual is not None and expected.dtype != actual.dtype:
         small = scene.pair.before < 4.0 * max(SHORT.get(actual.dtype, 0.0), SHORT.get(expected.dtype, 0.0))
@@ -40,6 +41,7 @@ def _tanh(scene: Scene) -> Iterator[Suspect]:
     largest = float(apart.max())
     if near.all() or largest > WORST or small > largest / 8:
         return
+    left = pair.proved(coarse_tanh(x), pair.actual)
     yield pair.suspect(
-        "tanh-cpu-approximation", None, 0.7, largest=figure(largest), small=figure(small), edge=figure(EDGE)
+        "tanh-cpu-approximation", left, 0.7, largest=figure(largest), small=figure(small), edge=figure(EDGE)
     )
