@@ -86,8 +86,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "no-model-ran": (
         "No model ran in {script}, so nothing was captured.\n"
-        "A net in graph mode, under @jit or in another process cannot be seen; otherwise call it as net(x), or use a factory: FILE.py:NAME.",
-        "{script} 中没有模型运行，未采集任何内容。\n图模式、@jit 下或其他进程中的网络不可见；否则请以 net(x) 调用，或使用工厂函数：FILE.py:NAME。",
+        "A net in another process cannot be seen, nor one in a script that ends before it is called. Call it as net(x), or use a factory: FILE.py:NAME.",
+        "{script} 中没有模型运行，未采集任何内容。\n其他进程中的网络不可见；脚本在调用网络之前结束时也是如此。请以 net(x) 调用，或使用工厂函数：FILE.py:NAME。",
     ),
     "model-not-found": (
         "No model called '{wanted}' ran in {script}; these did: {ran}.\nChoose one of them with --model.",
