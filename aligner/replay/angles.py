@@ -14,7 +14,9 @@ from aligner.record import Array, Key
 
 EPS = DTYPES["float32"].eps or 0.0
 CLOSE = 1e-3
+"""The squares of a sine and a cosine of one angle are 1 together, up to this."""
 LEAST = 4
+"""Channels that such a table has."""
 
 
 def rounded(check: Check, made: Array, entries: Mapping[Key, Entry]) -> float:

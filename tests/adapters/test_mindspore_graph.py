@@ -496,6 +496,7 @@ def test_a_graph_that_sets_an_attribute_is_seen_from_outside_and_runs_once() -> 
     assert net.step == 1
     (note,) = [note for note in ADAPTER.cautions(net) if note.message == "mindspore-untold"]
     assert note.layer == "fc"
+    assert "(step)" in str(note.facts["reason"])
 
 
 @pytest.mark.skipif(runtime.bytecode_context() is None, reason="this MindSpore does not compile from bytecode")
