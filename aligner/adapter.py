@@ -90,6 +90,7 @@ class Adapter(Protocol):
 
         An exception of the callbacks goes up to whoever called the layer. If the layer itself raises, `after` is
         not called. Whoever calls a layer's own forward method passes by: such a layer never ran, for us.
+        Inside a compiled graph `after` gets no arguments: their memory has other values by then.
         """
 
     def intervene(self, layer: object, given: Given, made: Made) -> Handle:

@@ -20,6 +20,7 @@ from typing import Any, Optional, Union
 from aligner import registry
 from aligner.adapter import Adapter, Handle
 from aligner.capture.computed import Computed
+from aligner.capture.dropouts import Dropouts
 from aligner.capture.gaps import Gaps
 from aligner.capture.header import describe
 from aligner.capture.progress import Progress
@@ -86,8 +87,7 @@ class Capture:
         self._stack: list[_Open] = []
         self._numbers: dict[str, int] = {}
         self._order = 0
-        self._dropouts: set[str] = set()
-        self._active_dropouts: set[str] = set()
+        self._dropouts = Dropouts(adapter)
         self._silenced = False
         self._random: Optional[bytes] = None
         self._process = os.getpid()
@@ -159,8 +159,8 @@ class Capture:
         self.steps += self._loose
         nothing = not self._ran and self._failure is None
         complete = clean and self.steps > 0 and self._failure is None
-        if self._active_dropouts:
-            self._note(writer, "", "dropout-active", layers=", ".join(sorted(self._active_dropouts)[:5]))
+        if self._dropouts.active:
+            self._note(writer, "", "dropout-active", layers=", ".join(sorted(self._dropouts.active)[:5]))
         try:
             self._tell_cautions(writer)
             writer.update_header(steps=self.steps, dropout=self._dropout_state(), **self._computed.tell(writer.finding))
@@ -208,7 +208,7 @@ class Capture:
         for path, layer in layers:
             spec = self._adapter.spec(layer)
             if spec.kind == "Dropout":
-                self._dropouts.add(path)
+                self._dropouts.watch(path)
             training = self._adapter.training(layer)
             children = path in parents or any(parent.startswith(f"{path}.") for parent in parents) or path == ""
             self._writer.layer(Layer(path, self._adapter.type_name(layer), spec, children, training))
@@ -236,7 +236,7 @@ class Capture:
             self._guarded(self._enter, path, layer, args, kwargs)
 
         def after(args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
-            self._guarded(self._leave, path, args, output)
+            self._guarded(self._leave, path, output)
 
         self._handles.append(self._adapter.observe(layer, before, after))
 
@@ -268,9 +268,10 @@ class Capture:
             self._gaps.enter(path)
         if self.steps == 0:
             self._computed.enter(path, layer)
+        self._dropouts.enter(path, found)
         self._record(writer, path, number, found)
 
-    def _leave(self, writer: Sink, path: str, args: tuple[object, ...], output: object) -> None:
+    def _leave(self, writer: Sink, path: str, output: object) -> None:
         depth = next((i for i in reversed(range(len(self._stack))) if self._stack[i].layer == path), None)
         if depth is None or self._adapter.thread() != self._thread:
             return
@@ -282,8 +283,7 @@ class Capture:
         found: Tensors = []
         outputs = flatten_result(output, self._adapter.is_tensor, found)
         self._record(writer, path, call.number, found)
-        if path in self._dropouts and found and args:
-            self._prove_inactive(path, args[0], found[0][1])
+        self._dropouts.leave(path, found)
         self._order += 1
         writer.call(Call(self.steps, Phase.FORWARD, path, call.number, call.first, self._order, call.inputs, outputs))
         self._progress.update(self.steps, path, len(self._numbers), self._total, writer.bytes_written)
@@ -342,15 +342,9 @@ class Capture:
                 Call(self.steps, Phase.FORWARD, call.layer, call.number, call.first, None, call.inputs, {"none": True})
             )
 
-    def _prove_inactive(self, path: str, given: object, result: object) -> None:
-        if self._adapter.is_tensor(given) and self._adapter.is_tensor(result):
-            same = self._adapter.to_numpy(given).tobytes() == self._adapter.to_numpy(result).tobytes()
-            if not same:
-                self._active_dropouts.add(path)
-
     def _dropout_state(self) -> str:
         """What the header says: seen at work, silenced, or idle (all of it looked at, not assumed)."""
-        if self._active_dropouts:
+        if self._dropouts.active:
             return "active"
         return "silenced" if self._silenced else "inactive"
 

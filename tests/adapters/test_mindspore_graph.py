@@ -390,6 +390,47 @@ def test_a_graph_that_does_not_run_with_taps_runs_without_and_says_so(monkeypatc
     assert {note.layer for note in ADAPTER.cautions(net) if note.message == "mindspore-untold"} == {"fc", "bn"}
 
 
+def test_values_are_shown_where_they_lie() -> None:
+    """On this machine no copies are made: they would take as much memory as the dump."""
+    from aligner_hooks.mindspore_ import native
+
+    shown: list[Any] = []
+    taps = native.operator(lambda array: shown.append((array.copy(), array.flags.owndata, array.flags.writeable)))
+    assert taps is not None
+    taps.add_prim_attr("side_effect_io", True)
+
+    class Shows(nn.Cell):
+        def construct(self, x: Any) -> Any:
+            y = x * 2
+            taps(y)
+            taps(y.astype(mindspore.float16))
+            return y
+
+    with ADAPTER.running(None, "graph"):
+        made = Shows()(tensor(2, 3)).asnumpy()
+    assert [array.dtype for array, *_ in shown] == ["float32", "float16"]
+    assert np.array_equal(shown[0][0], made)
+    assert not any(own or writeable for _, own, writeable in shown)
+
+
+@pytest.mark.parametrize("wrong", ["silent", "refused"])
+def test_where_memory_cannot_be_shown_copies_are(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from aligner_hooks.mindspore_ import forms, native, taps
+
+    if wrong == "silent":
+        silent = native.operator(lambda array: None)
+        monkeypatch.setattr(native, "operator", lambda receive: silent)
+    else:
+        monkeypatch.setenv(native.ALLOWED, "/nowhere")
+        assert native.operator(lambda array: None) is None
+    monkeypatch.setattr(taps, "BEGIN", forms.operator(forms.ARRIVAL.begin))
+    monkeypatch.setattr(taps, "VALUE", forms.operator(forms.ARRIVAL.value))
+    monkeypatch.setattr(graphs.GRAPHS, "proved", False)
+    net, x = made("norm")
+    check_same(net, x)
+    assert taps.VALUE.func_type == "pyfunc"
+
+
 class Routed(nn.Cell):
     """An expert that says besides how sure it is."""
 

@@ -21,6 +21,7 @@ from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
 from aligner.dtypes import DTYPES
 from aligner.record import Array
+from aligner_hooks.mindspore_ import native
 from aligner_hooks.mindsporelike.seen import Seen
 
 NOTHING = np.zeros(1, np.uint8)
@@ -183,7 +184,7 @@ class Arrival:
         self._complete()
 
     def value(self, array: Array) -> None:
-        """One of them, or a piece. Memory that it shares is the graph's: only the last one can be used as it is."""
+        """One of them, or a piece. The memory is the graph's and used again: only the last can be told of as it is."""
         if self._form is None or not self._due:
             return
         if self._due[0].fixed:
@@ -248,12 +249,22 @@ def operator(receive: Callable[[Array], None]) -> Any:
 
     Its result is one byte that nobody uses: a copy of the input would stay in memory until the graph has run.
     """
+    shown = native.operator(receive)
+    return copying(receive) if shown is None else _ordered(shown)
+
+
+def copying(receive: Callable[[Array], None]) -> Any:
+    """The same by MindSpore's operator for Python functions, which keeps a copy of its input wherever it stands."""
 
     def received(array: Array) -> Array:
         receive(array)
         return NOTHING
 
     made = ops.Custom(received, out_shape=lambda shape: (1,), out_dtype=lambda dtype: mstype.uint8, func_type="pyfunc")
+    return _ordered(made)
+
+
+def _ordered(made: Any) -> Any:
     made.add_prim_attr("side_effect_io", True)
     made.add_prim_attr("primitive_target", "CPU")  # there is no other; on Ascend the graph hands its values to the host
     return made

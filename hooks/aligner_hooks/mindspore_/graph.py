@@ -33,8 +33,6 @@ class Observed:
     cell: Callable[[], Optional[nn.Cell]]
     number: int
     observers: dict[object, tuple[Before, After]] = field(default_factory=dict)
-    arguments: list[tuple[Any, Any]] = field(default_factory=list)
-    """Of its calls that have begun and not ended."""
 
 
 @dataclass
@@ -97,8 +95,6 @@ class Graph:
         finally:
             failure, GRAPHS.failure = GRAPHS.failure, None
             GRAPHS.thread = None
-            for one in wanted:
-                one.arguments.clear()
         if failure is not None:
             raise failure
         return output if broken is None else self._without(wanted, broken)

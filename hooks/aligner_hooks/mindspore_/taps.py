@@ -29,6 +29,12 @@ BEGIN = forms.operator(forms.ARRIVAL.begin)
 VALUE = forms.operator(forms.ARRIVAL.value)
 
 
+def copy() -> None:
+    """From now on, take operators that are given copies."""
+    global BEGIN, VALUE
+    BEGIN, VALUE = forms.copying(forms.ARRIVAL.begin), forms.copying(forms.ARRIVAL.value)
+
+
 def tell(values: Any) -> int:
     """Tell of each tensor inside some values, in order, as it is now.
 
