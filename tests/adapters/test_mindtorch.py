@@ -390,6 +390,24 @@ def test_layers_in_a_compiled_graph_tell_what_they_tell_eagerly(jit, request):
     assert np.array_equal(compiled, output)
 
 
+@pytest.mark.skipif(not IS_OPENI, reason="mindnlp's cannot be compiled")
+def test_a_compiled_function_reads_what_was_loaded_behind_its_back():
+    """It keeps to the memory that a parameter had when it was compiled; a forced pass puts statistics back."""
+    net, x = Norm().eval(), x_of([[1.0, 2.0, 3.0, 4.0]])
+    compiled = decorated(net)
+    before = ADAPTER.to_numpy(compiled(x)).copy()
+    own = [(parameter, np.array(ADAPTER.read(parameter))) for parameter in ADAPTER.parameters(net)]
+    for parameter, values in own:
+        ADAPTER.load(parameter, values, parameter.dtype)
+    kept = [mindspore.Tensor(np.full(4, 7e8, np.float32)) + 1 for _ in range(50)]  # where a freed one was
+    assert np.array_equal(ADAPTER.to_numpy(compiled(x)), before)
+    (mean,) = [parameter for parameter, _ in own if parameter.role == "running_mean"]
+    ADAPTER.load(mean, np.array([1, 2, 3, 4], np.float32), "float32")
+    assert np.array_equal(ADAPTER.to_numpy(compiled(x)), ADAPTER.to_numpy(net(x)))
+    assert not np.array_equal(ADAPTER.to_numpy(compiled(x)), before)
+    assert len(kept) == 50
+
+
 @pytest.mark.skipif(not IS_OPENI, reason="mindnlp's runs layer by layer in GRAPH_MODE too")
 def test_a_run_of_ours_is_eager_where_the_program_is_in_graph_mode(graph_mode):
     layer, x = nn.Linear(2, 2), x_of([[1.0, 2.0]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import mindspore
 import numpy as np
 
 from aligner.adapter import Parameter
@@ -67,6 +68,9 @@ def _without_effect(module: Any, name: str) -> bool:
 def load(parameter: Parameter, array: Array, dtype: str) -> None:
     """New values for the tensor that is there, in its own type.
 
+    A function under @mindspore.jit goes on reading the memory that a parameter had when it was compiled, also when
+    that is freed: values that are there already are left alone, and statistics get theirs in place, as in training.
+
     Raises:
         ValueError: the array has another shape.
     """
@@ -74,6 +78,8 @@ def load(parameter: Parameter, array: Array, dtype: str) -> None:
     if tuple(array.shape) != tuple(tensor.shape):
         raise ValueError(f"{parameter.name} has shape {tuple(tensor.shape)}, the values have {tuple(array.shape)}")
     own = tensors.dtype(tensor)
+    if own == dtype and tensors.holds(tensor, array):
+        return
     if own == dtype:
         value = tensors.lowered_from(array, dtype)
     elif DTYPES[own].decode is None:
@@ -81,7 +87,10 @@ def load(parameter: Parameter, array: Array, dtype: str) -> None:
     else:
         wide = tensors.lowered_from(np.asarray(decode(array, dtype), np.float32), "float32")
         value = tensors.settled(wide.astype(tensors.mindspore_type(own)))
-    tensors.assign(tensor, value)
+    if parameter.buffer and package().compiles and isinstance(tensor, mindspore.Parameter):
+        mindspore.ops.assign(tensor, value)
+    else:
+        tensors.assign(tensor, value)
 
 
 def cast(model: Any, dtype: str) -> None:

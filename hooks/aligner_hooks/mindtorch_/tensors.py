@@ -70,6 +70,12 @@ def to_numpy(tensor: Any) -> Array:
         raise ValueError(f"MindSpore cannot show the values of this {word} tensor: {first}") from error
 
 
+def holds(tensor: Any, array: Array) -> bool:
+    """Whether these are the tensor's bits; the array is of the tensor's shape and of what stores its dtype."""
+    wanted = np.ascontiguousarray(array, DTYPES[dtype(tensor)].storage)
+    return np.array_equal(to_numpy(tensor).reshape(-1).view(np.uint8), wanted.reshape(-1).view(np.uint8))
+
+
 def lowered_from(array: Array, word: str) -> Any:
     """A tensor of MindSpore with these bits and memory of its own.
 
