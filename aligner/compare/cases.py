@@ -47,6 +47,7 @@ class Cases:
         other = self._ports.get(place.owner, place.owner)
         expected = None if place.key is None else reference.find(place.key)
         actual = self._actual(place)
+        long = actual is not None and place.port is not None and actual.key.slot == in_float32(place.port.slot)
         around = place.where == "glue"
         inputs, outputs = ([], []) if around or place.key is None else self._call(place.key)
         return Case(
@@ -71,7 +72,7 @@ class Cases:
             repeated=self._repeated(place) if place.where == "layer" else None,
             operations=self._operations(place) if around else None,
             computed=self._computed(place.owner, other) if place.where == "layer" else None,
-            shortened=self._shortened(place.owner, other) if place.where in ("glue", "layer") else None,
+            shortened=self._shortened(place.owner, other) if place.where in ("glue", "layer") and not long else None,
             consumer=self._consumer(place) if around else None,
             words=TORCH if port.header.get("framework") in WRITTEN_IN_TORCH else MINDSPORE,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.adapter import Adapter
@@ -98,6 +99,23 @@ class Alone:
         code = Code(self._adapter, self._plan, copy, around, numbers_before(self._calls.values(), around), given)
         made = code.value(check, lambda: self._run(copy, args, kwargs))
         return self._severity(check.port, made.tensor), made
+
+    def widened(self, dtype: str) -> tuple[object, Callable[[int], None]]:
+        """A copy of the whole port in `dtype`, and what runs it on the reference's inputs of a step.
+
+        Raises:
+            ValueError: it cannot be copied.
+        """
+        copy = self._adapter.respecified(self._layers[""], {}, dtype)
+        self._load_all(copy, "")
+
+        def run(step: int) -> None:
+            for call in sorted(self._calls.values(), key=lambda call: call.first):
+                if (call.step, call.layer) == (step, ""):
+                    args, kwargs = rebuild_arguments(call.inputs, partial(self._wide, call, dtype=dtype, given=dtype))
+                    self._run(copy, args, kwargs)
+
+        return copy, run
 
     def _wide(self, call: Call, slot: str, dtype: Optional[str], given: Optional[str]) -> object:
         """An argument, its floats in the type `given`."""

@@ -25,7 +25,7 @@ from aligner.compare.layers import Pairing, pair_layers
 from aligner.compare.net import CallId, is_input, survey
 from aligner.compare.pairing import Pair, pair_records
 from aligner.compare.reading import LOW_PRECISION
-from aligner.dtypes import DTYPES, decode
+from aligner.dtypes import DTYPES
 from aligner.dump.reader import Dump, Entry, open_dump
 from aligner.findings import CHECK
 from aligner.record import Array, Key, Phase
@@ -34,25 +34,16 @@ from aligner.replay.alone import Alone
 from aligner.replay.forced import ForcedPass
 from aligner.replay.frames import Plan
 from aligner.replay.hearing import heard
-from aligner.replay.noise import noise
-from aligner.replay.precision import CASTS, SHORT, grid, usual
+from aligner.replay.precision import CASTS, grid, usual
+from aligner.replay.rounding import DOUBTFUL, by_itself, disturbed
 from aligner.replay.trials import described, small, tried
+from aligner.replay.widened import Widened, is_hiding, judged, rounded
 
 if TYPE_CHECKING:
     from aligner.capture.sink import Sink
 
-DOUBTFUL = 300.0
-"""What is off by more than this many times what a float explains is not looked into: no function of a net makes so
-much of round-off, unless it jumps, and a jump is a finding."""
-
-COARSE = 0.05
-"""A layer that is right in float32 may be off by this much in a short type: a softmax of large values is."""
-
 MOST = 12
 """Places whose code is run once more in float64."""
-
-DISTURBED = 0.5
-"""How much values are disturbed, in units of the spacing of their floats: what rounding does to them at most."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +92,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
         checks = _rounded(checks, path, plan, _lonely(subject, port, plan))
         if plan.short is not None or plan.cast or any(check.cast for check in checks):
             alone = _lonely(subject, port, plan)
-            checks = _alone(checks, alone, forced, plan)
+            checks = _alone(checks, subject, alone, forced, plan)
     middle = time.monotonic()
     trials = _try(subject, path, pairing, plan, checks, sink)
     for check in checks:
@@ -177,32 +168,14 @@ def as_it_was(
 
 
 def _explained(subject: Subject, path: str, plan: Plan, forced: ForcedPass) -> list[Check]:
-    """The checks with what rounding explains measured where one is suspicious: how far a little noise moves it."""
-    suspicious = {check.port for check in forced.checks if check.suspicious and check.kept and check.ratio < DOUBTFUL}
-    if not suspicious:
-        return forced.checks
-    moved: dict[Key, float] = {}
-    eps = DTYPES[plan.short or "float32"].eps or 0.0
+    """The checks with what a little noise explains of those that are suspicious."""
     with open_dump(path) as port:
 
-        def told(check: Check, array: Array, dtype: str) -> None:
-            if check.port in suspicious:
-                kept = port.find(check.port._replace(phase=Phase.FORCED))
-                if kept is not None and kept.shape == array.shape:
-                    moved[check.port] = _moved(decode(array, dtype), kept.load())
+        def kept(check: Check) -> Optional[Array]:
+            entry = port.find(check.port._replace(phase=Phase.FORCED))
+            return None if entry is None else entry.load()
 
-        for step in sorted({key.step for key in suspicious}):
-            change = noise(DISTURBED * eps)
-            forced.disturbed(step, lambda step=step: subject.run(step), change, told)  # type: ignore[misc]  # bound now
-    return [replace(check, expected=max(check.expected, moved.get(check.port, 0.0))) for check in forced.checks]
-
-
-def _moved(disturbed: Array, kept: Array) -> float:
-    """Relative L2 of what the noise did; nothing is explained by it where values are not finite."""
-    with np.errstate(all="ignore"):
-        one, other = kept.astype(np.float64), disturbed.astype(np.float64)
-        apart = float(np.linalg.norm(other - one)) / (float(np.linalg.norm(one)) or 1.0)
-    return apart if np.isfinite(apart) else 0.0
+        return disturbed(forced, subject.run, kept, DTYPES[plan.short or "float32"].eps or 0.0)
 
 
 def _cast(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -> list[Check]:
@@ -249,15 +222,9 @@ def _of_angles(check: Check, path: str, plan: Plan) -> float:
 
 
 def _own_rounding(check: Check, path: str, alone: Alone) -> float:
-    try:
-        _, made = alone.inside(check, None, "float64")
-    except Exception:  # not all code runs in float64
-        return 0.0
     with open_dump(path) as port:
         kept = port.find(check.port._replace(phase=Phase.FORCED))
-        if kept is None or made.short or made.dtype != "float64" or made.array.shape != kept.shape:
-            return 0.0
-        return _moved(made.array, kept.load())
+        return by_itself(check, kept.load() if kept is not None else None, alone, None)
 
 
 def _grid(check: Check, port: Dump) -> Optional[str]:
@@ -266,34 +233,37 @@ def _grid(check: Check, port: Dump) -> Optional[str]:
     return None if kept is None or DTYPES[kept.dtype].exact else grid(kept.load())
 
 
-def _alone(checks: Sequence[Check], alone: Alone, forced: ForcedPass, plan: Plan) -> list[Check]:
-    """Each layer of a port that computes in a short type once more in float32, where small mistakes show.
+def _alone(checks: list[Check], subject: Subject, alone: Alone, forced: ForcedPass, plan: Plan) -> list[Check]:
+    """Each layer and the code between them once more in float32, where a short type may hide what is wrong."""
+    found = [(check, not is_hiding(check, plan)) for check in checks]
+    if all(done for _, done in found):
+        return checks
+    with as_it_was(subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
+        try:
+            widened = Widened(subject.adapter, alone, plan)
+            widened.run(subject.steps)
+            found = list(judged(checks, widened, forced, plan))
+        except Exception:  # a port that cannot be copied, or not run in float32: its layers may be, one by one
+            pass
+    return _one_by_one(found, alone, forced, plan)
 
-    What is right in float32 and finite is off by its precision, up to a point. A reference that computes in a short
-    type itself has nothing that small mistakes could be seen against.
-    """
+
+def _one_by_one(found: Sequence[tuple[Check, bool]], alone: Alone, forced: ForcedPass, plan: Plan) -> list[Check]:
+    """Layers of which nothing is known in float32: copies of them are run so, each by itself."""
     known: dict[tuple[int, str, int], Optional[float]] = {}
     bounds: dict[tuple[int, str, int], float] = {}
-    for check in checks:
+    for check, _ in found:
         place = check.port.step, check.port.layer, check.port.call
         if check.where == "layer":
             bounds[place] = max(bounds.get(place, 0.0), check.error + LIMIT * check.expected)
     result = []
-    for check in checks:
+    for check, done in found:
         place = check.port.step, check.port.layer, check.port.call
-        entry = plan.entries.get(check.port)
-        rough = check.key.layer in plan.lowered or (entry is not None and entry.dtype in SHORT)
-        short = plan.short is not None or check.cast or check.key.layer in plan.cast
-        if check.where != "layer" or rough or not short:
-            result.append(check)
-            continue
-        if place not in known:
-            known[place] = _in_float32(check, bounds[place], alone, forced)
-        error = known[place]
-        finite = np.isfinite(check.error) and (check.deviation is None or not check.deviation.nonfinite)
-        if error is not None:
-            explained = min(check.error, COARSE) if finite and not check.cast else 0.0
-            check = replace(check, alone=error, expected=max(check.expected, explained))
+        if check.where == "layer" and not done and is_hiding(check, plan):
+            if place not in known:
+                known[place] = _in_float32(check, bounds[place], alone, forced)
+            error = known[place]
+            check = check if error is None else rounded(check, error)
         result.append(check)
     return result
 

@@ -1,0 +1,66 @@
+"""What rounding explains at single places of a forced pass, measured where the usual figure does not do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Optional
+
+import numpy as np
+
+from aligner.compare.checks import Check
+from aligner.dtypes import decode
+from aligner.record import Array, Key
+from aligner.replay.alone import Alone
+from aligner.replay.forced import ForcedPass
+from aligner.replay.noise import noise
+
+DOUBTFUL = 300.0
+"""What is off by more than this many times what a float explains is not looked into: no function of a net makes so
+much of round-off, unless it jumps, and a jump is a finding."""
+
+DISTURBED = 0.5
+"""How much values are disturbed, in units of the spacing of their floats: what rounding does to them at most."""
+
+Kept = Callable[[Check], Optional[Array]]
+"""The numbers that the forced pass found at a place, if they were kept."""
+
+
+def disturbed(forced: ForcedPass, run: Callable[[int], object], kept: Kept, eps: float) -> list[Check]:
+    """The pass's checks, with what rounding explains measured where one is suspicious: how far noise moves it."""
+    suspicious = {check.port for check in forced.checks if check.suspicious and check.kept and check.ratio < DOUBTFUL}
+    moved: dict[Key, float] = {}
+
+    def told(check: Check, array: Array, dtype: str) -> None:
+        known = kept(check) if check.port in suspicious else None
+        if known is not None and known.shape == array.shape:
+            moved[check.port] = apart(decode(array, dtype), known)
+
+    for step in sorted({key.step for key in suspicious}):
+        forced.disturbed(step, lambda step=step: run(step), noise(DISTURBED * eps), told)  # type: ignore[misc]  # now
+    return [replace(check, expected=max(check.expected, moved.get(check.port, 0.0))) for check in forced.checks]
+
+
+def apart(found: Array, kept: Array) -> float:
+    """Relative L2 of what was done to a value; nothing is explained by it where values are not finite."""
+    with np.errstate(all="ignore"):
+        one, other = kept.astype(np.float64), found.astype(np.float64)
+        distance = float(np.linalg.norm(other - one)) / (float(np.linalg.norm(one)) or 1.0)
+    return distance if np.isfinite(distance) else 0.0
+
+
+def by_itself(check: Check, kept: Optional[Array], alone: Alone, dtype: Optional[str]) -> float:
+    """What code between layers rounds where noise does not tell: how far it comes out otherwise in float64.
+
+    A kernel that approximates (MindSpore's tanh: 1e-5) is no mistake of the code's. `dtype` is the one that the parent
+    is put into, if any.
+    """
+    if kept is None:
+        return 0.0
+    try:
+        _, made = alone.inside(check, dtype, "float64")
+    except Exception:  # not all code runs in float64
+        return 0.0
+    if made.short or made.dtype != "float64" or made.array.shape != kept.shape:
+        return 0.0
+    return apart(made.array, kept)

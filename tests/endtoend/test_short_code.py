@@ -1,0 +1,128 @@
+"""Small mistakes in code between layers of a port that computes in a short type: its rounding does not hide them."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+mindspore = pytest.importorskip("mindspore")
+from mindspore import amp, ops  # noqa: E402 - only after it is known to be there
+from mindspore import nn as cells  # noqa: E402 - as above
+from torch import nn  # noqa: E402 - as above
+
+import aligner  # noqa: E402 - as above
+from aligner import registry  # noqa: E402 - as above
+from aligner.capture.session import Capture, Options  # noqa: E402 - as above
+
+LEVELS = ("O2", "O3", "auto", "to_float")
+
+
+def answer(folder, net, port, *inputs):
+    net.eval()
+    port.set_train(False)
+    with torch.no_grad(), Capture(registry.of(net), net, folder / "ref.h5", Options(force=True, operations=True)):
+        net(*inputs)
+    replay = aligner.replay(folder / "ref.h5", port)
+    with replay.capture(folder / "port.h5", Options(force=True, operations=True)):
+        port(*replay.inputs(0))
+    return aligner.compare(folder / "ref.h5", folder / "port.h5")
+
+
+def numbers(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def lowered(port, level):
+    return port.to_float(mindspore.float16) if level == "to_float" else amp.auto_mixed_precision(port, level)
+
+
+class Block(nn.Module):
+    """A norm and a GELU, both written by hand between the layers."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = nn.Linear(32, 32), nn.Linear(32, 64), nn.Linear(64, 8)
+
+    def forward(self, x):
+        y = self.first(x) * 0.125
+        y = y * torch.rsqrt((y * y).mean(-1, keepdim=True) + 1e-5)
+        return self.third(nn.functional.gelu(self.second(y)))
+
+
+class BlockPort(cells.Cell):
+    def __init__(self, scale=0.125, eps=1e-5, gelu="none"):
+        super().__init__()
+        self.first, self.second, self.third = cells.Dense(32, 32), cells.Dense(32, 64), cells.Dense(64, 8)
+        self.scale, self.eps, self.gelu = scale, eps, gelu
+
+    def construct(self, x):
+        y = self.first(x) * self.scale
+        y = y * ops.rsqrt(ops.mean(y * y, -1, True) + self.eps)
+        return self.third(ops.gelu(self.second(y), approximate=self.gelu))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("mistake", "layers"),
+    [
+        ({"eps": 1e-6}, ("first", "second")),
+        ({"gelu": "tanh"}, ("second", "third")),
+    ],
+    ids=["eps", "gelu"],
+)
+def test_a_mistake_below_the_rounding_of_a_short_type_is_a_warning(tmp_path, level, mistake, layers):
+    found = answer(tmp_path, Block(), lowered(BlockPort(**mistake), level), numbers(16, 32))
+    assert (found.aligned, found.origins) == (True, ())
+    (place,) = found.suspects
+    assert (place.layer, place.where, place.between) == ("", "glue", layers)
+    assert place.own_error < 1e-3
+    assert "below-tolerance" in dict(found.warnings)
+
+
+def test_its_cause_is_proved_in_float32(tmp_path):
+    found = answer(tmp_path, Block(), lowered(BlockPort(gelu="tanh"), "O2"), numbers(16, 32))
+    (cause, *_) = found.suspects[0].causes
+    assert (cause.id, cause.confirmed) == ("gelu-approximate-default", True)
+    assert cause.error_after < 1e-5 < cause.error_before
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_code_that_is_right_is_quiet(tmp_path, level):
+    found = answer(tmp_path, Block(), lowered(BlockPort(), level), numbers(16, 32))
+    assert (found.aligned, found.origins, found.suspects) == (True, (), ())
+
+
+class Casting(BlockPort):
+    """Rounds to float16 by itself, as ports for NPUs do before they multiply, and computes in float32 again."""
+
+    def construct(self, x):
+        y = self.first(x) * self.scale
+        y = y * ops.rsqrt(ops.mean(y * y, -1, True) + self.eps)
+        y = ops.gelu(self.second(y)).astype(mindspore.float16).astype(mindspore.float32)
+        return self.third(y * 1.0)
+
+
+def test_code_that_casts_to_a_short_type_is_judged_by_that_type(tmp_path):
+    found = answer(tmp_path, Block(), lowered(Casting(), "O2"), numbers(16, 32))
+    assert (found.aligned, found.origins, found.suspects) == (True, (), ())
+
+
+class Own(nn.Module):
+    def forward(self, x):
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+
+
+class OwnPort(cells.Cell):
+    """A layer of the user's own that rounds to float16 on its way."""
+
+    def construct(self, x):
+        root = ops.rsqrt(ops.mean(x * x, -1, True) + 1e-5)
+        return x * root.astype(mindspore.float16).astype(x.dtype)
+
+
+def test_a_layer_that_casts_by_itself_is_judged_by_that_type(tmp_path):
+    net = nn.Sequential(nn.Linear(32, 32), Own(), nn.Linear(32, 8))
+    port = cells.SequentialCell(cells.Dense(32, 32), OwnPort(), cells.Dense(32, 8))
+    found = answer(tmp_path, net, lowered(port, "O2"), numbers(16, 32))
+    assert (found.aligned, found.origins, found.suspects) == (True, (), ())
