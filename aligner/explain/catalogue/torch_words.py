@@ -73,8 +73,70 @@ _OWN: Mapping[str, tuple[Text, Text]] = {
         ("The transposed convolution has no bias, the reference has one", "转置卷积没有偏置，标杆有偏置"),
         ("Write {written}, and load the bias", "写成 {written}，并加载偏置"),
     ),
+    **dict.fromkeys(
+        ("bn-buffers-not-loaded", "bn-gamma-beta-not-mapped", "ln-gamma-beta-not-mapped"),
+        (
+            ("{port_parameter} was not loaded", "{port_parameter} 未被加载"),
+            (
+                "Load it under the reference's name; load_state_dict(..., strict=True) names what is left over",
+                "按标杆的名称加载；load_state_dict(..., strict=True) 会列出未加载的参数",
+            ),
+        ),
+    ),
+    "tensor-default-float64": (
+        (
+            "A float64 tensor takes part: torch.tensor keeps the type of a numpy array",
+            "有 float64 张量参与计算：torch.tensor 会保留 numpy 数组的类型",
+        ),
+        ("Cast first: x.float()", "先转换类型：x.float()"),
+    ),
+    "bn-train-flag-default": (
+        (
+            "BatchNorm uses running statistics, the reference those of the batch: the port's is in eval mode",
+            "BatchNorm 使用滑动统计量，标杆使用批次统计量：待比对网络中它处于推理模式",
+        ),
+        ("Call net.train() before training", "训练前调用 net.train()"),
+    ),
+    "bn-train-at-eval": (
+        (
+            "BatchNorm uses the batch's statistics, the reference its running ones: the port's is in train mode",
+            "BatchNorm 使用批次统计量，标杆使用滑动统计量：待比对网络中它处于训练模式",
+        ),
+        (
+            "Call net.eval() before evaluating, and set no module to train mode on its own",
+            "推理前调用 net.eval()，不要单独把某个模块设为训练模式",
+        ),
+    ),
+    "l2normalize-eps-axis": (
+        (
+            "The vectors are not normalised as F.normalize does it along the reference's axis",
+            "向量的归一化与标杆中 F.normalize 沿指定轴的做法不同",
+        ),
+        ("Write F.normalize(x, dim=...) as the reference does", "按标杆写 F.normalize(x, dim=...)"),
+    ),
 }
 """Other titles and changes, by cause."""
+
+_SEEN: Mapping[str, Text] = {
+    "resize-bilinear-half-pixel": (
+        "PyTorch takes half pixels where align_corners is False",
+        "align_corners 为 False 时，PyTorch 使用半像素中心",
+    ),
+    "bn-train-flag-default": (
+        "Something has called eval(): a module is born in train mode",
+        "有代码调用过 eval()：Module 默认处于训练模式",
+    ),
+    "ctc-blank-index": ("nn.CTCLoss has its blank first, blank=0", "nn.CTCLoss 的 blank 默认在最前（blank=0）"),
+    "amp-levels-norm-dtype": (
+        "auto_mixed_precision keeps BatchNorm in float32 at every level, and LayerNorm at none but auto",
+        "auto_mixed_precision 在各级别都让 BatchNorm 保持 float32，而 LayerNorm 只在 auto 时保持",
+    ),
+    "bn-frozen-unfrozen-by-set-train": (
+        "net.train() turns every BatchNorm inside back on",
+        "net.train() 会重新打开其中所有 BatchNorm",
+    ),
+}
+"""Other evidence, by cause."""
 
 _CHANGES: Mapping[str, Text] = {
     "quick-gelu-vs-gelu": (
@@ -111,11 +173,6 @@ _CHANGES: Mapping[str, Text] = {
         "让 {port_parameter} 就是 {other} 的同一个 Parameter，而不是副本",
     ),
     "bias-missing": ("Write bias=True and load the bias", "写上 bias=True 并加载偏置"),
-    "bn-train-flag-default": ("Call net.train() before training", "训练前调用 net.train()"),
-    "bn-train-at-eval": (
-        "Call net.eval() before evaluating, and set no module to train mode on its own",
-        "推理前调用 net.eval()，不要单独把某个模块设为训练模式",
-    ),
     "std-ddof": (
         "torch.std and var divide by n - 1, or by n with unbiased=False: write what the reference has",
         "torch.std 和 var 默认除以 n - 1，unbiased=False 时除以 n：与标杆写成一致",
@@ -203,6 +260,70 @@ _CHANGES: Mapping[str, Text] = {
         "torch.remainder 和 % 取除数的符号，torch.fmod 取被除数的符号",
     ),
     "cumsum-dtype": ("Cast first: mask.int().cumsum(-1)", "先转换类型：mask.int().cumsum(-1)"),
+    "grid-sample-align-corners": (
+        "Give align_corners on both sides, in F.grid_sample too",
+        "在两侧都显式给出 align_corners，包括 F.grid_sample",
+    ),
+    "kldiv-log-target": ("Give the loss torch.exp(target)", "将 torch.exp(target) 传入损失"),
+    "ce-class-weight-mean": (
+        "Use F.cross_entropy(..., weight=...), or divide by the sum of the labels' weights",
+        "使用 F.cross_entropy(..., weight=...)，或除以各标签权重之和",
+    ),
+    "ce-settings-lost": (
+        "Use nn.CrossEntropyLoss or F.cross_entropy with {setting}, as the reference has them",
+        "使用带 {setting} 的 nn.CrossEntropyLoss 或 F.cross_entropy，与标杆一致",
+    ),
+    "nll-on-probabilities": (
+        "Use log_softmax before nll_loss, or F.cross_entropy on the logits",
+        "在 nll_loss 前使用 log_softmax，或对 logits 使用 F.cross_entropy",
+    ),
+    "bce-log-clamp": (
+        "Use F.binary_cross_entropy_with_logits on the logits, which cuts nothing",
+        "对 logits 使用 F.binary_cross_entropy_with_logits，不做截断",
+    ),
+    "ctc-blank-index": _WRITE,
+    "lstm-gate-order": (
+        "Put the {count} blocks of rows in the order {wanted}; nn.LSTM and nn.GRU have PyTorch's order",
+        "将 {count} 个行块按 {wanted} 的顺序排列；nn.LSTM 与 nn.GRU 的顺序与 PyTorch 一致",
+    ),
+    "short-float-operations": (
+        "Compute them in float32: x.float() before, or exempt this layer (the AMP lists)",
+        "以 float32 计算：先 x.float()，或将该层排除在混合精度之外（AMP 名单）",
+    ),
+    "attention-in-short-float": ("Cast first: scores.float()", "先转换类型：scores.float()"),
+    "flash-attention-mask-one-discards": ("Pass torch.logical_not(mask)", "传入 torch.logical_not(mask)"),
+    "bn-frozen-unfrozen-by-set-train": (
+        "Call bn.eval() after net.train(), for each BatchNorm that is frozen",
+        "在 net.train() 之后，对每个冻结的 BatchNorm 调用 bn.eval()",
+    ),
+    "tanh-cpu-approximation": (
+        "Allow 1e-4 here, or write 2 * torch.sigmoid(2 * x) - 1",
+        "此处允许 1e-4 的误差，或写成 2 * torch.sigmoid(2 * x) - 1",
+    ),
+    "convtranspose-output-padding-cpu-zero": (
+        "Leave padding and output_padding out, and cut the result to the reference's size",
+        "去掉 padding 和 output_padding，再将结果裁剪为标杆的大小",
+    ),
+    "dataset-shuffle-default": (
+        "Give the loader shuffle=False, or the order of the reference's",
+        "给数据加载器传 shuffle=False，或使用与标杆相同的顺序",
+    ),
+    "unfold-nn-class-order": (
+        "Use nn.Unfold or F.unfold, which have the channel outermost",
+        "使用以通道为最外层的 nn.Unfold 或 F.unfold",
+    ),
+    "unique-sorted": (
+        "torch.unique sorts: sort what was found otherwise, and map the indices anew",
+        "torch.unique 会排序：对其他方式得到的结果排序后重映射索引",
+    ),
+    "median-numpy-vs-torch": (
+        "torch.median is the lower one of two; numpy's median is the mean of both",
+        "torch.median 取两者中较小者；numpy 的 median 取两者均值",
+    ),
+    "norm-default-ord-matrix": (
+        "Take the norm of x.reshape(-1) for one of all elements: torch.linalg.norm with ord is a matrix norm",
+        "需要所有元素的范数时先 x.reshape(-1)：带 ord 的 torch.linalg.norm 是矩阵范数",
+    ),
     "residual-add-precision": ("Add in float32: x.float()", "以 float32 相加：x.float()"),
     "loss-in-fp16": ("Cast first: logits.float()", "先转换类型：logits.float()"),
 }
@@ -214,6 +335,6 @@ def entries(known: Mapping[str, Entry]) -> Iterator[Entry]:
     for cause, seen in _SETTINGS.items():
         yield Entry(cause, _SETTING, seen, _WRITE)
     for cause, (title, fix) in _OWN.items():
-        yield Entry(cause, title, known[cause].evidence, fix)
+        yield Entry(cause, title, _SEEN.get(cause, known[cause].evidence), fix)
     for cause, fix in _CHANGES.items():
-        yield Entry(cause, known[cause].title, known[cause].evidence, fix)
+        yield Entry(cause, known[cause].title, _SEEN.get(cause, known[cause].evidence), fix)

@@ -32,7 +32,7 @@ def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
         return
     own = constants(case.reference, case.port)
     for base in islice(bases(pair.expected, hand, own), BASES):
-        found = list(told(pair, base, own))
+        found = list(told(pair, base, own, words=case.words))
         yield from found
         if found:
             return

@@ -7,8 +7,8 @@ from typing import Any, Optional
 
 import numpy as np
 
-from aligner.explain import spelling
-from aligner.explain.case import distance
+from aligner.explain import port_words
+from aligner.explain.case import MINDSPORE, distance
 from aligner.explain.patterns.loss_forms import TORCH_CLAMP, Given, Loss
 from aligner.explain.patterns.loss_mistakes import NAMES, Mistake, mistakes
 from aligner.explain.patterns.pair import Floats, Pair
@@ -31,11 +31,13 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
     base = BASES.get(scene.kind, _none)(scene)
     if base is None or not gives(base, scene.pair.expected, EXACT):
         return
-    yield from told(scene.pair, base, constants(scene.case.reference, scene.case.port), scene)
+    yield from told(scene.pair, base, constants(scene.case.reference, scene.case.port), scene, scene.case.words)
 
 
-def told(pair: Pair, base: Loss, own: Iterable[float], scene: Optional[Scene] = None) -> Iterator[Suspect]:
-    """The mistakes in the right loss that give the port's value, the commonest first."""
+def told(
+    pair: Pair, base: Loss, own: Iterable[float], scene: Optional[Scene] = None, words: str = MINDSPORE
+) -> Iterator[Suspect]:
+    """The mistakes in the right loss that give the port's value, the commonest first; `words` are the port's."""
     before = close(base(), pair.actual)
     limit = min(pair.limit, CLOSE) if pair.actual.size == 1 else pair.limit
     seen: list[float] = []
@@ -45,8 +47,7 @@ def told(pair: Pair, base: Loss, own: Iterable[float], scene: Optional[Scene] = 
             continue
         seen.append(left)  # what leaves just as much is the same loss, said otherwise
         change = {} if scene is None else scene.change(mistake.setting)
-        spec = None if scene is None else scene.case.reference
-        yield pair.suspect(mistake.cause, left, 0.93, change, **_facts(mistake, base, spec))
+        yield pair.suspect(mistake.cause, left, 0.93, change, **_facts(mistake, base, scene, words))
 
 
 def gives(loss: Loss, wanted: Floats, limit: float) -> bool:
@@ -68,13 +69,12 @@ def constants(*specs: LayerSpec) -> tuple[float, ...]:
     return tuple(sorted(found))[:12]
 
 
-def _facts(mistake: Mistake, base: Loss, spec: Optional[LayerSpec]) -> dict[str, Scalar]:
-    names = [mistake.setting] if spec is not None and mistake.setting in spec.attributes else []
-    function = FUNCTIONS.get(base.family, "ops.mse_loss")
+def _facts(mistake: Mistake, base: Loss, scene: Optional[Scene], words: str) -> dict[str, Scalar]:
+    function = port_words.function(words, FUNCTIONS.get(base.family, "mse_loss"))
     value = NAMES.get(mistake.reference, mistake.reference) if mistake.setting == "reduction" else mistake.reference
     written = f"{function}(..., {mistake.setting}={value})"
-    if spec is not None and names:
-        written = spelling.written(spec, names)
+    if scene is not None and mistake.setting in scene.case.reference.attributes:
+        written = port_words.written(scene.case, scene.case.reference, [mistake.setting])
     return {
         "loss": base.family,
         "setting": mistake.setting,
@@ -86,21 +86,21 @@ def _facts(mistake: Mistake, base: Loss, spec: Optional[LayerSpec]) -> dict[str,
 
 
 FUNCTIONS: Mapping[str, str] = {
-    "cross entropy": "ops.cross_entropy",
-    "soft cross entropy": "ops.cross_entropy",
-    "binary cross entropy": "ops.binary_cross_entropy_with_logits",
-    "L1 loss": "ops.l1_loss",
-    "Huber loss": "ops.huber_loss",
-    "smooth L1 loss": "ops.smooth_l1_loss",
-    "KL divergence": "ops.kl_div",
-    "Gaussian NLL": "ops.gaussian_nll_loss",
-    "cosine embedding": "ops.cosine_embedding_loss",
-    "triplet margin": "ops.triplet_margin_loss",
-    "margin ranking": "ops.margin_ranking_loss",
-    "hinge embedding": "ops.hinge_embedding_loss",
-    "multi margin": "ops.multi_margin_loss",
+    "cross entropy": "cross_entropy",
+    "soft cross entropy": "cross_entropy",
+    "binary cross entropy": "binary_cross_entropy_with_logits",
+    "L1 loss": "l1_loss",
+    "Huber loss": "huber_loss",
+    "smooth L1 loss": "smooth_l1_loss",
+    "KL divergence": "kl_div",
+    "Gaussian NLL": "gaussian_nll_loss",
+    "cosine embedding": "cosine_embedding_loss",
+    "triplet margin": "triplet_margin_loss",
+    "margin ranking": "margin_ranking_loss",
+    "hinge embedding": "hinge_embedding_loss",
+    "multi margin": "multi_margin_loss",
 }
-"""A loss -> what people write for it in MindSpore."""
+"""A loss -> the function that people write for it, whose name is one in both frameworks."""
 
 
 def _none(_scene: Scene) -> Optional[Loss]:
