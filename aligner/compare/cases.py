@@ -13,6 +13,7 @@ from aligner.compare.casts import USUAL, computing, shortened
 from aligner.compare.checks import in_float32
 from aligner.compare.net import CallId, Net, Visit, is_input, nest
 from aligner.compare.place import Place
+from aligner.compare.reordered import Orders, reordered
 from aligner.errors import DumpError
 from aligner.explain.case import MINDSPORE, TORCH, Case, Value
 from aligner.findings import OPERATIONS, REPEAT
@@ -36,6 +37,7 @@ class Cases:
     def __init__(self, reference: Dump, port: Dump, nets: tuple[Net, Net], pairing: Pairing) -> None:
         self._dumps = reference, port
         self._nets = nets
+        self._pairing = pairing
         self._ports: dict[str, str] = {}
         for pair in pairing.layers:
             self._ports.setdefault(pair.reference, pair.port)
@@ -74,6 +76,7 @@ class Cases:
             computed=self._computed(place.owner, other) if place.where == "layer" else None,
             shortened=self._shortened(place.owner, other) if place.where in ("glue", "layer") and not long else None,
             consumer=self._consumer(place) if around else None,
+            order=self._order(place) if around else None,
             words=TORCH if port.header.get("framework") in WRITTEN_IN_TORCH else MINDSPORE,
         )
 
@@ -82,6 +85,17 @@ class Cases:
         ours, theirs = self._computing
         wanted, made = (ours.get(layer) if ours else USUAL), theirs.get(other)
         return None if wanted is None or made is None else (wanted, made)
+
+    def _order(self, place: Place) -> Optional[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """How the parent's code calls its layers, where it calls this one at another time."""
+        orders = self._reordered.get(place.owner)
+        if orders is None or place.between is None or place.between[1] not in orders.moved:
+            return None
+        return orders.reference, orders.port
+
+    @cached_property
+    def _reordered(self) -> Mapping[str, Orders]:
+        return reordered(self._nets, self._pairing)
 
     @cached_property
     def _shortened(self) -> Callable[[str, str], Shortened]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
+from aligner.compare import reordered, turns
 from aligner.compare.cases import Cases
 from aligner.compare.casts import Cast, cast_map, is_short
 from aligner.compare.caution import cautions
@@ -22,7 +23,6 @@ from aligner.compare.origin import Birth, Trace
 from aligner.compare.place import Place
 from aligner.compare.reading import Reading
 from aligner.compare.tolerance import Tolerance
-from aligner.compare.turns import joined, loops
 from aligner.compare.verdict import Comparison, Origin, Outcome, Side, Verdict
 from aligner.explain import attributes
 from aligner.record import Key, LayerSpec, Phase, Scalar, display
@@ -58,10 +58,10 @@ def conclude(
     compiled = str(port.header.get("mode")) == "graph"
     eager = {n for n, birth in enumerate(trace.births) if compiled and _eager_alone(birth)}
     needed -= eager
-    origins, index = _origins(trace, needed, nets[0], pairing, tolerance)
+    origins, index = _origins(trace, needed, nets, pairing, tolerance)
     places = {trace.births[birth].place for birth in needed | eager}
     quiet = {n for n, birth in enumerate(trace.births) if birth.place not in places and birth.reading.matched}
-    suspects, _ = _origins(trace, quiet, nets[0], pairing, tolerance)
+    suspects, _ = _origins(trace, quiet, nets, pairing, tolerance)
     cases = Cases(reference, port, nets, pairing)
     casts = cast_map(reference, port, nets, pairing)
     failures: list[str] = []
@@ -221,14 +221,18 @@ OTHERS = 3
 
 
 def _origins(
-    trace: Trace, chosen: Iterable[int], net: Net, pairing: Pairing, tolerance: Tolerance
+    trace: Trace, chosen: Iterable[int], nets: tuple[Net, Net], pairing: Pairing, tolerance: Tolerance
 ) -> tuple[tuple[Origin, ...], Mapping[int, int]]:
     """One Origin per place where births happened, in order; and the origin of each birth."""
     groups: dict[object, list[int]] = {}
     for number in sorted(chosen, key=lambda n: (trace.births[n].key.step, trace.births[n].order)):
         groups.setdefault(trace.births[number].place, []).append(number)
     born = {place: [trace.births[n] for n in numbers] for place, numbers in groups.items()}
-    for place, earlier in joined(born, loops(net.visits)).items():
+    for place, earlier in turns.joined(born, turns.loops(nets[0].visits)).items():
+        if place != earlier:
+            groups[earlier] += groups.pop(place)
+    left = {place: births for place, births in born.items() if place in groups}
+    for place, earlier in reordered.joined(left, reordered.reordered(nets, pairing)).items():
         if place != earlier:
             groups[earlier] += groups.pop(place)
     ports: dict[str, str] = {}
@@ -237,7 +241,7 @@ def _origins(
     origins = []
     index: dict[int, int] = {}
     for place, numbers in enumerate(groups.values()):
-        origins.append(_origin([trace.births[n] for n in numbers], net, ports, tolerance))
+        origins.append(_origin([trace.births[n] for n in numbers], nets[0], ports, tolerance))
         index.update((number, place) for number in numbers)
     return tuple(origins), index
 
@@ -261,7 +265,7 @@ def _origin(births: Sequence[Birth], net: Net, ports: Mapping[str, str], toleran
         input_error=first.input_error,
         deviation=worst.reading.deviation if worst.check is None else worst.check.deviation,
         between=first.between,
-        calls=len({(birth.key.step, birth.key.layer, birth.key.call) for birth in births}),
+        calls=len({(b.key.step, b.key.call) for b in births if b.key.layer == first.key.layer}),
         ratio=max(ratios, default=None),
         cast=worst.check.cast if worst.check is not None and worst.check.by_cast else "",
         place=_place(worst),
@@ -270,11 +274,19 @@ def _origin(births: Sequence[Birth], net: Net, ports: Mapping[str, str], toleran
 
 
 def _others(births: Sequence[Birth], worst: Birth, tolerance: Tolerance) -> tuple[Place, ...]:
-    """Values of the same call that the code between layers got wrong besides: one may tell what the worst does not."""
+    """Values that the code between layers got wrong besides: one may tell what the worst does not.
+
+    They are of the same call, or of another layer where one mistake shows at several.
+    """
     if worst.where != "glue":
         return ()
     call = worst.key.step, worst.key.layer, worst.key.call
-    same = [b for b in births if b is not worst and (b.key.step, b.key.layer, b.key.call) == call]
+    taker = (worst.between or ("", ""))[1]
+    same = [
+        b
+        for b in births
+        if b is not worst and ((b.key.step, b.key.layer, b.key.call) == call or (b.between or ("", ""))[1] != taker)
+    ]
     same.sort(key=lambda birth: -_own_error(birth, tolerance))
     return tuple(_place(birth) for birth in same[:OTHERS])
 

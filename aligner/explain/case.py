@@ -79,6 +79,8 @@ class Case:
     are bad at, and others. Of the whole layer, or of the whole parent."""
     consumer: Optional[LayerSpec] = None
     """Glue: settings of the reference's layer that the value goes into; None where the parent returns it."""
+    order: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
+    """Glue: the layers that the parent calls, in the order of reference and port, where it has to be the same."""
     words: str = MINDSPORE
     """Whose words the port is written in: MINDSPORE or TORCH."""
 

@@ -22,6 +22,18 @@ def _entry(cause: str, title: Text, fix: Text = _AS, evidence: Text = _CODE) -> 
     return Entry(cause, title, evidence, fix)
 
 
+CALLS: tuple[Entry, ...] = (
+    _entry(
+        "layers-in-another-order",
+        ("{port_layer} calls its layers in another order", "{port_layer} 以不同的顺序调用其中的层"),
+        ("Call them in the reference's order: {reference_order}", "按标杆的顺序调用：{reference_order}"),
+        (
+            "Reference: {reference_order}; port: {port_order}",
+            "标杆：{reference_order}；待比对：{port_order}",
+        ),
+    ),
+)
+
 SUMS: tuple[Entry, ...] = (
     _entry(
         "residual-missing",
@@ -325,4 +337,4 @@ OPERATIONS: tuple[Entry, ...] = (
     ),
 )
 
-ENTRIES: tuple[Entry, ...] = (*SUMS, *PRODUCTS, *VALUES, *REDUCTIONS, *OPERATIONS)
+ENTRIES: tuple[Entry, ...] = (*CALLS, *SUMS, *PRODUCTS, *VALUES, *REDUCTIONS, *OPERATIONS)

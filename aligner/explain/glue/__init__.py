@@ -8,6 +8,7 @@ from aligner.explain.case import Case
 from aligner.explain.glue import (
     as_layer,
     attention,
+    called,
     cells,
     differences,
     divisors,
@@ -64,6 +65,9 @@ def suspects(case: Case) -> Iterator[Suspect]:
     if case.where != "glue" and not _of_own(case):
         return
     pair = Pair.of(case)
+    if case.order is not None:  # whatever else is seen comes of it
+        yield from called.suspects(case, pair)
+        return
     if pair is None:
         yield from operations.suspects(case)
         return

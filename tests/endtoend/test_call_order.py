@@ -1,0 +1,114 @@
+"""A parent that calls its layers in another order is one mistake; an order that changes nothing is none."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402 - only after it is known to be there
+
+from tests.endtoend.test_operation_causes import compared  # noqa: E402 - as above
+
+
+def norm_before(n, x):
+    x = x + n.attn(n.norm1(x))
+    return x + n.fc2(torch.relu(n.fc1(n.norm2(x))))
+
+
+def norm_behind(n, x):
+    x = n.norm1(x + n.attn(x))
+    return n.norm2(x + n.fc2(torch.relu(n.fc1(x))))
+
+
+def norm_between(n, x):
+    """The reference's first half."""
+    x = x + n.attn(n.norm1(x))
+    return n.norm2(x + n.fc2(torch.relu(n.fc1(x))))
+
+
+BLOCK = {"norm1": nn.LayerNorm(16), "attn": nn.Linear(16, 16), "norm2": nn.LayerNorm(16)}
+BLOCK |= {"fc1": nn.Linear(16, 32), "fc2": nn.Linear(32, 16)}
+
+
+def words():
+    return (torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(1)),)
+
+
+@pytest.mark.parametrize(
+    ("reference", "port", "order"),
+    [
+        (norm_before, norm_behind, "norm1, attn, norm2, fc1, fc2"),
+        (norm_behind, norm_before, "attn, norm1, fc1, fc2, norm2"),
+        (norm_before, norm_between, "norm1, attn, norm2, fc1, fc2"),
+    ],
+)
+def test_norms_that_stand_elsewhere_are_one_origin(tmp_path, reference, port, order):
+    found = compared(tmp_path, BLOCK, words(), reference, port)
+    (origin,) = found.origins
+    assert (origin.layer, origin.where, origin.calls) == ("", "glue", 1)
+    cause = origin.causes[0]
+    assert (cause.id, cause.confirmed) == ("layers-in-another-order", True)
+    assert cause.facts["reference_order"] == order
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_layer_of_the_framework_is_told_by_its_setting(tmp_path, first):
+    def layer(norm_first):
+        return nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first)
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = layer(first), layer(not first)
+            self.other.load_state_dict(self.one.state_dict())
+
+    import aligner
+    from aligner.capture.session import Options
+
+    both = Both().eval()
+    nets = [nn.Sequential(nn.Linear(16, 16), enc).eval() for enc in (both.one, both.other)]
+    with aligner.capture(nets[0], tmp_path / "ref.h5"):
+        nets[0](*words())
+    replay = aligner.replay(tmp_path / "ref.h5", nets[1])
+    with replay.capture(tmp_path / "port.h5", Options(force=True)):
+        nets[1](*replay.inputs(0))
+    (origin,) = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5").origins
+    assert origin.layer == "1"
+    assert (origin.causes[0].id, origin.causes[0].confirmed) == ("encoder-layer-norm-first", True)
+
+
+HEADS = {name: nn.Linear(16, 16) for name in "qkvo"}
+
+
+def attention(order, scale=0.25, mask=0.0, doubled=False):
+    def code(n, x):
+        made = {name: getattr(n, name)(x) for name in order}
+        score = made["q"] @ made["k"].transpose(-2, -1) * scale + mask
+        out = n.o(score.softmax(-1) @ made["v"])
+        return out * 2 if doubled else out
+
+    return code
+
+
+def test_an_order_that_changes_nothing_is_no_cause(tmp_path):
+    (tmp_path / "clean").mkdir()
+    assert not compared(tmp_path / "clean", HEADS, words(), attention("qkv"), attention("kvq")).origins
+    found = compared(tmp_path, HEADS, words(), attention("qkv"), attention("kvq", scale=1.0, doubled=True))
+    assert [origin.between for origin in found.origins] == [("v", "o"), ("o", "")]
+    assert not any(cause.id == "layers-in-another-order" for origin in found.origins for cause in origin.causes)
+
+
+def test_two_mistakes_beside_a_harmless_order_stay_two(tmp_path):
+    """The shortcut may be worked out first or last."""
+    layers = {"conv": nn.Linear(16, 16), "last": nn.Linear(16, 16), "short": nn.Linear(16, 16)}
+
+    def reference(n, x):
+        return n.last(torch.relu(n.conv(x))) + n.short(x)
+
+    def port(n, x):
+        short = n.short(x)
+        return n.last(n.conv(x)) + 0.5 * short
+
+    found = compared(tmp_path, layers, words(), reference, port)
+    assert len(found.origins) == 2
+    assert not any(cause.id == "layers-in-another-order" for origin in found.origins for cause in origin.causes)
