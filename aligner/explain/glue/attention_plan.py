@@ -170,7 +170,7 @@ def _scores(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats]) -> tu
 def _given(plan: Plan, items: Floats, rows: Optional[Floats]) -> tuple[Floats, Floats]:
     assert plan.given is not None
     scores = plan.given.array[items].astype(np.float64)
-    value = _split(plan, _batched(plan, plan.sources[0])[items].astype(np.float64), plan.groups)
+    value = _split(plan, _taken(plan, plan.sources[0], items), plan.groups)
     value = _repeated(plan, value) if plan.groups != plan.heads else value
     if scores.shape[1] != value.shape[1] or scores.shape[3] != value.shape[2]:
         raise ValueError("heads do not fit")
@@ -178,7 +178,7 @@ def _given(plan: Plan, items: Floats, rows: Optional[Floats]) -> tuple[Floats, F
 
 
 def _heads(plan: Plan, items: Floats) -> Heads:
-    held = [_batched(plan, piece)[items].astype(np.float64) for piece in plan.sources]
+    held = [_taken(plan, piece, items) for piece in plan.sources]
     if len(held) == 3:
         query, key, value = (held[i] for i in plan.order)
         return _split(plan, query, plan.heads), _split(plan, key, plan.groups), _split(plan, value, plan.groups)
@@ -189,6 +189,14 @@ def _heads(plan: Plan, items: Floats) -> Heads:
     parts = _parts(plan, held[0], (plan.heads, plan.groups, plan.groups))
     query, key, value = (parts[i] for i in plan.order)
     return query, key, value
+
+
+def _taken(plan: Plan, piece: Piece, items: Floats) -> Floats:
+    """Some items of a source, as numbers to compute with."""
+    array = _batched(plan, piece)
+    if array.shape[0] <= items.max(initial=0):
+        raise ValueError("batches do not fit")
+    return np.asarray(array[items], np.float64)
 
 
 def _batched(plan: Plan, piece: Piece) -> Floats:
