@@ -179,12 +179,15 @@ class Replay:
         progress: Optional[Progress] = None,
         *,
         forced: bool = True,
+        force: bool = False,
     ) -> Capture:
         """A capture of the port whose header tells what it was replayed from: `with replay.capture("port.h5"): ...`.
 
         At the end of the block the port runs once more for the forced pass, unless told otherwise by `forced`.
+        Without `options` the port is captured as the command line does it; `force` overwrites an existing dump.
         """
-        options = options or Options()
+        options = options or Options(operations=True)
+        options.force = options.force or force
         if forced:
             options.then = partial(self._examine, os.path.abspath(os.fspath(path)), options)
         options.header = {

@@ -112,3 +112,27 @@ def test_force_replaces_a_dump_and_asks_for_nothing_else(folder, net):
         assert dump[""].calls[0].inputs
         assert dump["0"].input.array.shape == (3, 4)
         assert not dump.findings
+
+
+class Weighted(torch.nn.Module):
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.body, self.head, self.dtype = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), dtype
+
+    def forward(self, x):
+        return self.head(torch.softmax(self.body(x).to(self.dtype), -1).float())
+
+
+def test_a_replay_in_a_notebook_hears_what_the_command_hears_and_runs_again(folder):
+    """The cell with the capture is run a second time, after the first has written its dump."""
+    net, x = Weighted(), torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    with aligner.capture(net, "ref.h5"):
+        net(x)
+    for _ in range(2):
+        replay = aligner.replay("ref.h5", Weighted(torch.bfloat16))
+        with replay.capture("port.h5", force=True):
+            replay.model(*replay.inputs(step=0))
+    found = aligner.compare("ref.h5", "port.h5")
+    assert [(cast.layer, cast.port.dtype) for cast in found.casts] == [("", "bfloat16")]
+    with pytest.raises(errors.DumpError, match="force=True"):
+        replay.capture("port.h5").__enter__()
