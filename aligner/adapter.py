@@ -20,6 +20,11 @@ Arguments = tuple[tuple[object, ...], Mapping[str, object]]
 Given = Callable[[tuple[object, ...], Mapping[str, object]], Arguments]
 Made = Callable[[tuple[object, ...], Mapping[str, object], object], object]
 
+Begun = Callable[
+    [str, tuple[object, ...], Mapping[str, object], Optional[tuple[str, int]]], Optional[Callable[[object], None]]
+]
+"""Is told that an operation begins: its name, its arguments, file and line; gives what is to be told what it made."""
+
 
 class Handle(Protocol):
     """Something that was installed; removing it twice is harmless."""
@@ -173,6 +178,14 @@ class Adapter(Protocol):
         """Call `told(name)` for each operation of the framework that runs ("add", "matmul"), until removed.
 
         Operations that the framework does not tell of are left out; where it tells of none, nothing is called.
+        """
+
+    def executions(self, begun: Begun) -> Handle:
+        """Call `begun(name, args, kwargs, where)` before each operation of the framework, until removed.
+
+        `where` is file and line of the user's code, or None. What it returns, if anything, is called with what the
+        operation made; one that writes into its first argument and returns nothing has made that. Names are those of
+        `operations`. Where the framework does not tell of its operations, nothing is called.
         """
 
     def computations(self, told: Callable[[str, str], None]) -> Handle:

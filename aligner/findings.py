@@ -5,6 +5,9 @@ from __future__ import annotations
 OPERATIONS = "operations"
 """What a layer's own code ran between its children: layer, call, step, rows of (child before, child after, names)."""
 
+CODE = "code"
+"""What a layer's own code did step by step (aligner.capture.following): layer, values, steps."""
+
 EXPECTED = "expected"
 """What rounding makes of one of the reference's values (`capture --truth`, `--expect`)."""
 

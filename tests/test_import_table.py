@@ -14,6 +14,7 @@ WORDS = {
     "findings",
     "devices",
     "dtypes",
+    "fingerprint",
     "structure",
     "selection",
     "errors",
@@ -26,6 +27,7 @@ WORDS = {
 MAY_IMPORT = {
     "record": set(),
     "dtypes": {"record"},
+    "fingerprint": {"record"},
     "structure": set(),
     "vocabulary": set(),
     "selection": set(),
@@ -108,9 +110,9 @@ OWN_FRAMEWORKS = {
 """Adapter, or what several share -> what it may import; MindTorch's tensors are MindSpore's below."""
 
 SHARED = {
-    "torch": {"torchlike"},
-    "mindspore": {"mindsporelike"},
-    "mindtorch": {"torchlike", "mindsporelike", "mindspore_"},
+    "torch": {"torchlike", "frames"},
+    "mindspore": {"mindsporelike", "frames"},
+    "mindtorch": {"frames", "torchlike", "mindsporelike", "mindspore_"},
 }
 """Of mindspore_, MindTorch's adapter takes what observes a compiled graph: only OpenI's has any."""
 

@@ -21,6 +21,7 @@ from aligner import registry
 from aligner.adapter import Adapter, Handle
 from aligner.capture.computed import Computed
 from aligner.capture.dropouts import Dropouts
+from aligner.capture.following import Following
 from aligner.capture.gaps import Gaps
 from aligner.capture.header import describe
 from aligner.capture.progress import Progress
@@ -46,6 +47,8 @@ class Options:
     silence_dropout: bool = False
     operations: bool = False
     """Note which operations run between the layers."""
+    follow: bool = False
+    """Note as well what each of them makes, by its fingerprint, and the line that it stands in."""
     force: bool = False
     seed: Optional[int] = None
     header: Mapping[str, Any] = field(default_factory=dict)
@@ -98,7 +101,7 @@ class Capture:
         self._began = 0.0
         self._noted: set[tuple[str, str]] = set()
         self._failure: Optional[BaseException] = None
-        self._gaps: Optional[Gaps] = None
+        self._ears: list[Union[Gaps, Following]] = []
         self._computed = Computed(adapter, model)
         self._sink = sink
         self._writer: Optional[Sink] = None
@@ -120,9 +123,11 @@ class Capture:
                 self._handles.append(self._adapter.silence_dropout(self._model))
                 self._silenced = True
             if self._options.operations:
-                self._gaps = Gaps(self._writer.finding)
-                self._handles.append(self._adapter.operations(self._gaps.told))
-                self._handles.append(self._computed.listen())
+                gaps = Gaps(self._writer.finding)
+                self._ears.append(gaps)
+                self._handles += [self._adapter.operations(gaps.told), self._computed.listen()]
+            if self._options.follow:
+                self._ears.append(Following(self._adapter, self._model, self._writer.finding).listen(self._handles))
             for path, layer in selected:
                 self._observe(path, layer)
         except BaseException:
@@ -264,8 +269,8 @@ class Capture:
         found: Tensors = []
         inputs = flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
         self._stack.append(_Open(path, number, self._order, inputs))
-        if self._gaps is not None:
-            self._gaps.enter(path)
+        for ear in self._ears:
+            ear.enter(path)
         if self.steps == 0:
             self._computed.enter(path, layer)
         self._dropouts.enter(path, found)
@@ -278,8 +283,8 @@ class Capture:
         self._unwind(writer, depth + 1)
         call = self._stack.pop()
         self._computed.unwind(len(self._stack))
-        if self._gaps is not None:
-            self._gaps.leave(path, call.number, self.steps)
+        for ear in self._ears:
+            ear.leave(path, call.number, self.steps)
         found: Tensors = []
         outputs = flatten_result(output, self._adapter.is_tensor, found)
         self._record(writer, path, call.number, found)
@@ -332,8 +337,8 @@ class Capture:
 
     def _unwind(self, writer: Sink, depth: int) -> None:
         """Calls above `depth` never came back: their layer raised."""
-        if self._gaps is not None:
-            self._gaps.unwind(depth)
+        for ear in self._ears:
+            ear.unwind(depth)
         self._computed.unwind(depth)
         while len(self._stack) > depth:
             call = self._stack.pop()

@@ -46,6 +46,7 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
     prepared, replay = _prepare(options, target, seed, voice)
     session = session_options(options, seed=seed, steps=None, silence=not options.keep_dropout)
     session.operations = True
+    session.follow = replay is None  # a port is followed where it is held to the reference
     prepared.adapter.seed(seed)
     building.seed_everything(seed)
     if options.estimate:

@@ -6,7 +6,7 @@ Taken from the dumps alone, during the capture (for trials) and when they are co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Optional
 
 from aligner.compare.casts import USUAL, computing, shortened
@@ -14,6 +14,7 @@ from aligner.compare.checks import in_float32
 from aligner.compare.net import CallId, Net, Visit, is_input, nest
 from aligner.compare.place import Place
 from aligner.compare.reordered import Orders, reordered
+from aligner.compare.trails import Trails
 from aligner.errors import DumpError
 from aligner.explain.case import MINDSPORE, TORCH, Case, Value
 from aligner.findings import OPERATIONS, REPEAT
@@ -41,6 +42,7 @@ class Cases:
         self._ports: dict[str, str] = {}
         for pair in pairing.layers:
             self._ports.setdefault(pair.reference, pair.port)
+        self._trails = Trails(reference, port)
         self._steps: dict[int, Mapping[CallId, Visit]] = {}
 
     def case(self, place: Place) -> Case:
@@ -73,6 +75,7 @@ class Cases:
             taker=self._taker(place) if around else None,
             repeated=self._repeated(place) if place.where == "layer" else None,
             operations=self._operations(place) if around else None,
+            fork=partial(self._trails.fork, (place.owner, other), expected, actual, place.rounding),
             computed=self._computed(place.owner, other) if place.where == "layer" else None,
             shortened=self._shortened(place.owner, other) if place.where in ("glue", "layer") and not long else None,
             consumer=self._consumer(place) if around else None,

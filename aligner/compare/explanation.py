@@ -13,6 +13,8 @@ from aligner.compare.verdict import Origin
 from aligner.errors import DumpError
 from aligner.explain.case import HUGE, MINDSPORE, Case, distance
 from aligner.explain.glue import WEAK
+from aligner.explain.glue.lines import CAUSES
+from aligner.explain.line import Fork
 from aligner.explain.suspect import Cause, Suspect
 from aligner.explain.suspects import IN_SHORT, OVERFLOWS, ROUNDED, suspects, tried_as
 from aligner.findings import TRIAL
@@ -37,14 +39,23 @@ def explained(origins: Sequence[Origin], cases: Cases, port: Dump, failures: lis
     result = []
     for number, origin in enumerate(origins):
         causes: tuple[Cause, ...] = ()
+        line: Optional[Fork] = None
         try:
+            line = _line(origin, cases) if number < THOROUGH else None
             causes = _causes(origin, cases, trials, number < THOROUGH)
         except DumpError:
             raise
         except Exception as error:
             failures.append(f"{display(origin.layer)}: {type(error).__name__}: {error}"[:300])
-        result.append(replace(origin, causes=causes))
+        result.append(replace(origin, causes=causes, line=line))
     return tuple(result)
+
+
+def _line(origin: Origin, cases: Cases) -> Optional[Fork]:
+    """Of the values that the code gets wrong, the first that tells the very line; else between which lines it lies."""
+    places = (origin.place, *origin.others) if origin.place is not None and not origin.cast else ()
+    found = [fork for place in places if place is not None and (fork := cases.case(place).fork()) is not None]
+    return next((fork for fork in found if fork.sure), next(iter(found), None))
 
 
 def _trials(port: Dump) -> Mapping[tuple[str, str], Mapping[str, Any]]:
@@ -84,6 +95,8 @@ def _of_case(
         cause = _cause(suspect, trial, before, case)
         found.append((not cause.confirmed, cause.refuted, len(found), cause))
     causes = [cause for *_, cause in sorted(found, key=lambda item: item[:3])]
+    if any(cause.id in CAUSES.values() for cause in causes):  # a relation says less than the line
+        causes.sort(key=lambda cause: cause.id in WEAK)
     if origin.cast:  # a pattern of rounding is no cause beside what rounds
         causes.sort(key=lambda cause: cause.id in WEAK)
     for proof in [cause for cause in causes if cause.id == IN_SHORT and cause.confirmed]:

@@ -15,6 +15,7 @@ from aligner.compare.casts import Cast
 from aligner.compare.deviation import Deviation
 from aligner.compare.place import Place
 from aligner.compare.tolerance import Tolerance as Tolerance
+from aligner.explain.line import Fork
 from aligner.explain.suspect import Cause
 from aligner.record import Key, LayerSpec, Scalar, display
 
@@ -117,6 +118,8 @@ class Origin:
     """The short type that explains its error: this place computes in it, the reference does not."""
     causes: tuple[Cause, ...] = ()
     """Why it is wrong, the likeliest first; those that a trial has proved before the others."""
+    line: Optional[Fork] = None
+    """The line of the port's own code that is not the reference's, where both were followed."""
     place: Optional[Place] = field(default=None, repr=False, compare=False)
     """The records it was seen in."""
     others: tuple[Place, ...] = field(default=(), repr=False, compare=False)

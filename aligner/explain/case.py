@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
 from aligner.record import Array, LayerSpec
+
+if TYPE_CHECKING:
+    from aligner.explain.line import Fork
 
 MINDSPORE, TORCH = "mindspore", "torch"
 """Whose words a port is written in. MindTorch's are torch's."""
@@ -72,6 +75,8 @@ class Case:
     """Layers: how far two runs of the port's layer on these inputs are apart (relative L2), where they are at all."""
     operations: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
     """Glue: operations that ran between the two layers, of reference and port, where known."""
+    fork: Callable[[], Optional[Fork]] = lambda: None
+    """The line of the port's code that is not the reference's, where both were followed."""
     computed: Optional[tuple[str, str]] = None
     """Layers: what they compute in, reference and port, where the captures tell; casts may sit inside."""
     shortened: Optional[tuple[str, tuple[str, ...], tuple[str, ...]]] = None

@@ -33,7 +33,7 @@ from aligner.replay import angles
 from aligner.replay.alone import Alone
 from aligner.replay.forced import ForcedPass
 from aligner.replay.frames import Plan
-from aligner.replay.hearing import heard
+from aligner.replay.hearing import followed, heard
 from aligner.replay.precision import CASTS, grid, usual
 from aligner.replay.rounding import DOUBTFUL, by_itself, disturbed
 from aligner.replay.trials import described, small, tried
@@ -84,7 +84,9 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
         plan = _plan(subject.reference, port, pairing)
         with as_it_was(subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
             forced = ForcedPass(subject.adapter, subject.model, plan, sink, order)
-            with heard(subject.adapter, subject.model, port, sink.finding):
+            listened = heard(subject.adapter, subject.model, port, sink.finding)
+            following = followed(subject.adapter, subject.model, subject.reference, sink.finding)
+            with listened, following as forced.settle:
                 for step in subject.steps:
                     forced.run(step, lambda step=step: subject.run(step))  # type: ignore[misc]  # bound now
             checks = _explained(subject, path, plan, forced)

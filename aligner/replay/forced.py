@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -60,6 +61,7 @@ class ForcedPass:
     def __init__(self, adapter: Adapter, model: Any, plan: Plan, sink: Optional[Sink] = None, order: int = 0) -> None:
         self.checks: list[Check] = []
         self.order = order
+        self.settle: Callable[[], None] = lambda: None  # called before a value of the port's code is overwritten
         self._adapter = adapter
         self._model = model
         self._plan = plan
@@ -148,13 +150,10 @@ class ForcedPass:
             call()
 
     def _hold(self, path: str, layer: object) -> Any:
-        def given(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arguments:
-            return self._enter(path, args, kwargs)
-
         def made(args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> object:
             return self._leave(path, output)
 
-        return self._adapter.intervene(layer, given, made)
+        return self._adapter.intervene(layer, partial(self._enter, path), made)
 
     def _enter(self, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arguments:
         number = self._numbers.get(path, 0)
@@ -391,6 +390,7 @@ class ForcedPass:
         taken = prints.taken(array) in self._right
         self._taken |= taken
         if id(tensor) not in self._owned and not (taken and self._spared.get(self._step)):
+            self.settle()
             with suppress(ValueError):  # it keeps its own; a difference handed on is known again by its values
                 self._adapter.overwrite(tensor, other)
 

@@ -10,11 +10,12 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from aligner.adapter import Adapter
+from aligner.adapter import Adapter, Handle
 from aligner.capture.computed import Computed
+from aligner.capture.following import Following
 from aligner.capture.gaps import Gaps
 from aligner.dump.reader import Dump
-from aligner.findings import OPERATIONS
+from aligner.findings import CODE, OPERATIONS
 
 
 @contextmanager
@@ -33,6 +34,61 @@ def heard(adapter: Adapter, model: Any, port: Dump, tell: Callable[[str, dict[st
     ears.computed.tell(tell)
     for facts in ears.between.values():
         tell(OPERATIONS, facts)
+
+
+@contextmanager
+def followed(
+    adapter: Adapter, model: Any, reference: Dump, tell: Callable[[str, dict[str, Any]], None]
+) -> Iterator[Callable[[], None]]:
+    """Follow the code of what runs in the block, where the reference's was followed; `tell` gets findings.
+
+    What it gives is to be called before values are changed that the code has made.
+    """
+    if not any(kind == CODE for kind, _ in reference.findings):
+        yield lambda: None
+        return
+    steps = _Steps(adapter, model)
+    handles: list[Handle] = []
+    with ExitStack() as stack:
+        for path, layer in adapter.layers(model):
+            stack.callback(adapter.observe(layer, partial(steps.before, path), partial(steps.after, path)).remove)
+        steps.following.listen(handles)
+        for handle in handles:
+            stack.callback(handle.remove)
+        yield steps.following.settle
+    for facts in steps.told:
+        tell(CODE, facts)
+
+
+class _Steps:
+    """Follows the calls of a run as they nest; of several runs the first that ends is told of: its values are kept."""
+
+    def __init__(self, adapter: Adapter, model: Any) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.following = Following(adapter, model, lambda _, facts: self.told.append(facts))
+        self._running: list[str] = []
+        self._ended = False
+
+    def before(self, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """A call begins."""
+        if self._ended:
+            return
+        if not path:
+            self.told.clear()
+            self._running.clear()
+            self.following.restart()
+        self._running.append(path)
+        self.following.enter(path)
+
+    def after(self, path: str, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
+        """A call ends; those that it called and that raised have ended too."""
+        if self._ended:
+            return
+        depth = len(self._running) - 1 - self._running[::-1].index(path)
+        self.following.unwind(depth + 1)
+        self.following.leave(path)
+        del self._running[depth:]
+        self._ended = not path
 
 
 class _Ears:

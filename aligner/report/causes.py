@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from aligner.compare.verdict import Comparison, Origin
 from aligner.explain.catalogue import sentences
+from aligner.explain.glue.lines import CAUSES as LINES
 from aligner.explain.suspect import Cause
 from aligner.report.families import differ, likeliest
 from aligner.report.figures import figure
@@ -25,6 +26,8 @@ def cause_rows(origin: Origin, comparison: Comparison, language: str) -> list[Ro
     first = likeliest(origin)
     if first is None:
         return [] if origin.where == "inputs" else _unknown(origin, comparison, language)
+    if origin.line is not None and first.id in LINES.values():  # the line has been told
+        return [(say("label-also", language), text) for text in _further(first, origin.causes, language)]
     title, evidence, fix = (printable(text) for text in sentences(first.id, first.facts, language))
     label = "why" if first.confirmed else "guess"
     rows = [(label, title), ("seen", evidence), ("change", fix), ("proof", proof(first, language))]

@@ -14,6 +14,7 @@ from aligner.compare.casts import Cast
 from aligner.compare.deviation import Deviation
 from aligner.compare.verdict import Comparison, Origin, Side, Verdict
 from aligner.explain.catalogue import sentences
+from aligner.explain.line import Fork, Spot
 from aligner.explain.suspect import Cause
 from aligner.record import Phase, Scalar
 from aligner.report.families import first_of_kind
@@ -161,10 +162,29 @@ def _origin(origin: Origin, comparison: Comparison) -> dict[str, Any]:
         "input_error": origin.input_error,
         "ratio": origin.ratio,
         "cast": origin.cast or None,
+        "line": None if origin.line is None else _line(origin.line),
         "causes": [_cause(cause) for cause in origin.causes],
         "settings": None if specs is None else [{"kind": spec.kind, **spec.attributes} for spec in specs],
         **_figures(origin.deviation),
     }
+
+
+def _line(fork: Fork) -> dict[str, Any]:
+    ours, theirs = fork.arguments or (None, None)
+    return {
+        "kind": fork.kind,
+        "sure": fork.sure,
+        "port": _spot(fork.port),
+        "reference": _spot(fork.reference),
+        "until": {"port": _spot(fork.until[0]), "reference": _spot(fork.until[1])} if not fork.sure else None,
+        "argument": None if fork.arguments is None else {"reference": ours, "port": theirs},
+    }
+
+
+def _spot(spot: Optional[Spot]) -> Optional[dict[str, Any]]:
+    if spot is None:
+        return None
+    return {"file": spot.file, "line": spot.line, "text": spot.text, "operation": spot.operation}
 
 
 def _cause(cause: Cause) -> dict[str, Any]:

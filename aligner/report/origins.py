@@ -15,6 +15,7 @@ from aligner.record import Attribute, LayerSpec, display
 from aligner.report.causes import Row, cause_rows
 from aligner.report.families import Family, differ, differences, likeliest
 from aligner.report.figures import element, exact, figure, index, multiple
+from aligner.report.line import line_rows
 from aligner.report.lines import hang, printable, width
 from aligner.report.terminal import Terminal
 from aligner.report.words import say
@@ -85,6 +86,7 @@ def reasons(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
     found: list[Row] = []
     if origin.port_layer != origin.layer:
         found.append(("", f"{say('port-layer', language)}: {printable(display(origin.port_layer))}"))
+    found += line_rows(origin.line, language)
     found += cause_rows(origin, comparison, language)
     specs = comparison.specs.get(origin.layer)
     if origin.where == "layer" and specs is not None and differ(*specs):

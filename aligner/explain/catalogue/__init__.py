@@ -29,6 +29,7 @@ TOPICS: tuple[str, ...] = (
     "readings",
     "inputs",
     "operations",
+    "lines",
 )
 """Modules of this package, each with `ENTRIES: tuple[Entry, ...]`."""
 

@@ -22,6 +22,7 @@ from aligner.explain.glue import (
     heard,
     integers,
     joins,
+    lines,
     loss_inputs,
     loss_totals,
     losses,
@@ -68,8 +69,10 @@ def suspects(case: Case) -> Iterator[Suspect]:
     if case.order is not None:  # whatever else is seen comes of it
         yield from called.suspects(case, pair)
         return
+    known = list(lines.suspects(case))
+    yield from known
     if pair is None:
-        yield from operations.suspects(case)
+        yield from () if known else operations.suspects(case)
         return
     yield from masked.fills(case, pair)
     if pair.alike and pair.before <= pair.limit / 20.0:
@@ -80,7 +83,7 @@ def suspects(case: Case) -> Iterator[Suspect]:
         yield from found
         if any(_settles(suspect) for suspect in found):
             return
-    yield from operations.suspects(case)
+    yield from () if known else operations.suspects(case)
 
 
 def _settles(suspect: Suspect) -> bool:

@@ -11,7 +11,7 @@ _MOVES = re.compile(
     r"|expanddims|squeeze|unsqueeze|cat|stack|hstack|vstack|split|chunk|tensorsplit|unbind|getitem|setitem|slice"
     r"|stridedslice|narrow|index|indexselect|gather|gatherd|gathernd|take|takealongdim|tile|repeat"
     r"|repeatinterleave|broadcast|broadcastto|broadcasttensors|expand|expandas|copy|clone|contiguous|identity|detach"
-    r"|item|tolist|numpy|cpu|zeros|zeroslike|ones|oneslike|fill|full|fulllike|new\w*|arange|range|makerange|linspace"
+    r"|item|tolist|flip|reverse|range|numpy|cpu|zeros|zeroslike|ones|oneslike|fill|full|fulllike|new\w*|arange|range|makerange|linspace"
     r"|eye|empty|emptylike|tensor|astensor|meshgrid|pixelshuffle|pixelunshuffle|onehot|depend|size|dropout"
     r"|requiresgrad|movedim|moveaxis|swapdims|gatherelements|tensorscatterupdate|scatterndupdate)_?"
 )
@@ -90,6 +90,25 @@ def plain(name: str) -> str:
     if _WORDS.get(bare) is None and _MOVES.fullmatch(bare):
         return ""
     return _WORDS.get(bare, bare)
+
+
+_KINDS_OF_MOVES: Mapping[str, str] = {
+    "transpose": "transpose permute t mt swapaxes swapdims movedim moveaxis",
+    "reshape": "reshape view flatten unflatten squeeze unsqueeze expanddims",
+    "slice": "getitem slice stridedslice narrow index indexselect gather gatherd take split chunk unbind tensorsplit",
+    "cat": "cat concat concatenate stack hstack vstack",
+    "expand": "expand broadcastto tile repeat repeatinterleave expandas",
+    "flip": "flip reverse",
+    "fill": "zeros zeroslike ones oneslike full fulllike",
+    "range": "arange range linspace",
+}
+_MOVED = {alias: word for word, aliases in _KINDS_OF_MOVES.items() for alias in aliases.split()}
+
+
+def moved(name: str) -> str:
+    """The word for what an operation does that computes nothing."""
+    bare = name.lower().rsplit(".", 1)[-1].replace("_", "")
+    return _MOVED.get(bare, bare)
 
 
 def apart(ours: Iterable[str], theirs: Iterable[str]) -> tuple[Counter[str], Counter[str]]:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 import mindspore
 from mindspore import nn
 
-from aligner.adapter import After, Before, Finding, Given, Made, Parameter
+from aligner.adapter import After, Before, Begun, Finding, Given, Made, Parameter
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
 from aligner_hooks.mindspore_ import (
     compiled,
@@ -17,6 +17,7 @@ from aligner_hooks.mindspore_ import (
     copies,
     devices,
     dropout,
+    executions,
     hooks,
     layers,
     operations,
@@ -125,6 +126,10 @@ class MindSporeAdapter:
     def operations(self, told: Callable[[str], None]) -> Handle:
         """The operators that run, on MindSpore 2.10 and newer."""
         return operations.tell(told)
+
+    def executions(self, begun: Begun) -> Handle:
+        """What the operators are given and make, on MindSpore 2.10 and newer."""
+        return executions.tell(begun)
 
     def computations(self, told: Callable[[str, str], None]) -> Handle:
         """What the operators compute in, on MindSpore 2.10 and newer."""

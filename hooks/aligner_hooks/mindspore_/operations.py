@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Callable
 
 from mindspore import Tensor
@@ -19,6 +21,7 @@ except ImportError:  # before 2.10
 
 Told = Callable[[str], None]
 Computed = Callable[[str, str], None]
+Run = Callable[[str, tuple[Any, ...], Mapping[str, Any], Callable[[], Any]], Any]
 
 
 def supported() -> bool:
@@ -55,12 +58,23 @@ def unmute() -> None:
     _STATE.muted -= 1
 
 
+def is_muted() -> bool:
+    """Whether what runs now is aligner's own."""
+    return _STATE.muted > 0
+
+
+def surround(run: Run) -> Handle:
+    """Have `run(name, args, kwargs, operator)` run each operator."""
+    return _heard(_STATE.around, run)
+
+
 class _State:
     """One dispatch mode for all who listen: modes must go in the reverse of the order in which they came."""
 
     def __init__(self) -> None:
         self.listeners: dict[object, Told] = {}
         self.computed: dict[object, Computed] = {}
+        self.around: dict[object, Run] = {}
         self.muted = 0
         self.mode: Any = None
         self.depth = 0
@@ -76,7 +90,8 @@ class _State:
         """One who listens goes; a mode that somebody put upon ours keeps it there, with nobody listening."""
         self.listeners.pop(token, None)
         self.computed.pop(token, None)
-        if not self.listeners and not self.computed and _DispatchGuardStack.depth() == self.depth:
+        self.around.pop(token, None)
+        if not (self.listeners or self.computed or self.around) and _DispatchGuardStack.depth() == self.depth:
             mode, self.mode = self.mode, None
             mode.__exit__(None, None, None)
 
@@ -92,7 +107,10 @@ def _mode(state: _State) -> Any:
                 if not is_question(plain):
                     for told in list(state.listeners.values()):
                         told(plain)
-            output = func(*args, **kwargs) if kwargs else func(*args)
+            run = (lambda: func(*args, **kwargs)) if kwargs else (lambda: func(*args))
+            for around in list(state.around.values()) if not state.muted else ():
+                run = partial(around, func.name, args, kwargs or {}, run)
+            output = run()
             if state.computed and not state.muted:
                 _tell_computed(state, func.name, output)
             return output

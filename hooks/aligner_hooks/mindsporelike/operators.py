@@ -14,6 +14,19 @@ _WORDS = {
 }
 # What MindSpore asks a tensor: nothing is computed.
 _QUESTIONS = frozenset(("typeof", "shape", "dtype", "rank"))
+# What crosses between tensors of MindTorch's, of MindSpore's and numbers, and what asks for shapes and types.
+_CROSSINGS = (
+    "getitem",
+    "convertto",
+    "tensorshape",
+    "dynamicshape",
+    "isshape",
+    "scalarto",
+    "tensortoscalar",
+    "dtypeto",
+    "stringto",
+    "tupleto",
+)
 # What computes nothing: casts, and operators that move values or fill with them.
 _MOVES = re.compile(
     r"cast|reshape|view|transpose|permute|expanddims|squeeze|flatten|concat|stack|split|chunk|slice|gather|index|select"
@@ -31,6 +44,11 @@ def word(name: str) -> str:
 def is_question(plain: str) -> bool:
     """Whether the operator of this word only asks a tensor for something."""
     return plain in _QUESTIONS
+
+
+def is_crossing(plain: str) -> bool:
+    """Whether it only crosses between tensors and numbers, or asks for shapes and types."""
+    return plain.startswith(_CROSSINGS)
 
 
 def is_move(plain: str) -> bool:

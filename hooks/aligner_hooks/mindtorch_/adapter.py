@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Optional
 
-from aligner.adapter import After, Before, Finding, Given, Handle, Made, Parameter
+from aligner.adapter import After, Before, Begun, Finding, Given, Handle, Made, Parameter
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
 from aligner_hooks.mindtorch_ import dropout, graphs, layers, operations, parameters, precision, surroundings, tensors
 from aligner_hooks.mindtorch_.calls import CALLS
@@ -86,6 +86,9 @@ class MindTorchAdapter:
 
     def operations(self, told: Callable[[str], None]) -> Handle:
         return operations.tell(told)
+
+    def executions(self, begun: Begun) -> Handle:
+        return operations.tell_executions(begun)
 
     def computations(self, told: Callable[[str, str], None]) -> Handle:
         return operations.tell_computed(told)

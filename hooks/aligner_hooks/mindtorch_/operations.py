@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -19,9 +19,10 @@ import mindspore
 from mindspore.common._stub_tensor import StubTensor
 from mindspore.ops import Primitive
 
-from aligner.adapter import Handle
+from aligner.adapter import Begun, Handle
 from aligner.dtypes import DTYPES
-from aligner_hooks.mindsporelike.operators import is_move, is_question, word
+from aligner_hooks.frames import Frames
+from aligner_hooks.mindsporelike.operators import is_crossing, is_move, is_question, word
 from aligner_hooks.mindtorch_ import tensors
 from aligner_hooks.mindtorch_.calls import CALLS
 from aligner_hooks.mindtorch_.package import OPENI, package
@@ -30,19 +31,6 @@ from aligner_hooks.torchlike.calls import Replaced
 Told = Callable[[str], None]
 Computed = Callable[[str, str], None]
 
-# What crosses between tensors of MindTorch's, of MindSpore's and numbers, and what asks for shapes and types.
-_CROSSINGS = (
-    "getitem",
-    "convertto",
-    "tensorshape",
-    "dynamicshape",
-    "isshape",
-    "scalarto",
-    "tensortoscalar",
-    "dtypeto",
-    "stringto",
-    "tupleto",
-)
 # Names of methods -> the words for what they do.
 _METHODS = {
     **dict.fromkeys(("to", "type_as"), "cast"),
@@ -93,9 +81,10 @@ class _Ears:
 class Listener:
     """One who listens; a handle."""
 
-    def __init__(self, told: Callable[..., None], typed: bool) -> None:
+    def __init__(self, told: Callable[..., Any], typed: bool, follows: bool = False) -> None:
         self.told = told
         self.typed = typed
+        self.follows = follows
         _EARS.add(self)
 
     def remove(self) -> None:
@@ -116,6 +105,11 @@ def tell_computed(told: Computed) -> Handle:
     return Listener(told, typed=True)
 
 
+def tell_executions(begun: Begun) -> Handle:
+    """Call `begun` before each operator that runs, and what it gives with what the operator made."""
+    return Listener(begun, typed=False, follows=True)
+
+
 def _replaced() -> Iterator[Replaced]:
     if package().maker != OPENI:
         dispatcher = import_module("mindtorch.dispatcher")
@@ -128,6 +122,11 @@ def _replaced() -> Iterator[Replaced]:
         for name in _quick_methods():
             if hasattr(owner, name):
                 yield Replaced(owner, name, partial(_method, name))
+
+
+@lru_cache(maxsize=1)
+def _frames() -> Frames:
+    return Frames(mindspore, import_module("mindtorch"))
 
 
 def _kinds(kind: Any) -> Iterator[Any]:
@@ -159,7 +158,7 @@ def _calling(original: Any) -> Any:
         name = name[len(_QUICK) :] if name.startswith(_QUICK) else str(self.name)
         if not name[:1].isupper():  # a function that MindSpore calls when it compiles
             return original(self, *args, **kwargs)
-        return _run(name, lambda: original(self, *args, **kwargs))
+        return _run(name, lambda: original(self, *args, **kwargs), args, kwargs)
 
     return __call__
 
@@ -169,30 +168,36 @@ def _method(name: str, original: Any) -> Any:
     plain = _METHODS.get(plain, plain)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _run(plain, lambda: original(self, *args, **kwargs))
+        return _run(plain, lambda: original(self, *args, **kwargs), (self, *args), kwargs)
 
     return method
 
 
 def _dispatching(original: Any) -> Any:
     def dispatch(self: Any, func_name: str, *args: Any, **kwargs: Any) -> Any:
-        return _run(func_name, lambda: original(self, func_name, *args, **kwargs))
+        return _run(func_name, lambda: original(self, func_name, *args, **kwargs), args, kwargs)
 
     return dispatch
 
 
-def _run(name: str, operator: Callable[[], Any]) -> Any:
+def _run(name: str, operator: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if _INSIDE.operators or CALLS.is_in_callback():
         return operator()
     plain = word(name)
-    if is_question(plain) or plain.startswith(_CROSSINGS):
+    if is_question(plain) or is_crossing(plain):
         return operator()
     for listener in _EARS.listeners:
-        if not listener.typed:
+        if not listener.typed and not listener.follows:
             listener.told(plain)
+    followers = [listener for listener in _EARS.listeners if listener.follows]
+    where = _frames().line() if followers else None
     _INSIDE.operators += 1
     try:
+        after = [listener.told(plain, args, kwargs, where) for listener in followers]
         output = operator()
+        for made in after:
+            if made is not None:
+                made(args[0] if output is None and args else output)
     finally:
         _INSIDE.operators -= 1
     if not is_move(plain):

@@ -10,7 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
-from aligner.adapter import After, Before, Finding, Given, Handle, Made, Parameter
+from aligner.adapter import After, Before, Begun, Finding, Given, Handle, Made, Parameter
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
 from aligner_hooks.torch_ import (
     calls,
@@ -19,6 +19,7 @@ from aligner_hooks.torch_ import (
     copies,
     devices,
     dropout,
+    executions,
     layers,
     operations,
     parameters,
@@ -96,6 +97,9 @@ class TorchAdapter:
 
     def operations(self, told: Callable[[str], None]) -> Handle:
         return operations.listen(told)
+
+    def executions(self, begun: Begun) -> Handle:
+        return executions.listen(begun)
 
     def computations(self, told: Callable[[str, str], None]) -> Handle:
         return casts.listen(told)

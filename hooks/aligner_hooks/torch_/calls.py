@@ -45,7 +45,7 @@ class _TorchCalls(Calls):
 
 _TOLD = _TorchCalls()
 observe, intervene, watch_roots = _TOLD.observe, _TOLD.intervene, _TOLD.watch_roots
-is_in_callback = _TOLD.is_in_callback
+is_in_callback, callback = _TOLD.is_in_callback, _TOLD.callback
 
 
 def _compile_instead_of(original: Callable[..., Any]) -> Any:

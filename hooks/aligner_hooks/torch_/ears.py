@@ -17,7 +17,7 @@ class Ears(threading.local):
         self._put_on = put_on
         self._take_off = take_off
 
-    def listen(self, told: Callable[..., None]) -> Listener:
+    def listen(self, told: Callable[..., Any]) -> Listener:
         """Have `told` called from now on, in this thread."""
         listener = Listener(self, told)
         self.listeners = (*self.listeners, listener)
@@ -41,7 +41,7 @@ class Ears(threading.local):
 class Listener:
     """One who is told; a handle."""
 
-    def __init__(self, ears: Ears, told: Callable[..., None]) -> None:
+    def __init__(self, ears: Ears, told: Callable[..., Any]) -> None:
         self._ears = ears
         self.told = told
         self.heard = True

@@ -36,7 +36,7 @@ _OPERATORS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", 
 _SWAPPED = frozenset({"sub", "div", "truediv", "floordiv", "pow", "mod", "matmul", "add", "mul", "and", "or", "xor"})
 
 
-def _overrides() -> Any:
+def overrides() -> Any:
     """torch.overrides; a package that only imitates torch, and is told so by the adapter, has none."""
     return getattr(torch, "overrides", None)
 
@@ -46,34 +46,35 @@ def listen(told: Told) -> Handle:
     return _EARS.listen(told)
 
 
-def _put_on() -> Any:
-    if not hasattr(_overrides(), "_push_mode"):
+def put_on(make: Callable[[], Any]) -> Any:
+    """Have torch use the mode that `make` makes; None where torch has no such modes."""
+    if not hasattr(overrides(), "_push_mode"):
         return None
-    mode = _mode()
-    _overrides()._push_mode(mode)
+    mode = make()
+    overrides()._push_mode(mode)
     return mode
 
 
-def _take_off(mode: Any) -> bool:
+def take_off(mode: Any) -> bool:
     """Take the mode off torch's stack, from under those that somebody has put on since and not taken off."""
     above = []
     while True:
-        top = _overrides()._pop_mode()
+        top = overrides()._pop_mode()
         if top is mode:
             break
         above.append(top)
     for other in reversed(above):
-        _overrides()._push_mode(other)
+        overrides()._push_mode(other)
     return True
 
 
-_EARS = Ears(_put_on, _take_off)
+_EARS = Ears(lambda: put_on(_mode), take_off)
 
 
 def _mode() -> Any:
     """A mode that tells all who listen and computes what would be computed anyway."""
 
-    class Telling(_overrides().TorchFunctionMode):  # type: ignore[misc]  # the base is known at run time only
+    class Telling(overrides().TorchFunctionMode):  # type: ignore[misc]  # the base is known at run time only
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = None if is_in_callback() else name_of(function)
             if name is not None:

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -133,6 +134,15 @@ class Calls:
     def is_in_callback(self) -> bool:
         """Whether this thread runs a callback of ours now: what that does with tensors is not the net's doing."""
         return self.depth.callbacks > 0
+
+    @contextmanager
+    def callback(self) -> Iterator[None]:
+        """What runs in the block is a callback of ours."""
+        self.depth.callbacks += 1
+        try:
+            yield
+        finally:
+            self.depth.callbacks -= 1
 
     # How it works.
 

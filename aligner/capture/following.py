@@ -1,0 +1,207 @@
+"""What the code of a layer does step by step: each operation with the line that it stands in and what it made.
+
+Of the values no more than a fingerprint is kept. Of each layer whose class is the user's own the first call of a run is
+followed; what a layer of the framework runs inside itself is its own affair.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from aligner.adapter import Adapter, Handle
+from aligner.dtypes import DTYPES, decode
+from aligner.findings import CODE
+from aligner.fingerprint import LARGEST, fingerprint, print_of
+from aligner.record import Array
+from aligner.structure import Tensors, flatten_arguments
+from aligner.vocabulary import KINDS
+
+MOST = 160
+"""Operations of one layer that are kept."""
+
+ALL = 4000
+"""Operations of a net that are kept."""
+
+LONG = 40
+"""Characters of an argument that are kept, ..."""
+
+WIDE = 160
+"""... and of a line."""
+
+HELD = 4 << 20
+"""Bytes of values that may wait to be looked at."""
+
+_WRITES = re.compile("inplace|assign|setitem|scatter|copy|index_?put|set_")
+"""Operators that may write into what they are given, where they are told by these names."""
+
+Where = Optional[tuple[str, int]]
+
+
+@dataclass
+class _Waiting:
+    """A step whose values have not been looked at; of those it was given, some have numbers already."""
+
+    name: str
+    given: Sequence[object]
+    made: Sequence[object]
+    arguments: list[str]
+    where: Where
+
+
+@dataclass
+class _Code:
+    """The code of a layer while it runs."""
+
+    followed: bool
+    waiting: list[_Waiting] = field(default_factory=list)
+    held: int = 0
+    """Bytes that wait, at most."""
+    known: dict[bytes, int] = field(default_factory=dict)
+    values: list[list[Any]] = field(default_factory=list)
+    steps: list[list[Any]] = field(default_factory=list)
+
+
+class Following:
+    """Follows the calls of a run as they nest; `tell` gets a finding for each layer."""
+
+    def __init__(self, adapter: Adapter, model: Any, tell: Callable[[str, dict[str, Any]], None]) -> None:
+        self._adapter = adapter
+        self._tell = tell
+        self._own = {path for path, layer in adapter.layers(model) if adapter.spec(layer).kind not in KINDS}
+        self._waits = adapter.name == "mindspore"
+        """Its operators run on by themselves, and are told by names that say whether they write in place."""
+        self._stack: list[_Code] = []
+        self._done: set[str] = set()
+        self._steps = 0
+        self._failed = False
+        """Something of ours went wrong: the net runs on, and nobody is followed any more."""
+
+    def listen(self, handles: list[Handle]) -> Following:
+        """Be told of operations until the handle is removed that is added to these."""
+        executions = getattr(self._adapter, "executions", None)  # an adapter of others' may not have it
+        if executions is not None:
+            handles.append(executions(self.begun))
+        return self
+
+    def enter(self, path: str) -> None:
+        """A call begins."""
+        if self._stack:
+            self._read(self._stack[-1])
+        followed = path in self._own and path not in self._done and self._steps < ALL
+        self._stack.append(_Code(followed))
+
+    def leave(self, path: str, call: int = 0, step: int = 0) -> None:
+        """A call ends."""
+        code = self._stack.pop()
+        self._read(code)
+        if code.followed and code.steps:
+            self._done.add(path)
+            self._steps += len(code.steps)
+            self._tell(CODE, {"layer": path, "values": code.values, "steps": code.steps})
+
+    def restart(self) -> None:
+        """Another run begins, and what was told of the one before is void."""
+        self._stack.clear()
+        self._done.clear()
+        self._steps = 0
+
+    def unwind(self, depth: int) -> None:
+        """Calls above `depth` never came back."""
+        del self._stack[depth:]
+
+    def begun(
+        self, name: str, args: tuple[object, ...], kwargs: Mapping[str, object], where: Where
+    ) -> Optional[Callable[[object], None]]:
+        """An operation begins; what is returned is to be called with what it made."""
+        code = self._stack[-1] if self._stack else None
+        if code is None or not code.followed or self._failed or len(code.steps) + len(code.waiting) >= MOST:
+            return None
+        if _WRITES.match(name):
+            self._read(code)
+        given = self._found(args, kwargs)
+        before = None if self._waits else self._guarded(code, given)  # it may write into them
+        arguments = [*map(self._word, args), *(f"{key}={self._word(value)}" for key, value in kwargs.items())]
+
+        def made(output: object) -> None:
+            results = self._found((output,), {})
+            code.waiting.append(_Waiting(name, given if before is None else before, results, arguments, where))
+            code.held += sum(8 * math.prod(getattr(tensor, "shape", ())) for tensor in results)
+            if not self._waits or code.held > HELD:
+                self._read(code)
+
+        return made
+
+    def settle(self) -> None:
+        """What was made so far is about to be changed: read it now."""
+        for code in self._stack:
+            self._read(code)
+
+    def _read(self, code: _Code) -> None:
+        """Look at the values that were only kept so far: asking for each at once would stop the device each time."""
+        for step in code.waiting:
+            given = [one if isinstance(one, int) else self._guarded(code, [one]) for one in step.given]
+            numbers = [number for one in given for number in (one if isinstance(one, list) else [one])]
+            results = self._guarded(code, step.made)
+            if not set(results) <= set(numbers):  # else nothing was done
+                code.steps.append([step.name, numbers, results, step.arguments, *_line(step.where)])
+        code.waiting.clear()
+        code.held = 0
+
+    def _found(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:
+        """All tensors in it."""
+        found: Tensors = []
+        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        return [tensor for _, tensor in found]
+
+    def _guarded(self, code: _Code, tensors: Sequence[object]) -> list[int]:
+        """The numbers of tensors."""
+        try:
+            return self._known(code, tensors)
+        except Exception:  # a tensor of a kind that cannot be read must not hurt the net
+            self._failed, code.followed = True, False
+            return []
+
+    def _known(self, code: _Code, tensors: Sequence[object]) -> list[int]:
+        numbers = []
+        for tensor in tensors:
+            dtype = self._adapter.dtype(tensor)
+            shape = getattr(tensor, "shape", ())
+            if dtype in DTYPES and math.prod(shape) > LARGEST:
+                numbers.append(len(code.values))  # known to nobody
+                code.values.append([list(shape)])
+            elif dtype in DTYPES:
+                with suppress(ValueError):  # it has no values to read
+                    numbers.append(self._number(code, self._adapter.to_numpy(tensor), dtype))
+        return numbers
+
+    def _number(self, code: _Code, array: Array, dtype: str) -> int:
+        mark = print_of(array)
+        number = code.known.setdefault(mark, len(code.values))
+        if number == len(code.values):
+            taken = fingerprint(decode(array, dtype))
+            told = [] if taken is None else [taken.whole, taken.text()]
+            code.values.append([list(array.shape), *told])
+        return number
+
+    def _word(self, value: object) -> str:
+        """An argument as people write it; "*" is a tensor."""
+        if self._adapter.is_tensor(value):
+            return "*"
+        if isinstance(value, (tuple, list)):
+            return "(" + ", ".join(map(self._word, value[:8])) + ")"
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return repr(value)[:LONG]
+        return type(value).__name__[:LONG]
+
+
+def _line(where: Where) -> tuple[str, int, str]:
+    if where is None:
+        return "", 0, ""
+    path, number = where
+    return path, number, " ".join(linecache.getline(path, number).split())[:WIDE]

@@ -1,0 +1,51 @@
+"""What the code of a layer did on both sides, step by step, and where the port's leaves the reference's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+from aligner.errors import DumpError
+from aligner.explain.fork import fork
+from aligner.explain.line import Fork
+from aligner.explain.trail import Trail
+from aligner.findings import CODE
+from aligner.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump, Entry
+
+
+class Trails:
+    """Those of a pair of dumps, read when they are asked for."""
+
+    def __init__(self, reference: Dump, port: Dump) -> None:
+        self._dumps = reference, port
+        self._told: tuple[dict[str, Any], ...] = tuple(
+            {str(facts.get("layer")): facts for kind, facts in dump.findings if kind == CODE} for dump in self._dumps
+        )
+        self._read: dict[tuple[int, str], Optional[Trail]] = {}
+
+    def fork(
+        self, layers: tuple[str, str], expected: Optional[Entry], actual: Optional[Entry], rounding: float
+    ) -> Optional[Fork]:
+        """Where the code of two layers, of reference and port, parts that should have made `expected`."""
+        reference, port = self._trail(0, layers[0]), self._trail(1, layers[1])
+        if reference is None or port is None or expected is None or actual is None:
+            return None
+        values = fingerprint(expected.load()), fingerprint(actual.load())
+        return fork(reference, port, *values, rounding)
+
+    def _trail(self, side: int, layer: str) -> Optional[Trail]:
+        if (side, layer) not in self._read:
+            self._read[side, layer] = self._parsed(side, layer)
+        return self._read[side, layer]
+
+    def _parsed(self, side: int, layer: str) -> Optional[Trail]:
+        facts = self._told[side].get(layer)
+        if facts is None:
+            return None
+        try:
+            return Trail.parsed(facts)
+        except (LookupError, TypeError, ValueError) as error:
+            reason = f"the steps of {layer or '(net)'} are damaged ({type(error).__name__}: {error})"
+            raise DumpError("dump-bad", path=self._dumps[side].path, reason=reason) from error

@@ -1,0 +1,97 @@
+"""What a layer's own code did, step by step, as a dump tells of it: operations, their lines, fingerprints of values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Optional
+
+from aligner.fingerprint import Fingerprint, apart
+
+EQUAL = 1e-7
+"""How far a fingerprint may be off that was stored in float32."""
+
+_NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation. `given` and `made` are numbers of values."""
+
+    name: str
+    given: tuple[int, ...]
+    made: tuple[int, ...]
+    arguments: tuple[str, ...]
+    file: str
+    line: int
+    text: str
+
+    @property
+    def at(self) -> tuple[str, int]:
+        """The line, to be told from others."""
+        return self.file, self.line
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The plain numbers among its arguments, in their order; switches, types and names are none."""
+        found: list[str] = []
+        for argument in self.arguments:
+            name, _, value = argument.rpartition("=")
+            items = value.strip("()").split(", ")
+            if not name.startswith("_") and all(_NUMBER.fullmatch(item) for item in items):
+                found += items
+        return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Trail:
+    """The steps of one layer's first call; a value without a fingerprint tells nothing."""
+
+    values: tuple[Optional[Fingerprint], ...]
+    steps: tuple[Step, ...]
+
+    @staticmethod
+    def parsed(facts: Mapping[str, Any]) -> Trail:
+        """From a finding.
+
+        Raises:
+            LookupError, TypeError, ValueError: it is damaged.
+        """
+        values = tuple(Fingerprint.parsed(*value) if len(value) == 3 else None for value in facts["values"])
+        steps = []
+        for name, given, made, arguments, file, line, text in facts["steps"]:
+            numbers = tuple(map(int, given)), tuple(map(int, made))
+            if any(not 0 <= number < len(values) for side in numbers for number in side):
+                raise ValueError("a value that is not there")
+            steps.append(Step(str(name), *numbers, tuple(map(str, arguments)), str(file), int(line), str(text)))
+        return Trail(values, tuple(steps))
+
+    def numbers(self, step: Step) -> tuple[str, ...]:
+        """The plain numbers that a step is given, as arguments or as tensors of one element."""
+        lone = (self.values[value] for value in step.given if value not in self.makers)
+        return (
+            *step.numbers,
+            *(f"{known.plain[0]:.6g}" for known in lone if known is not None and known.size == 1),
+        )
+
+    @cached_property
+    def makers(self) -> Mapping[int, int]:
+        """The step that made a value first; none made what was given from outside.
+
+        What comes of nothing that was heard, but equals a value made before, is that value: in another type.
+        """
+        made: dict[int, int] = {}
+        for number, step in enumerate(self.steps):
+            for value in step.given:
+                twin = next((other for other in made if other < value and self._is_same(other, value)), None)
+                if value not in made and twin is not None:
+                    made[value] = made[twin]
+            for value in step.made:
+                made.setdefault(value, number)
+        return made
+
+    def _is_same(self, value: int, other: int) -> bool:
+        one, two = self.values[value], self.values[other]
+        return one is not None and two is not None and one.size == two.size > 1 and apart(one, two) <= EQUAL

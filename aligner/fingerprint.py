@@ -1,0 +1,198 @@
+"""What tells a value from others without keeping it: a few sums, by which two nets' values are known as the same.
+
+    flat      sums with fixed weights, in the order of the elements: unchanged by a reshape; of two values, their
+              difference tells how far apart they are (its square is that of the distance, within a half)
+    turned    the same with weights that each axis has for itself: unchanged by a transposition as well
+    plain     sum, root of the squares, sum of magnitudes, least and greatest: unchanged by any other order
+
+Numbers beyond HUGE count as their sign: masks are written with -inf, with -1e9 and with the least float.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from aligner.record import Array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
+
+FLAT, TURNED, PLAIN = 8, 6, 5
+LARGEST = 1 << 22
+"""Elements of the largest value that is looked at."""
+
+HUGE = 1e4
+BLOCK = 1 << 16
+SAMPLE = 256
+WEIGHT = math.sqrt(13.0 / 12.0)
+"""Root of the mean square of the weights, which lie between 0.5 and 1.5 with either sign."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fingerprint:
+    """Of one value. `whole` says that it consists of whole numbers or of truth values."""
+
+    shape: tuple[int, ...]
+    whole: bool
+    flat: Floats
+    turned: Floats
+    plain: Floats
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def norm(self) -> float:
+        """Root of the sum of squares."""
+        return float(self.plain[1])
+
+    def text(self) -> str:
+        """The numbers as a dump keeps them: float32, in base64."""
+        numbers = np.concatenate([self.flat, self.turned, self.plain]).astype("<f4")
+        return base64.b64encode(numbers.tobytes()).decode("ascii")
+
+    @staticmethod
+    def parsed(shape: Any, whole: Any, text: Any) -> Fingerprint:
+        """From what `text` gave.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        try:
+            numbers = np.frombuffer(base64.b64decode(str(text), validate=True), "<f4").astype(np.float64)
+        except binascii.Error as error:
+            raise ValueError(str(error)) from error
+        sizes = tuple(int(size) for size in shape)
+        if len(numbers) != FLAT + TURNED + PLAIN or any(size < 0 for size in sizes):
+            raise ValueError("a fingerprint of another form")
+        return Fingerprint(sizes, bool(whole), numbers[:FLAT], numbers[FLAT:-PLAIN], numbers[-PLAIN:])
+
+
+def fingerprint(array: Array) -> Optional[Fingerprint]:
+    """Of an array in plain numbers; None for one too large, without elements, with NaN, or of complex numbers."""
+    if array.dtype.kind not in "fiub" or not 0 < array.size <= LARGEST:
+        return None
+    with np.errstate(all="ignore"):
+        plain = np.array([0.0, 0.0, 0.0, array.min(), array.max()], np.float64)
+        if np.isnan(plain).any():
+            return None
+        values = np.ascontiguousarray(array)
+        if max(-plain[3], plain[4]) >= HUGE and array.dtype.kind == "f":
+            values = np.where(np.abs(values) >= HUGE, np.sign(values), values)
+            plain[3], plain[4] = values.min(), values.max()
+        flat = np.zeros(FLAT)
+        row = values.reshape(-1)
+        for number, start in enumerate(range(0, row.size, BLOCK)):
+            block = row[start : start + BLOCK].astype(np.float64)
+            flat += (1.0 + number % 7 / 7.0) * _projected(block)
+            plain[:3] += block.sum(), np.dot(block, block), np.abs(block).sum()
+        plain[1] = math.sqrt(plain[1])
+        return Fingerprint(tuple(array.shape), array.dtype.kind != "f", flat, _turned(values), plain)
+
+
+def _projected(block: Floats) -> Floats:
+    rows = -(-block.size // FLAT)
+    if rows * FLAT != block.size:
+        block = np.concatenate([block, np.zeros(rows * FLAT - block.size)])
+    return np.asarray(np.einsum("rc,rc->c", block.reshape(rows, FLAT), _weights()[:rows]))
+
+
+def _turned(values: Array) -> Floats:
+    """One axis after the other, the last first; axes of one are none."""
+    sizes = [size for size in values.shape if size > 1] or [1]
+    short = values.dtype if values.dtype in (np.float32, np.float64) else np.dtype(np.float64)
+    made = values.reshape(-1, sizes[-1]).astype(short, copy=False) @ _weighed(sizes[-1]).astype(short)
+    sums = made.astype(np.float64)
+    for size in reversed(sizes[:-1]):
+        sums = np.einsum("rlk,lk->rk", sums.reshape(-1, size, TURNED), _weighed(size))
+    return np.asarray(sums.reshape(TURNED))
+
+
+@lru_cache(maxsize=1)
+def _weights() -> Floats:
+    return _drawn(0, BLOCK // FLAT, FLAT)
+
+
+@lru_cache(maxsize=64)
+def _weighed(size: int) -> Floats:
+    return _drawn(1, size, TURNED)
+
+
+def _drawn(seed: int, rows: int, columns: int) -> Floats:
+    """Always the same, on every machine and with every numpy: the digits of a counter's hash (splitmix64)."""
+    z = np.arange(1, rows * columns + 1, dtype=np.uint64) + np.uint64(seed << 40)
+    z = z * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    drawn = 0.5 + (z >> np.uint64(12)).astype(np.float64) / float(1 << 52)
+    return np.where(z & np.uint64(1), -drawn, drawn).reshape(rows, columns)
+
+
+def apart(one: Fingerprint, other: Fingerprint) -> float:
+    """About how far two values of as many elements are apart in their order, relative to the larger (relative L2)."""
+    size = max(one.norm, other.norm)
+    away = float(np.linalg.norm(one.flat - other.flat)) / WEIGHT
+    return away / size if size else 0.0
+
+
+def distances(ones: Sequence[Optional[Fingerprint]], others: Sequence[Optional[Fingerprint]], turned: bool) -> Floats:
+    """The same of each with each; inf where one is not known or they have not as many elements.
+
+    With `turned`, axes may stand in another order.
+    """
+    found = np.full((len(ones), len(others)), math.inf)
+    sizes: dict[int, tuple[list[int], list[int]]] = {}
+    for side, values in enumerate((ones, others)):
+        for number, value in enumerate(values):
+            if value is not None:
+                sizes.setdefault(value.size, ([], []))[side].append(number)
+    for rows, columns in sizes.values():
+        if rows and columns:
+            pair = [value for number in rows if (value := ones[number])], [v for n in columns if (v := others[n])]
+            found[np.ix_(rows, columns)] = (_turned_apart if turned else _flat_apart)(*pair)
+    return found
+
+
+def _flat_apart(ones: Sequence[Fingerprint], others: Sequence[Fingerprint]) -> Floats:
+    one, other = (np.stack([value.flat for value in values]) for values in (ones, others))
+    return _relative(np.linalg.norm(one[:, None] - other[None], axis=-1) / WEIGHT, ones, others)
+
+
+def _turned_apart(ones: Sequence[Fingerprint], others: Sequence[Fingerprint]) -> Floats:
+    """A few of those sums may all be small by chance: what any order leaves the same must fit as well."""
+    one, other = (np.stack([value.turned for value in values]) for values in (ones, others))
+    away = np.abs(one[:, None] - other[None]).max(axis=-1) / WEIGHT
+    one, other = (np.stack([value.plain for value in values]) for values in (ones, others))
+    left = np.abs(one[:, None] - other[None])
+    left[..., [0, 2]] /= math.sqrt(max(ones[0].size, 1))  # sums of so many
+    return _relative(np.maximum(away, left.max(axis=-1)), ones, others)
+
+
+def _relative(away: Floats, ones: Sequence[Fingerprint], others: Sequence[Fingerprint]) -> Floats:
+    norms = [np.array([value.norm for value in values]) for values in (ones, others)]
+    size = np.maximum(norms[0][:, None], norms[1][None])
+    return np.asarray(np.divide(away, size, out=np.zeros_like(away), where=size > 0))
+
+
+def print_of(array: Array) -> bytes:
+    """What equal arrays have in common, and hardly ever others: for the same run, not for another framework."""
+    values = np.ascontiguousarray(array)
+    raw = values.reshape(-1).view(np.uint8)
+    words = raw[: raw.size // 8 * 8].view(np.uint64)
+    with np.errstate(over="ignore"):
+        total = int(np.add.reduce(words)) if words.size else 0
+    sample = raw[-8:].tobytes() + words[:: max(1, words.size // SAMPLE)].tobytes()
+    return repr((array.shape, array.dtype.str, total)).encode() + sample

@@ -1,0 +1,70 @@
+"""Values known again by a few sums: what changes them, and what does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aligner.fingerprint import Fingerprint, apart, distances, fingerprint, print_of
+
+NUMBERS = np.random.default_rng(0).standard_normal((4, 6, 10)).astype(np.float32)
+
+
+def taken(array):
+    found = fingerprint(np.asarray(array))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("error", [1e-5, 1e-3, 0.1])
+@pytest.mark.parametrize("shape", [(7,), (4, 6, 10), (300, 500)])
+def test_two_fingerprints_tell_how_far_their_values_are_apart(shape, error):
+    rng = np.random.default_rng(1)
+    one = rng.standard_normal(shape)
+    off = rng.standard_normal(shape)
+    other = one + error * np.linalg.norm(one) / np.linalg.norm(off) * off
+    assert 0.2 * error < apart(taken(one), taken(other)) < 4.0 * error
+
+
+def test_a_reshape_leaves_it_and_a_transposition_does_not():
+    turned = NUMBERS.swapaxes(1, 2)
+    assert apart(taken(NUMBERS), taken(NUMBERS.reshape(24, 10))) < 1e-6
+    assert apart(taken(NUMBERS), taken(turned)) > 0.1
+    assert distances([taken(NUMBERS)], [taken(turned)], turned=True) < 1e-5
+
+
+def test_elements_in_another_order_are_no_transposition():
+    rolled = np.roll(NUMBERS, 1, axis=1)
+    assert distances([taken(NUMBERS)], [taken(rolled)], turned=True) > 0.1
+
+
+def test_masks_agree_whatever_stands_for_minus_infinity():
+    hidden = np.random.default_rng(2).random(NUMBERS.shape) < 0.3
+    ways = [np.where(hidden, fill, NUMBERS) for fill in (-np.inf, np.float32(-1e9), np.finfo(np.float32).min)]
+    assert all(apart(taken(ways[0]), taken(way)) < 1e-6 for way in ways)
+    assert apart(taken(ways[0]), taken(np.where(~hidden, -np.inf, NUMBERS))) > 0.1
+
+
+@pytest.mark.parametrize("array", [np.array([1.0, np.nan]), np.zeros((0, 3)), np.array([1j])])
+def test_what_cannot_be_told_has_none(array):
+    assert fingerprint(array) is None
+
+
+def test_it_comes_back_from_its_text():
+    found = taken(NUMBERS)
+    again = Fingerprint.parsed(list(found.shape), found.whole, found.text())
+    assert apart(found, again) < 1e-6
+    assert again.shape == NUMBERS.shape
+
+
+@pytest.mark.parametrize("text", ["", "AAAA", "no base64"])
+def test_a_damaged_text_is_refused(text):
+    with pytest.raises(ValueError):
+        Fingerprint.parsed([2], False, text)
+
+
+def test_a_print_sees_a_single_element():
+    other = NUMBERS.copy()
+    other[3, 5, 8] = np.nextafter(other[3, 5, 8], np.float32(9))
+    assert print_of(NUMBERS) == print_of(NUMBERS.copy())
+    assert print_of(NUMBERS) != print_of(other)
