@@ -64,8 +64,15 @@ def joined(groups: Mapping[object, Sequence[Birth]], known: Mapping[str, Orders]
 
 
 def _layers(visit: Visit, names: Mapping[str, str]) -> list[str]:
-    """The layers inside; the port's by the reference's `names`."""
-    return list(dict.fromkeys(names.get(child.call.layer, child.call.layer) for child in visit.children))
+    """The layers inside that make something new; the port's by the reference's `names`."""
+    working = [child.call.layer for child in visit.children if not _idle(child)]
+    return list(dict.fromkeys(names.get(layer, layer) for layer in working))
+
+
+def _idle(visit: Visit) -> bool:
+    """Whether it hands on what it was given, as a dropout does: it may stand anywhere."""
+    given = {entry.content for entry in visit.inputs}
+    return all(entry.content in given for entry in visit.outputs)
 
 
 def _before(order: Sequence[str]) -> Mapping[str, frozenset[str]]:
@@ -73,13 +80,14 @@ def _before(order: Sequence[str]) -> Mapping[str, frozenset[str]]:
 
 
 def _needs(visit: Visit, names: Mapping[str, str], order: Sequence[str]) -> bool:
-    """Whether a layer is handed what another one made that comes after it in the other net's order."""
+    """Whether a layer is handed what nothing makes but others that come after it in the other net's order."""
     later = {layer: set(order[index + 1 :]) for index, layer in enumerate(order)}
-    made: dict[object, set[str]] = {}
+    made: dict[object, set[str]] = {entry.content: {visit.call.layer} for entry in visit.inputs}
     for child in visit.children:
         layer = names.get(child.call.layer, child.call.layer)
-        if any(made.get(entry.content, set()) & later.get(layer, set()) for entry in child.inputs):
-            return True
-        for entry in child.outputs:
+        for makers in [made[entry.content] for entry in child.inputs if entry.content in made]:
+            if makers <= later.get(layer, set()):
+                return True
+        for entry in () if _idle(child) else child.outputs:
             made.setdefault(entry.content, set()).add(layer)
     return False

@@ -98,6 +98,20 @@ def test_an_order_that_changes_nothing_is_no_cause(tmp_path):
     assert not any(cause.id == "layers-in-another-order" for origin in found.origins for cause in origin.causes)
 
 
+def test_a_layer_that_changes_nothing_may_stand_anywhere(tmp_path):
+    """The same values come out of the dropout as went in."""
+    layers = {"conv": nn.Linear(16, 16), "drop": nn.Dropout(0.5), "last": nn.Linear(16, 16)}
+
+    def reference(n, x):
+        return n.last(torch.relu(n.drop(n.conv(n.drop(x)))))
+
+    def port(n, x):
+        return n.drop(n.last(n.conv(x))) * 2
+
+    found = compared(tmp_path, layers, words(), reference, port)
+    assert not any(cause.id == "layers-in-another-order" for origin in found.origins for cause in origin.causes)
+
+
 def test_two_mistakes_beside_a_harmless_order_stay_two(tmp_path):
     """The shortcut may be worked out first or last."""
     layers = {"conv": nn.Linear(16, 16), "last": nn.Linear(16, 16), "short": nn.Linear(16, 16)}
