@@ -112,9 +112,8 @@ OWN_FRAMEWORKS = {
 SHARED = {
     "torch": {"torchlike", "frames"},
     "mindspore": {"mindsporelike", "frames"},
-    "mindtorch": {"frames", "torchlike", "mindsporelike", "mindspore_"},
+    "mindtorch": {"frames", "torchlike", "mindsporelike"},
 }
-"""Of mindspore_, MindTorch's adapter takes what observes a compiled graph: only OpenI's has any."""
 
 
 @pytest.mark.parametrize("name", sorted(OWN_FRAMEWORKS))

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 mindspore = pytest.importorskip("mindspore", reason="MindSpore is not installed here")
-from aligner_hooks.mindspore_ import MindSporeAdapter, runtime  # noqa: E402 - only after it is known to be there
-from aligner_hooks.mindspore_ import graph as graphs  # noqa: E402 - as above
+from aligner_hooks.mindspore_ import MindSporeAdapter  # noqa: E402 - only after it is known to be there
+from aligner_hooks.mindsporelike import compiler  # noqa: E402 - as above
+from aligner_hooks.mindsporelike.graphs import graph as graphs  # noqa: E402 - as above
 from mindspore import Tensor, nn, ops  # noqa: E402 - as above
 
 from aligner.errors import AdapterError  # noqa: E402 - as above
@@ -84,7 +85,7 @@ def test_a_cell_that_gets_values_of_no_known_type_is_told_of_and_the_rest_is_see
     net, x = made("nested")
     eager, graph = seen(net, "pynative", x), seen(net, "graph", x)
     notes = {note.layer: note for note in ADAPTER.cautions(net) if note.message == "mindspore-untold"}
-    if runtime.version() < (2, 10):  # it would wait for ever: the net is seen from outside
+    if compiler.version() < (2, 10):  # it would wait for ever: the net is seen from outside
         assert graph.places == [("before", ""), ("after", "")]
         assert set(notes) == {path for path, _ in ADAPTER.layers(net)} - {""}
         return
@@ -176,7 +177,7 @@ def test_a_net_that_was_compiled_before_and_goes_on_after(monkeypatch: pytest.Mo
         known = set(net.compile_cache)
         net(x)
         assert len(first.events) == 2 * 6
-        if runtime.version() >= (2, 10):  # older ones compile anew
+        if compiler.version() >= (2, 10):  # older ones compile anew
             assert set(net.compile_cache) == known, "the graph of before is found again"
     assert graphs < known
 
@@ -208,7 +209,7 @@ def test_what_the_net_itself_raises_goes_up_as_it_is() -> None:
 
 
 def test_taps_that_tell_nothing_are_refused_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    from aligner_hooks.mindspore_ import forms
+    from aligner_hooks.mindsporelike.graphs import forms
 
     net, x = made("norm")
     monkeypatch.setattr(graphs.GRAPHS, "proved", False)
@@ -377,7 +378,7 @@ def test_shapes_that_only_the_run_knows() -> None:
 
 
 def test_a_graph_that_does_not_run_with_taps_runs_without_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from aligner_hooks.mindspore_ import forms, taps
+    from aligner_hooks.mindsporelike.graphs import forms, taps
 
     def broken(_: Any) -> None:
         raise ValueError("no such kernel")
@@ -392,7 +393,7 @@ def test_a_graph_that_does_not_run_with_taps_runs_without_and_says_so(monkeypatc
 
 def test_values_are_shown_where_they_lie() -> None:
     """On this machine no copies are made: they would take as much memory as the dump."""
-    from aligner_hooks.mindspore_ import native
+    from aligner_hooks.mindsporelike.graphs import native
 
     shown: list[Any] = []
     taps = native.operator(lambda array: shown.append((array.copy(), array.flags.owndata, array.flags.writeable)))
@@ -415,7 +416,7 @@ def test_values_are_shown_where_they_lie() -> None:
 
 @pytest.mark.parametrize("wrong", ["silent", "refused"])
 def test_where_memory_cannot_be_shown_copies_are(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aligner_hooks.mindspore_ import forms, native, taps
+    from aligner_hooks.mindsporelike.graphs import forms, native, taps
 
     if wrong == "silent":
         silent = native.operator(lambda array: None)
@@ -482,7 +483,7 @@ def test_what_an_installed_package_says_is_compiled_too(monkeypatch: pytest.Monk
         with contextlib.suppress(ImportError):
             checker = importlib.import_module(name).third_party_checker
             break
-    monkeypatch.setattr(checker, "python_builtin_dir", str(Path(runtime.__file__).parents[1]))
+    monkeypatch.setattr(checker, "python_builtin_dir", str(Path(compiler.__file__).parents[1]))
     monkeypatch.setenv("MS_JIT_MODULES", "mine")
     net, x = made("norm")
     check_same(net, x)
@@ -540,7 +541,7 @@ def test_a_graph_that_sets_an_attribute_is_seen_from_outside_and_runs_once() -> 
     assert "(step)" in str(note.facts["reason"])
 
 
-@pytest.mark.skipif(runtime.bytecode_context() is None, reason="this MindSpore does not compile from bytecode")
+@pytest.mark.skipif(compiler.bytecode_context() is None, reason="this MindSpore does not compile from bytecode")
 @pytest.mark.parametrize("mode", ["pynative", None])
 def test_what_is_compiled_from_bytecode_is_told_of_like_python(mode: Any) -> None:
     net, x = made("norm")

@@ -12,7 +12,6 @@ from mindspore import nn
 from aligner.adapter import After, Before, Begun, Finding, Given, Made, Parameter
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
 from aligner_hooks.mindspore_ import (
-    compiled,
     construction,
     copies,
     devices,
@@ -28,7 +27,8 @@ from aligner_hooks.mindspore_ import (
     spec,
     tensors,
 )
-from aligner_hooks.mindspore_.patches import Handle
+from aligner_hooks.mindsporelike.graphs import compiled
+from aligner_hooks.mindsporelike.patches import Handle
 from aligner_hooks.mindsporelike.rewritten import written
 
 

@@ -14,9 +14,9 @@ from mindspore import mint, nn, ops
 from aligner.record import Attribute, LayerSpec
 from aligner_hooks.mindspore_ import precision
 from aligner_hooks.mindspore_.arguments import table
-from aligner_hooks.mindspore_.layers import registered
 from aligner_hooks.mindspore_.spec import library_class, spec
 from aligner_hooks.mindsporelike import casts
+from aligner_hooks.mindsporelike.nets import registered
 
 PREAMBLE = "import mindspore as ms\nfrom mindspore import mint, nn, ops"
 _HOMES: Mapping[str, Any] = {"nn": nn, "mint.nn": mint.nn}

@@ -21,9 +21,9 @@ from mindspore import nn, ops
 from aligner.record import Attribute, LayerSpec
 from aligner.vocabulary import settled
 from aligner_hooks.mindspore_ import construction, parameters, precision
-from aligner_hooks.mindspore_.layers import is_wrapper, registered
 from aligner_hooks.mindspore_.spec import library_class, spec
 from aligner_hooks.mindsporelike import casts
+from aligner_hooks.mindsporelike.nets import is_wrapper, registered
 
 
 def respecified(cell: nn.Cell, changes: Mapping[str, Attribute], dtype: Optional[str]) -> nn.Cell:

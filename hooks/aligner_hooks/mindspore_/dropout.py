@@ -12,8 +12,8 @@ import mindspore
 from mindspore import nn, ops
 
 from aligner_hooks.mindspore_.layers import parts, places
-from aligner_hooks.mindspore_.patches import Handle
 from aligner_hooks.mindspore_.spec import is_a
+from aligner_hooks.mindsporelike.patches import Handle
 
 CELLS = tuple(
     getattr(nn, name)

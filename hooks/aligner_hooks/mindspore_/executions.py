@@ -17,8 +17,8 @@ from mindspore.ops import Primitive
 from aligner.adapter import Begun
 from aligner_hooks.frames import Frames
 from aligner_hooks.mindspore_.operations import is_muted, mute, supported, surround, unmute
-from aligner_hooks.mindspore_.patches import Handle
 from aligner_hooks.mindsporelike.operators import is_crossing, is_question, word
+from aligner_hooks.mindsporelike.patches import Handle
 
 _FRAMES = Frames(mindspore)
 _QUICK = "_Pyboost"

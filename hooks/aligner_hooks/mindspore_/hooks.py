@@ -20,8 +20,10 @@ from mindspore import nn
 
 from aligner.adapter import After, Before, Given, Made
 from aligner.errors import AdapterError
-from aligner_hooks.mindspore_ import compiled, operations, roots, runtime
-from aligner_hooks.mindspore_.patches import Handle, Listeners, intercept
+from aligner_hooks.mindspore_ import operations, roots, runtime
+from aligner_hooks.mindsporelike import compiler
+from aligner_hooks.mindsporelike.graphs import compiled
+from aligner_hooks.mindsporelike.patches import Handle, Listeners, intercept
 
 Args = tuple[object, ...]
 Kwargs = Mapping[str, object]
@@ -192,7 +194,7 @@ def _register(register: Callable[..., Any], hook: Callable[..., object], first: 
     try:
         registered = register(hook, with_kwargs=True)
     except TypeError as error:
-        if runtime.version() >= OLDEST:
+        if compiler.version() >= OLDEST:
             raise
         raise AdapterError("mindspore-old", version=mindspore.__version__) from error
     if first:  # 2.7 has no argument for it

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 from mindspore import nn
 
 from aligner.record import Note, Scalar, display
-from aligner_hooks.mindspore_ import graph
 from aligner_hooks.mindspore_.spec import is_a, unread
+from aligner_hooks.mindsporelike.graphs.graph import untold
+from aligner_hooks.mindsporelike.nets import WRAPPED, is_wrapper, registered
 
-# Loss and AMP wrappers hold the cell they are around under this name.
-WRAPPED = "_backbone"
 MAX_NESTING = 8
 # Cell.recompute() registers the cell that does it on the cell itself.
 RECOMPUTED = "_recompute_cell"
@@ -69,21 +68,6 @@ def parts(cell: nn.Cell) -> list[tuple[str, nn.Cell]]:
     return [(name, child) for name, child in registered(cell).items() if name in names]
 
 
-def registered(cell: nn.Cell) -> dict[str, nn.Cell]:
-    """The children MindSpore knows of."""
-    return {name: child for name, child in cell._cells.items() if child is not None}
-
-
-def is_wrapper(cell: nn.Cell) -> bool:
-    """Whether MindSpore put this cell around another one: an AMP cast, or a loss for a loop of its own.
-
-    A net of the user's may call a part of itself `_backbone`: that is no wrapper. Nor is WithLossCell, which people
-    write themselves: it is a net that gives a loss.
-    """
-    library = next(base for base in type(cell).__mro__ if base.__module__.startswith("mindspore."))
-    return library not in (nn.Cell, nn.WithLossCell) and isinstance(registered(cell).get(WRAPPED), nn.Cell)
-
-
 def cautions(model: nn.Cell) -> Iterator[Note]:
     """What of this net cannot be seen, and why."""
     for path, cell, listed in places(model):
@@ -92,8 +76,8 @@ def cautions(model: nn.Cell) -> Iterator[Note]:
             yield Note(path, "mindspore-plain-list", {"attribute": listed, **facts})
         if isinstance(cell, nn.GraphCell):
             yield Note(path, "mindspore-graph-cell", facts)
-        elif graph.untold(cell):
-            yield Note(path, "mindspore-untold", {"reason": graph.untold(cell), **facts})
+        elif untold(cell):
+            yield Note(path, "mindspore-untold", {"reason": untold(cell), **facts})
         elif _bypasses_hooks(type(cell)):
             yield Note(path, "mindspore-own-call", facts)
         reason = unread(cell)

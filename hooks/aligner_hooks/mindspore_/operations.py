@@ -10,8 +10,8 @@ from mindspore import Tensor
 
 from aligner.dtypes import DTYPES
 from aligner_hooks.mindspore_ import tensors
-from aligner_hooks.mindspore_.patches import Handle
 from aligner_hooks.mindsporelike.operators import is_move, is_question, word
+from aligner_hooks.mindsporelike.patches import Handle
 
 try:
     from mindspore._c_expression import _DispatchGuardStack

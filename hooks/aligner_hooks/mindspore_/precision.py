@@ -14,8 +14,9 @@ from mindspore import Tensor, nn
 
 from aligner.dtypes import decode, encode
 from aligner_hooks.mindspore_ import parameters, tensors
-from aligner_hooks.mindspore_.layers import WRAPPED, hidden, is_wrapper, registered
+from aligner_hooks.mindspore_.layers import hidden
 from aligner_hooks.mindsporelike import casts
+from aligner_hooks.mindsporelike.nets import WRAPPED, is_wrapper, registered
 from aligner_hooks.mindsporelike.rewritten import is_rewritten, written
 
 FLOATS = ("float64", *casts.FLAGS)

@@ -1,27 +1,22 @@
 """Modules of OpenI's MindTorch that run inside a compiled graph: in GRAPH_MODE, and in what @mindspore.jit decorates.
 
 They are MindSpore's cells, and MindSpore compiles them as such: so they are observed there as cells are, by the taps of
-aligner_hooks.mindspore_.compiled. The net that is called in GRAPH_MODE is told of from outside its graph.
+aligner_hooks.mindsporelike.graphs. The net that is called in GRAPH_MODE is told of from outside its graph.
 
-mindspore_ is imported when somebody observes, and not for mindnlp's modules, which are no cells.
+They are imported when somebody observes, and not for mindnlp's modules, which are no cells.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import mindspore
-
 from aligner.adapter import After, Before, Handle
+from aligner_hooks.mindsporelike import compiler
 from aligner_hooks.mindtorch_.modules import AnyModule
 from aligner_hooks.mindtorch_.package import package
-
-# Set to "0", MindSpore runs compiled functions as the plain Python they are. It is read at each call.
-JIT_SWITCH = "MS_JIT"
 
 
 class Handles:
@@ -38,15 +33,14 @@ class Handles:
 
 def in_graph_mode() -> bool:
     """Whether nets are compiled as a whole."""
-    graph = mindspore.get_context("mode") == mindspore.GRAPH_MODE
-    return graph and package().compiles and os.environ.get(JIT_SWITCH) != "0"
+    return package().compiles and compiler.in_graph_mode()
 
 
 def observed(eager: Handle, layer: Any, before: Before, after: After) -> Handle:
     """Have calls inside a graph told of too."""
     if not package().compiles:
         return eager
-    from aligner_hooks.mindspore_ import compiled
+    from aligner_hooks.mindsporelike.graphs import compiled
 
     return Handles(eager, compiled.observe(layer, before, after), compiled.without((), intervening=False))
 
@@ -55,7 +49,7 @@ def intervened(eager: Handle) -> Handle:
     """Refuse to compile a net as long as somebody intervenes."""
     if not package().compiles:
         return eager
-    from aligner_hooks.mindspore_ import compiled
+    from aligner_hooks.mindsporelike.graphs import compiled
 
     return Handles(eager, compiled.without((), intervening=True))
 
@@ -64,11 +58,12 @@ def watched(eager: Handle, on_root: Callable[[object], None], is_inside: Callabl
     """Tell of nets that a compiled function calls, before it is compiled; not of those of which a module is running."""
     if not package().compiles:
         return eager
-    from aligner_hooks.mindspore_ import compiled, roots
+    from aligner_hooks.mindsporelike.graphs import compiled
+    from aligner_hooks.mindsporelike.nets import reached
 
     def on_function(function: Any) -> None:
         if not is_inside():
-            for cell in roots.reached(function):
+            for cell in reached(function):
                 if isinstance(cell, AnyModule):
                     on_root(cell)
 
@@ -78,7 +73,7 @@ def watched(eager: Handle, on_root: Callable[[object], None], is_inside: Callabl
 @contextmanager
 def outside(module: Any) -> Iterator[None]:
     """While this net is called in GRAPH_MODE: it is told of already, and no operators for it stand in the graph."""
-    from aligner_hooks.mindspore_.graph import GRAPHS
+    from aligner_hooks.mindsporelike.graphs.graph import GRAPHS
 
     GRAPHS.outside.append(module)
     try:
@@ -91,7 +86,7 @@ def thread() -> int:
     """The thread on whose behalf a callback is called: a graph tells of its values from a thread of MindSpore's."""
     if not package().compiles:
         return threading.get_ident()
-    from aligner_hooks.mindspore_ import compiled
+    from aligner_hooks.mindsporelike.graphs import compiled
 
     return compiled.thread()
 
@@ -100,6 +95,6 @@ def untold(module: Any) -> str:
     """Why a compiled graph does not tell of this module, or ""."""
     if not package().compiles:
         return ""
-    from aligner_hooks.mindspore_ import graph
+    from aligner_hooks.mindsporelike.graphs.graph import untold as why
 
-    return graph.untold(module)
+    return why(module)

@@ -14,9 +14,10 @@ from aligner.adapter import Finding
 from aligner.devices import KINDS, parse
 from aligner.errors import AdapterError
 from aligner.record import Scalar
+from aligner_hooks.mindsporelike.compiler import JIT_SWITCH
 from aligner_hooks.mindtorch_ import precision, shim
 from aligner_hooks.mindtorch_.calls import CALLS
-from aligner_hooks.mindtorch_.graphs import JIT_SWITCH, in_graph_mode
+from aligner_hooks.mindtorch_.graphs import in_graph_mode
 from aligner_hooks.mindtorch_.package import OPENI, distributions, package
 
 # The kind of a device -> MindSpore's. Only "CPU" was ever run; the others are written from MindSpore's manual.

@@ -23,10 +23,11 @@ from mindspore import nn
 
 from aligner.adapter import After, Before
 from aligner.errors import AdapterError
-from aligner_hooks.mindspore_ import forms, runtime
-from aligner_hooks.mindspore_.forms import Form
-from aligner_hooks.mindspore_.graph import GRAPHS, Graph, Observed, first_line, untold
-from aligner_hooks.mindspore_.patches import Handle, Listeners, intercept
+from aligner_hooks.mindsporelike import compiler
+from aligner_hooks.mindsporelike.graphs import forms
+from aligner_hooks.mindsporelike.graphs.forms import Form
+from aligner_hooks.mindsporelike.graphs.graph import GRAPHS, Graph, Observed, first_line, untold
+from aligner_hooks.mindsporelike.patches import Handle, Listeners, intercept
 
 LATE = 5.0
 """Seconds that the values of a small graph are waited for."""
@@ -94,13 +95,13 @@ def before_functions(on_function: Callable[[Any], None]) -> Handle:
 
 def _heard(listener: _Listener) -> Handle:
     handle = Handle(intercept(nn.Cell, "compile_and_run", listener, _compiled_cell))
-    executor = runtime.jit_executor()
+    executor = compiler.jit_executor()
     if executor is not None:
         handle.add(intercept(executor, "__call__", listener, _compiled_function))
-    executor = runtime.cell_executor()
+    executor = compiler.cell_executor()
     if executor is not None:
         handle.add(intercept(executor, "compile", listener, _compiled_alone))
-    context = runtime.bytecode_context()
+    context = compiler.bytecode_context()
     if context is not None:
         handle.add(intercept(context, "__enter__", listener, _run_as_python))
     return handle
@@ -145,7 +146,7 @@ def _compiled_cell(original: Callable[..., Any], listeners: Listeners) -> Callab
 
         def compile() -> Optional[bytes]:
             self.compile(*args, **kwargs)
-            return runtime.nodes(None, self.phase_cache.get(self._phase, ""))
+            return compiler.nodes(None, self.phase_cache.get(self._phase, ""))
 
         graph = Graph(named, compile, lambda: original(self, *args, **kwargs))
         inside = [one for one in GRAPHS.cells.values() if one.cell() not in (None, *GRAPHS.outside)]
@@ -175,7 +176,7 @@ def _compiled_function(original: Callable[..., Any], listeners: Listeners) -> Ca
 
         def compile() -> Optional[bytes]:
             inputs = args if self.obj is None else args[1:]
-            return runtime.nodes(self, self.compile(self.fn.__name__, *inputs, **kwargs))
+            return compiler.nodes(self, self.compile(self.fn.__name__, *inputs, **kwargs))
 
         graph = Graph(named, compile, lambda: original(self, *args, **kwargs))
         # The cell whose construct this is was called eagerly: its hooks tell of it. If not, it is seen from outside.
@@ -250,7 +251,7 @@ def _prove() -> None:
     GRAPHS.proved = True
     reason = _silent()
     if reason:
-        from aligner_hooks.mindspore_ import taps
+        from aligner_hooks.mindsporelike.graphs import taps
 
         taps.copy()
         reason = _silent()

@@ -21,7 +21,7 @@ from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
 from aligner.dtypes import DTYPES
 from aligner.record import Array
-from aligner_hooks.mindspore_ import native
+from aligner_hooks.mindsporelike.graphs import native
 from aligner_hooks.mindsporelike.seen import Seen
 
 NOTHING = np.zeros(1, np.uint8)

@@ -24,12 +24,12 @@ from math import prod
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+import mindspore
 import numpy as np
 from mindspore import dtype as mstype
 from mindspore import ops
 
 from aligner.record import Array
-from aligner_hooks.mindspore_ import devices
 
 # Numbers of processors in ELF files.
 PROCESSORS = {"x86_64": 62, "aarch64": 183}
@@ -53,7 +53,7 @@ _LENT: list[Any] = []
 
 def operator(receive: Callable[[Array], None]) -> Optional[Any]:
     """An operator that shows `receive` its input: only until it returns, the memory is the graph's."""
-    if devices.target() != "CPU" or platform.machine() not in PROCESSORS:
+    if mindspore.get_context("device_target") != "CPU" or platform.machine() not in PROCESSORS:
         return None
     function = FUNCTION(
         lambda _count, places, ranks, shapes, dtypes, *_: _shown(receive, places, ranks, shapes, dtypes)

@@ -17,7 +17,7 @@ import numpy as np
 from mindspore import Tensor, ops
 from mindspore import dtype as mstype
 
-from aligner_hooks.mindspore_ import forms
+from aligner_hooks.mindsporelike.graphs import forms
 
 ANNOUNCE = forms.Announce()
 TELLS = forms.Tells()

@@ -16,7 +16,8 @@ from typing import Any, Callable, Optional
 from mindspore import nn
 
 from aligner.adapter import After, Before
-from aligner_hooks.mindspore_ import forms, runtime
+from aligner_hooks.mindsporelike import compiler
+from aligner_hooks.mindsporelike.graphs import forms
 
 # What a cell is given while a graph with its taps is compiled; none of it is there at other times.
 LENT = ("construct", "aligner_own", "aligner_number")
@@ -89,7 +90,7 @@ class Graph:
         try:
             with self.named(name), _taps(wanted):
                 output = self.call()
-                runtime.synchronize()
+                compiler.synchronize()
         except Exception as error:
             broken = error
         finally:
@@ -123,13 +124,13 @@ class Graph:
 
     def _runs(self, name: str, wanted: Sequence[Observed]) -> bool:
         """Whether it runs to its end, where that may be tried and is in doubt."""
-        if not runtime.put_together(self.nodes) or hash(self.nodes) in GRAPHS.rehearsed:
+        if not compiler.put_together(self.nodes) or hash(self.nodes) in GRAPHS.rehearsed:
             return True
         GRAPHS.thread = threading.get_ident()
         try:
             with self.named(name), _taps(wanted):
                 self.call()
-                runtime.synchronize()
+                compiler.synchronize()
         except Exception:  # what it is the run that counts would say
             return False
         finally:
@@ -142,7 +143,7 @@ class Graph:
         if any(cell is not None and cell.training for cell in [one.cell() for one in wanted]):
             raise broken  # it may have written statistics, which a second run would write again
         output = self.call()  # raises what the user's own program raises
-        runtime.synchronize()
+        compiler.synchronize()
         GRAPHS.untold += [(one.cell, first_line(broken)) for one in wanted]
         return output
 
@@ -184,7 +185,7 @@ class Graph:
                 self.nodes = self.compile()
         except Exception as error:
             return error
-        reason = runtime.left_to_python(self.nodes)
+        reason = compiler.left_to_python(self.nodes)
         if reason:
             return _Untyped(cells, reason)
         made = forms.FORMS[begun:]
@@ -222,13 +223,13 @@ def first_line(error: BaseException) -> str:
 @contextmanager
 def _taps(cells: Sequence[Observed]) -> Iterator[None]:
     """Lend the cells what their compiled construct needs."""
-    from aligner_hooks.mindspore_ import taps  # makes operators: only where a graph is compiled
+    from aligner_hooks.mindsporelike.graphs import taps  # makes operators: only where a graph is compiled
 
     held = [(cell, one.number) for one in cells for cell in [one.cell()] if cell is not None]
     try:
         for cell, number in held:
             vars(cell).update(zip(LENT, (MethodType(taps.construct, cell), cell.construct, number)))
-        with runtime.compiling_ours():
+        with compiler.compiling_ours():
             yield
     finally:
         for cell, _ in held:
