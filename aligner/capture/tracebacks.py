@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from importlib.metadata import PackageNotFoundError, version
 from types import FrameType, TracebackType
 from typing import Any, Callable, Optional
 
@@ -35,11 +36,37 @@ def forget_us(error: BaseException) -> None:
 
 def torch_is_elsewhere(error: BaseException) -> bool:
     """Whether torch itself raised while another package is imported under its name: it looks itself up as it runs."""
+    elsewhere = getattr(sys.modules.get("torch"), "__name__", "torch") != "torch"
+    return elsewhere and _raised_in(error).startswith("torch.")
+
+
+def mixed_mindtorchs(error: BaseException) -> str:
+    """The distributions that overwrite each other's `mindtorch`, if there are two and it raised there; else ""."""
+    if _raised_in(error).partition(".")[0] != "mindtorch":
+        return ""
+    found = [(name, _installed(name)) for name in ("mindtorch", "mindnlp")]
+    told = [f"{name} {number}" for name, number in found if number and number >= _SINCE.get(name, "")]
+    return " and ".join(told) if len(told) > 1 else ""
+
+
+_SINCE = {"mindnlp": "0.5"}
+"""Before this one it brings no `mindtorch`."""
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def _raised_in(error: BaseException) -> str:
+    """The module whose code raised it."""
     here, last = error.__traceback__, ""
     while here is not None:
         last = str(here.tb_frame.f_globals.get("__name__"))
         here = here.tb_next
-    return last.startswith("torch.") and getattr(sys.modules.get("torch"), "__name__", "torch") != "torch"
+    return last
 
 
 def without_our_frames(trace: Optional[TracebackType]) -> Optional[TracebackType]:

@@ -34,7 +34,10 @@ class Voice:
 
     def hint(self, error: BaseException) -> None:
         """What the traceback of a common mistake does not say."""
-        from aligner.capture.tracebacks import torch_is_elsewhere
+        from aligner.capture.tracebacks import mixed_mindtorchs, torch_is_elsewhere
 
+        packages = mixed_mindtorchs(error)
+        if packages:
+            self.say("mindtorch-twice", packages=packages)
         if torch_is_elsewhere(error):
             self.say("torch-is-elsewhere", found=getattr(sys.modules["torch"], "__name__", "?"))

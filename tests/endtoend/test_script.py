@@ -264,3 +264,20 @@ def test_a_capture_that_failed_is_told_when_the_script_failed_too(tmp_path):
     ours = run(tmp_path, "-m", "aligner", "capture", "-o", "out/ref.h5", "train.py")
     assert ours.returncode == 5
     assert "there is no folder" in ours.stderr
+
+
+@pytest.mark.parametrize("second", ["mindnlp 0.5.1", "mindnlp 0.4.1", ""])
+def test_two_packages_in_one_folder_are_told_under_the_error_that_comes_of_it(tmp_path, second):
+    """Both bring a package `mindtorch`; what is left of it misses a name that has nothing to do with that."""
+    for name, _, version in (found.partition(" ") for found in ("mindtorch 0.4.0", second) if found):
+        (tmp_path / f"{name}-{version}.dist-info").mkdir()
+        (tmp_path / f"{name}-{version}.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    (tmp_path / "mindtorch").mkdir()
+    (tmp_path / "mindtorch" / "__init__.py").write_text("from .legacy import ops\n")
+    (tmp_path / "mindtorch" / "legacy.py").write_text("ops = GroupTopk()\n")
+    (tmp_path / "train.py").write_text("import mindtorch\n")
+    (tmp_path / "own.py").write_text("raise NameError('GroupTopk')\n")
+    for script, told in (("train.py", second == "mindnlp 0.5.1"), ("own.py", False)):
+        done = run(tmp_path, "-m", "aligner", "capture", "-o", "ref.h5", script)
+        assert done.returncode == 1
+        assert ("mindtorch 0.4.0 and mindnlp 0.5.1 are installed in one environment" in done.stderr) is told
