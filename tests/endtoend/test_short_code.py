@@ -126,3 +126,18 @@ def test_a_layer_that_casts_by_itself_is_judged_by_that_type(tmp_path):
     port = cells.SequentialCell(cells.Dense(32, 32), OwnPort(), cells.Dense(32, 8))
     found = answer(tmp_path, net, lowered(port, "O2"), numbers(16, 32))
     assert (found.aligned, found.origins, found.suspects) == (True, (), ())
+
+
+class Counting(BlockPort):
+    """Makes floats of whole numbers, which rounds nothing."""
+
+    def construct(self, x):
+        y = self.first(x) * self.scale
+        y = y * ops.rsqrt(ops.sum(y * y, -1, True) / ops.arange(33)[-1].astype(y.dtype) + self.eps)
+        return self.third(ops.gelu(self.second(y)))
+
+
+def test_code_that_casts_whole_numbers_is_looked_into(tmp_path):
+    assert answer(tmp_path, Block(), lowered(Counting(), "O2"), numbers(16, 32)).suspects == ()
+    found = answer(tmp_path, Block(), lowered(Counting(eps=1e-6), "O2"), numbers(16, 32))
+    assert [place.between for place in found.suspects] == [("first", "second")]
