@@ -129,6 +129,12 @@ class _Side:
         at = self.trail.steps[number].at
         return [other for other in self.steps if self.trail.steps[other].at == at]
 
+    def closed(self, numbers: Sequence[int]) -> bool:
+        """Whether these steps work on nothing wrong but what they made themselves."""
+        made = {value for number in numbers for value in self._made(number)}
+        given = {value for number in numbers for value in self.trail.steps[number].given}
+        return all(self._agreed[value] or value in made or not self._tells(value) for value in given)
+
     def telling(self, numbers: Sequence[int]) -> list[int]:
         """Agreed values that these steps start from, constants left aside."""
         given = dict.fromkeys(value for number in numbers for value in self.trail.steps[number].given)
@@ -229,7 +235,8 @@ class _Forking:
             if self._is_same_work(ours, theirs, [mine], [its]):
                 return self._fork(OTHER, ours, theirs, mine, its)
         for mine, its in pairs:
-            if self._is_same_work(ours, theirs, ours.on_line(mine), theirs.on_line(its)):
+            lines = ours.on_line(mine), theirs.on_line(its)
+            if ours.closed(lines[0]) and theirs.closed(lines[1]) and self._is_same_work(ours, theirs, *lines):
                 return self._fork(OTHER, ours, theirs, mine, its)
         for its in theirs.beginnings:
             fed = self._fed(ours, theirs, its) if theirs.used(its) else None
@@ -370,8 +377,8 @@ def _apart(ours: Sequence[str], theirs: Sequence[str]) -> tuple[Counter[str], Co
 
 
 def _only(word: str, mine: Counter[str], its: Counter[str]) -> bool:
-    """Whether it moves values more often on this side than on the other."""
-    return word in _MOVED and mine[word] > its[word]
+    """Whether it moves values once more on this side than on the other; two may be there and back."""
+    return word in _MOVED and mine[word] == its[word] + 1
 
 
 def _making(trail: Trail, value: int) -> list[int]:
