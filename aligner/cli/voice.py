@@ -34,10 +34,18 @@ class Voice:
 
     def hint(self, error: BaseException) -> None:
         """What the traceback of a common mistake does not say."""
+<<<<<<< HEAD
         from aligner.capture.tracebacks import mixed_mindtorchs, torch_is_elsewhere
+=======
+        from aligner.capture.rewriting import lost_name
+        from aligner.capture.tracebacks import torch_is_elsewhere
+>>>>>>> 3fdc5ca (wip)
 
         packages = mixed_mindtorchs(error)
         if packages:
             self.say("mindtorch-twice", packages=packages)
         if torch_is_elsewhere(error):
             self.say("torch-is-elsewhere", found=getattr(sys.modules["torch"], "__name__", "?"))
+        name = lost_name(error)
+        if name:
+            self.say("lost-in-rewriting", name=name)

@@ -51,6 +51,15 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "此处运行的是 PyTorch，而 {found} 已顶替其名：`torch` 在顶替之前就已导入。\n"
         "请把顶替的那一行（from mindtorch.tools import mstorch_enable）写在最前面。",
     ),
+    "lost-in-rewriting": (
+        "MindSpore has written this class anew to put casts into it (AMP level O1, or lists of operators), and its copy "
+        "does not know {name}.\n"
+        "If your file defines {name} beside the class, keep it in the cell: self.{name} = {name} in __init__, and use that. "
+        "Else it was lost by MindSpore itself. The levels O2, O3 and auto write no class anew.",
+        "MindSpore 为插入类型转换而重写了这个类（AMP 级别 O1，或算子名单），重写后的副本不认识 {name}。\n"
+        "若 {name} 定义在文件中、类之外，请存入该 Cell：在 __init__ 中写 self.{name} = {name}，并改用它。"
+        "否则就是 MindSpore 自身弄丢的。O2、O3 和 auto 级别不重写类。",
+    ),
     "training-not-yet": (
         "The task has a loss or an optimizer, and training steps cannot be captured yet.\n"
         "Leave both out: the forward pass is captured, in train mode with --train.",
