@@ -34,12 +34,8 @@ class Voice:
 
     def hint(self, error: BaseException) -> None:
         """What the traceback of a common mistake does not say."""
-<<<<<<< HEAD
-        from aligner.capture.tracebacks import mixed_mindtorchs, torch_is_elsewhere
-=======
         from aligner.capture.rewriting import lost_name
-        from aligner.capture.tracebacks import torch_is_elsewhere
->>>>>>> 3fdc5ca (wip)
+        from aligner.capture.tracebacks import mixed_mindtorchs, torch_is_elsewhere
 
         packages = mixed_mindtorchs(error)
         if packages:
