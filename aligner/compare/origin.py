@@ -288,8 +288,9 @@ class Trace:
                 return replace(self._born(reading, birth), time=time)
         if births:
             self._reaches(reading, births)
-        error = reading.error if reading.matched else None
-        return State(severity, reading.over, reading.nonfinite, error, births, time)
+        return State(
+            severity, reading.over, reading.nonfinite, reading.error if reading.matched else None, births, time
+        )
 
     def _judged(
         self, check: Check, reading: Reading, sources: Sources, birth: Birth, time: int, owned: Sources
@@ -306,8 +307,9 @@ class Trace:
         if check.fails:
             births = tuple(owned.births)
         elif check.follows:
-            same = [n for n, known in enumerate(self.births) if known.place[:2] == (check.owner, "glue")]
-            births = tuple(same[-1:]) or self._nearest(sources, 0.0)
+            same = [n for n, each in enumerate(self.births) if each.place[:2] == (check.owner, "glue")]
+            known = tuple(n for n in same[-1:] if id(self.births[n].reading) in self.reached)  # the others are small
+            births = known if same else self._nearest(sources, 0.0)
         elif reading.nonfinite and not (sources.nonfinite or sources.births):
             return replace(self._born(reading, birth), time=time)
         elif reading.severity > JUMP * max(reading.own, self._coarse) or reading.over:

@@ -141,3 +141,43 @@ def test_code_that_casts_whole_numbers_is_looked_into(tmp_path):
     assert answer(tmp_path, Block(), lowered(Counting(), "O2"), numbers(16, 32)).suspects == ()
     found = answer(tmp_path, Block(), lowered(Counting(eps=1e-6), "O2"), numbers(16, 32))
     assert [place.between for place in found.suspects] == [("first", "second")]
+
+
+class Mixed(nn.Module):
+    def forward(self, one, other):
+        return one @ (one.T @ other) / 16
+
+
+class MixedPort(cells.Cell):
+    def construct(self, one, other):
+        return ops.matmul(one, ops.matmul(one.T, other)) / 16
+
+
+class Twice(nn.Module):
+    """Hands one value to a layer twice, as self-attention does."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.mixed, self.out = nn.LayerNorm(32), Mixed(), nn.Linear(32, 8)
+
+    def forward(self, x):
+        y = self.norm(x)
+        return self.out(x + self.mixed(y, y))
+
+
+class TwicePort(cells.Cell):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mixed, self.out = cells.LayerNorm((32,), epsilon=1e-5), MixedPort(), cells.Dense(32, 8)
+
+    def construct(self, x):
+        y = self.norm(x)
+        return self.out(x + self.mixed(y * 1.0004, y * 1.0004))
+
+
+def test_a_small_mistake_that_is_handed_on_twice_is_not_blamed_for_what_the_short_type_rounds(tmp_path):
+    found = answer(tmp_path, Twice(), lowered(TwicePort(), "O2"), numbers(16, 32))
+    assert max(verdict.error or 0.0 for verdict in found.verdicts) > 1e-3  # by rounding
+    assert (found.aligned, found.origins) == (True, ())
+    assert [(place.layer, place.between) for place in found.suspects] == [("", ("norm", "mixed"))]
