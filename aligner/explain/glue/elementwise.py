@@ -120,8 +120,8 @@ def _first(group: tuple[Source, ...], limit: float, port: bool) -> Optional[tupl
 
 
 def _function(source: Source, wanted: Floats, limit: float) -> Optional[str]:
-    """The function that gives these values; "" where they are the value itself."""
-    for name in ("", *FUNCTIONS):
+    """The function that gives these values; "" where they are the value itself. A constant is what many give."""
+    for name in ("", *FUNCTIONS) if wanted.size and np.ptp(wanted) else ("",):
         if distance(source.made(name), wanted) <= limit:
             return name
     return None

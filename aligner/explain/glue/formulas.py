@@ -34,7 +34,8 @@ TRIES = 6
 
 def suspects(place: Place) -> Iterator[Suspect]:
     """The mistake, if the reference's or the port's value can be written as a formula."""
-    reference = solved(place, place.wanted, place.pair.expected)
+    constant = float(np.ptp(place.pair.expected)) == 0.0  # no formula: Softshrink makes zeros of all that is small
+    reference = None if constant else solved(place, place.wanted, place.pair.expected)
     edit = reference and (passed_over(place, reference) or mistake(place, reference, port=False))
     if reference and not edit:
         for outer in _idle(place, reference):
@@ -45,13 +46,12 @@ def suspects(place: Place) -> Iterator[Suspect]:
         return
     ported = solved(place, place.found, place.pair.actual)
     left = distance(ported(place.pair.actual.shape), place.pair.actual) if ported else np.inf
-    if ported and float(np.ptp(place.pair.expected)) == 0.0:
-        constant = f"{float(place.pair.expected.flat[0]) + 0.0:g} everywhere"
-        facts: dict[str, Scalar] = {"other": constant, "instead": ported.text, "reference_code": constant}
-        yield told(place.pair, "wrong-tensor", left, 0.9, {**facts, "port_code": ported.text})
-        return
     edit = mistake(place, ported, port=True) if ported and place.telling else None
-    if ported and edit:
+    if ported and constant:
+        number = f"{float(place.pair.expected.flat[0]) + 0.0:g} everywhere"
+        facts = {"other": number, "instead": ported.text, "reference_code": number, "port_code": ported.text}
+        yield told(place.pair, "wrong-tensor", left, 0.9, facts)
+    elif ported and edit:
         yield _suspect(place, ported, edit, port=True)
     elif ported and not reference and ported.single is not None and _made_by_another(place):
         other = f"[{name(place.case.expected)}]" if place.case.expected else ""

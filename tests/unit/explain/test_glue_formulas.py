@@ -200,3 +200,14 @@ def test_a_value_that_is_made_only_later_is_named():
     first = next(iter(glue.suspects(made)))
     assert first.cause == "wrong-tensor"
     assert first.facts["instead"] == "[blk.act output.0]"
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0])
+def test_a_constant_is_no_function_of_anything(level):
+    """An LSTM's first memory: Softshrink(0.5) would make zeros of what is small, and Hardsigmoid ones of the large."""
+    small = (0.4 * np.tanh(drawn(BATCH, LENGTH, WIDTH)) + 4.0 * level).astype(np.float32)
+    made = place(np.full_like(small, level), np.tanh(small), (value(small, "output.0", "blk.bridge"),))
+    first = next(iter(glue.suspects(made)))
+    assert first.cause == "wrong-tensor"
+    assert first.facts["other"] == f"{level:g} everywhere"
+    assert first.facts["instead"] == "Tanh([blk.bridge output.0])"
