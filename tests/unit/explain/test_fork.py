@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from aligner.explain.fork import fork
 from aligner.explain.trail import Step, Trail
@@ -97,3 +98,18 @@ def test_an_error_near_rounding_names_no_line():
     wanted = ours.ran(1, "exp", np.exp(H), H)
     found = theirs.ran(1, "exp", np.exp(H) * (1 + 1e-5), H)
     assert parted(ours, theirs, wanted, found) is None
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"steps": []},
+        {"values": [[[2], False, "AAAA"]], "steps": []},
+        {"values": [[[2]]], "steps": [["add", [1], [0], [], "net.py", 1, ""]]},
+        {"values": [], "steps": [["add"]]},
+        {"values": [[["x"], False, "A"]], "steps": 3},
+    ],
+)
+def test_a_damaged_trail_is_refused(facts):
+    with pytest.raises((LookupError, TypeError, ValueError)):
+        Trail.parsed(facts)
