@@ -94,7 +94,7 @@ class Cases:
         orders = self._reordered.get(place.owner)
         if orders is None or place.between is None or place.between[1] not in orders.moved:
             return None
-        return orders.reference, orders.port
+        return orders.names
 
     @cached_property
     def _reordered(self) -> Mapping[str, Orders]:

@@ -1,32 +1,41 @@
 """Code that calls its layers in another order: what it does at all these calls is one mistake.
 
 An order alone is none, as one net may call `q` before `k` and the other after. But what one net hands to a layer and
-got from another one, the other net cannot hand on if it calls that one only afterwards.
+got from another one, the other net cannot hand on if it calls that one only afterwards. A layer that one net calls more
+often than the other says nothing of the order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Optional
 
 from aligner.compare.layers import Pairing
-from aligner.compare.net import Net, Visit
+from aligner.compare.net import CallId, Net, Visit
 from aligner.compare.origin import Birth
 
 
 @dataclass(frozen=True)
 class Orders:
-    """The layers inside a parent in the order of their first calls, by the reference's names."""
+    """The calls inside a parent, in order and by the reference's names: those that both nets make."""
 
-    reference: tuple[str, ...]
-    port: tuple[str, ...]
+    reference: tuple[CallId, ...]
+    port: tuple[CallId, ...]
+
+    @property
+    def names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The layers in the order of their first calls."""
+        ours, theirs = (tuple(dict.fromkeys(call.layer for call in calls)) for calls in (self.reference, self.port))
+        return ours, theirs
 
     @property
     def moved(self) -> frozenset[str]:
-        """Those that others come before in one net alone; "" for the parent's end."""
+        """Layers that others come before in one net alone; "" for the parent's end."""
         ours, theirs = _before(self.reference), _before(self.port)
         ends = {""} if self.reference[-1:] != self.port[-1:] else set()
-        return frozenset({layer for layer in ours if ours[layer] != theirs[layer]} | ends)
+        return frozenset({call.layer for call in ours if ours[call] != theirs[call]} | ends)
 
 
 def reordered(nets: tuple[Net, Net], pairing: Pairing) -> Mapping[str, Orders]:
@@ -39,12 +48,13 @@ def reordered(nets: tuple[Net, Net], pairing: Pairing) -> Mapping[str, Orders]:
         other = theirs.get(ports.get(layer, ""))
         if other is None or not visits[0].children:
             continue
-        wanted = _layers(visits[0], {})
-        made = _layers(other, ours)
-        orders = Orders(tuple(w for w in wanted if w in made), tuple(m for m in made if m in wanted))
+        wanted, made = dict(_calls(visits[0], {})), dict(_calls(other, ours))
+        often = [Counter(call.layer for call in calls) for calls in (wanted, made)]
+        same = {layer for layer in often[0] if often[0][layer] == often[1][layer]}
+        orders = Orders(*(tuple(call for call in calls if call.layer in same) for calls in (wanted, made)))
         if orders.reference == orders.port:
             continue
-        if _needs(visits[0], {}, orders.port) or _needs(other, ours, orders.reference):
+        if _needs(visits[0], wanted, orders.port) or _needs(other, made, orders.reference):
             found[layer] = orders
     return found
 
@@ -53,20 +63,24 @@ def joined(groups: Mapping[object, Sequence[Birth]], known: Mapping[str, Orders]
     """Which group of births is to be counted to which earlier one: both are code of a parent that is known, at layers
     that have moved.
     """
+    moved = {layer: orders.moved for layer, orders in known.items()}
     first: dict[str, object] = {}
     result: dict[object, object] = {}
     for place, births in groups.items():
         birth = births[0]
-        orders = known.get(birth.layer) if birth.where == "glue" and birth.between is not None else None
-        if orders is not None and birth.between is not None and birth.between[1] in orders.moved:
+        if birth.where == "glue" and birth.between is not None and birth.between[1] in moved.get(birth.layer, ()):
             result[place] = first.setdefault(birth.layer, place)
     return result
 
 
-def _layers(visit: Visit, names: Mapping[str, str]) -> list[str]:
-    """The layers inside that make something new; the port's by the reference's `names`."""
-    working = [child.call.layer for child in visit.children if not _idle(child)]
-    return list(dict.fromkeys(names.get(layer, layer) for layer in working))
+def _calls(visit: Visit, names: Mapping[str, str]) -> Iterator[tuple[CallId, Visit]]:
+    """The calls inside that make something new, counted by layer; the port's by the reference's `names`."""
+    often: Counter[str] = Counter()
+    for child in visit.children:
+        if not _idle(child):
+            layer = names.get(child.call.layer, child.call.layer)
+            yield CallId(layer, often[layer]), child
+            often[layer] += 1
 
 
 def _idle(visit: Visit) -> bool:
@@ -75,19 +89,18 @@ def _idle(visit: Visit) -> bool:
     return all(entry.content in given for entry in visit.outputs)
 
 
-def _before(order: Sequence[str]) -> Mapping[str, frozenset[str]]:
-    return {layer: frozenset(order[:index]) for index, layer in enumerate(order)}
+def _before(order: Sequence[CallId]) -> Mapping[CallId, frozenset[CallId]]:
+    return {call: frozenset(order[:index]) for index, call in enumerate(order)}
 
 
-def _needs(visit: Visit, names: Mapping[str, str], order: Sequence[str]) -> bool:
-    """Whether a layer is handed what nothing makes but others that come after it in the other net's order."""
-    later = {layer: set(order[index + 1 :]) for index, layer in enumerate(order)}
-    made: dict[object, set[str]] = {entry.content: {visit.call.layer} for entry in visit.inputs}
-    for child in visit.children:
-        layer = names.get(child.call.layer, child.call.layer)
+def _needs(visit: Visit, calls: Mapping[CallId, Visit], order: Sequence[CallId]) -> bool:
+    """Whether a call is handed what nothing makes but others that come after it in the other net's order."""
+    later = {call: set(order[index + 1 :]) for index, call in enumerate(order)}
+    made: dict[object, set[Optional[CallId]]] = {entry.content: {None} for entry in visit.inputs}
+    for call, child in calls.items():
         for makers in [made[entry.content] for entry in child.inputs if entry.content in made]:
-            if makers <= later.get(layer, set()):
+            if makers <= later.get(call, set()):
                 return True
-        for entry in () if _idle(child) else child.outputs:
-            made.setdefault(entry.content, set()).add(layer)
+        for entry in child.outputs:
+            made.setdefault(entry.content, set()).add(call)
     return False

@@ -112,6 +112,20 @@ def test_a_layer_that_changes_nothing_may_stand_anywhere(tmp_path):
     assert not any(cause.id == "layers-in-another-order" for origin in found.origins for cause in origin.causes)
 
 
+def test_a_layer_that_is_called_less_often_is_not_moved(tmp_path):
+    layers = {"one": nn.Linear(16, 16), "act": nn.ELU(), "two": nn.Linear(16, 16)}
+
+    def code(first):
+        def forward(n, x):
+            x = x + (n.act(n.one(x)) if first else n.one(x))
+            return x + n.act(n.two(x))
+
+        return forward
+
+    (origin,) = compared(tmp_path, layers, words(), code(True), code(False)).origins
+    assert (origin.causes[0].id, origin.causes[0].confirmed) == ("activation-missing", True)
+
+
 def test_two_mistakes_beside_a_harmless_order_stay_two(tmp_path):
     """The shortcut may be worked out first or last."""
     layers = {"conv": nn.Linear(16, 16), "last": nn.Linear(16, 16), "short": nn.Linear(16, 16)}
