@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare import reordered, turns
+from aligner.compare.birth import Birth
 from aligner.compare.cases import Cases
 from aligner.compare.casts import Cast, cast_map, is_short
 from aligner.compare.caution import cautions
@@ -19,7 +20,7 @@ from aligner.compare.expected import Expectations
 from aligner.compare.explanation import explained
 from aligner.compare.layers import Pairing
 from aligner.compare.net import CallId, Net, nest
-from aligner.compare.origin import Birth, Trace
+from aligner.compare.origin import Trace
 from aligner.compare.place import Place
 from aligner.compare.reading import Reading
 from aligner.compare.tolerance import Tolerance

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
+from aligner.compare.birth import Birth
 from aligner.compare.layers import Pairing
 from aligner.compare.net import CallId, Net, Visit
-from aligner.compare.origin import Birth
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from aligner.compare.birth import Birth
 from aligner.compare.net import Visit
-from aligner.compare.origin import Birth
 
 TURNS = 3
 """So many calls, all but the first after the same layer, are a loop."""

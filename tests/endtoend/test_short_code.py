@@ -10,22 +10,9 @@ from mindspore import amp, ops  # noqa: E402 - only after it is known to be ther
 from mindspore import nn as cells  # noqa: E402 - as above
 from torch import nn  # noqa: E402 - as above
 
-import aligner  # noqa: E402 - as above
-from aligner import registry  # noqa: E402 - as above
-from aligner.capture.session import Capture, Options  # noqa: E402 - as above
+from tests.endtoend.test_precision_places import answer  # noqa: E402 - as above
 
 LEVELS = ("O2", "O3", "auto", "to_float")
-
-
-def answer(folder, net, port, *inputs):
-    net.eval()
-    port.set_train(False)
-    with torch.no_grad(), Capture(registry.of(net), net, folder / "ref.h5", Options(force=True, operations=True)):
-        net(*inputs)
-    replay = aligner.replay(folder / "ref.h5", port)
-    with replay.capture(folder / "port.h5", Options(force=True, operations=True)):
-        port(*replay.inputs(0))
-    return aligner.compare(folder / "ref.h5", folder / "port.h5")
 
 
 def numbers(*shape):

@@ -7,21 +7,19 @@ is given what one of these made: their calls are replaced while somebody listens
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from typing import Any, Optional
 
 import mindspore
 from mindspore import Tensor
-from mindspore.ops import Primitive
 
 from aligner.adapter import Begun
 from aligner_hooks.frames import Frames
 from aligner_hooks.mindspore_.operations import is_muted, mute, supported, surround, unmute
+from aligner_hooks.mindsporelike.classes import called, name_of
 from aligner_hooks.mindsporelike.operators import is_crossing, is_question, word
 from aligner_hooks.mindsporelike.patches import Handle
 
 _FRAMES = Frames(mindspore)
-_QUICK = "_Pyboost"
 _METHODS = ("getitem", "setitem")
 
 
@@ -76,24 +74,8 @@ class _Ears:
 def _replaced(ears: _Ears) -> Iterator[Callable[[], None]]:
     for name in _METHODS:
         yield _replace(Tensor, f"__{name}__", _method(ears, name, getattr(Tensor, f"__{name}__")))
-    for kind in (*_kinds(Primitive), *_quick_kinds()):
-        if "__call__" in vars(kind):
-            yield _replace(kind, "__call__", _calling(ears, vars(kind)["__call__"]))
-
-
-def _kinds(kind: Any) -> Iterator[Any]:
-    yield kind
-    for other in kind.__subclasses__():
-        yield from _kinds(other)
-
-
-def _quick_kinds() -> Iterator[Any]:
-    """Classes of operators that are no primitives: "_PyboostConcatPrim"."""
-    try:
-        module = import_module("mindspore.ops.auto_generate.pyboost_inner_prim")
-    except ImportError:
-        return
-    yield from (kind for name, kind in vars(module).items() if name.startswith(_QUICK) and isinstance(kind, type))
+    for kind in called():
+        yield _replace(kind, "__call__", _calling(ears, vars(kind)["__call__"]))
 
 
 def _replace(owner: Any, name: str, ours: Any) -> Callable[[], None]:
@@ -120,9 +102,8 @@ def _method(ears: _Ears, name: str, original: Any) -> Any:
 
 def _calling(ears: _Ears, original: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        name = type(self).__name__
-        name = name[len(_QUICK) :] if name.startswith(_QUICK) else str(self.name)
-        if not name[:1].isupper():  # a function that MindSpore calls when it compiles
+        name = name_of(self)
+        if not name:
             return original(self, *args, **kwargs)
         return ears.run(name, args, kwargs, lambda: original(self, *args, **kwargs), outer=True)
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import mindspore
 from mindspore.common._stub_tensor import StubTensor
-from mindspore.ops import Primitive
 
 from aligner.adapter import Begun, Handle
 from aligner.dtypes import DTYPES
 from aligner_hooks.frames import Frames
+from aligner_hooks.mindsporelike.classes import called, name_of
 from aligner_hooks.mindsporelike.operators import is_crossing, is_move, is_question, word
 from aligner_hooks.mindtorch_ import tensors
 from aligner_hooks.mindtorch_.calls import CALLS
@@ -42,9 +42,6 @@ _METHODS = {
     "negative": "neg",
     "clip": "clamp",
 }
-
-
-_QUICK = "_Pyboost"
 
 
 class _Inside(threading.local):
@@ -115,9 +112,8 @@ def _replaced() -> Iterator[Replaced]:
         dispatcher = import_module("mindtorch.dispatcher")
         yield Replaced(dispatcher.Dispatcher, "dispatch", _dispatching)
         return
-    for kind in (*_kinds(Primitive), *_quick_kinds()):
-        if "__call__" in vars(kind):
-            yield Replaced(kind, "__call__", _calling)
+    for kind in called():
+        yield Replaced(kind, "__call__", _calling)
     for owner in (mindspore.Tensor, StubTensor):
         for name in _quick_methods():
             if hasattr(owner, name):
@@ -129,12 +125,6 @@ def _frames() -> Frames:
     return Frames(mindspore, import_module("mindtorch"))
 
 
-def _kinds(kind: Any) -> Iterator[Any]:
-    yield kind
-    for other in kind.__subclasses__():
-        yield from _kinds(other)
-
-
 def _quick_methods() -> list[str]:
     """Methods of tensors that run in C++."""
     try:
@@ -143,20 +133,10 @@ def _quick_methods() -> list[str]:
         return []
 
 
-def _quick_kinds() -> Iterator[Any]:
-    """Classes of operators that are no primitives: "_PyboostConcatPrim"."""
-    try:
-        module = import_module("mindspore.ops.auto_generate.pyboost_inner_prim")
-    except ImportError:
-        return
-    yield from (kind for name, kind in vars(module).items() if name.startswith(_QUICK) and isinstance(kind, type))
-
-
 def _calling(original: Any) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        name = type(self).__name__
-        name = name[len(_QUICK) :] if name.startswith(_QUICK) else str(self.name)
-        if not name[:1].isupper():  # a function that MindSpore calls when it compiles
+        name = name_of(self)
+        if not name:
             return original(self, *args, **kwargs)
         return _run(name, lambda: original(self, *args, **kwargs), args, kwargs)
 
