@@ -33,6 +33,9 @@ LARGEST = 1 << 22
 
 HUGE = 1e4
 BLOCK = 1 << 16
+PART = 1 << 16
+"""Elements that are contracted at a time."""
+
 SAMPLE = 256
 WEIGHT = math.sqrt(13.0 / 12.0)
 """Root of the mean square of the weights, which lie between 0.5 and 1.5 with either sign."""
@@ -110,14 +113,37 @@ def _projected(block: Floats) -> Floats:
 
 
 def _turned(values: Array) -> Floats:
-    """One axis after the other, the last first; axes of one are none."""
-    sizes = [size for size in values.shape if size > 1] or [1]
-    short = values.dtype if values.dtype in (np.float32, np.float64) else np.dtype(np.float64)
-    made = values.reshape(-1, sizes[-1]).astype(short, copy=False) @ _weighed(sizes[-1]).astype(short)
+    """One axis after the other; axes of one are none."""
+    return _contracted(values.reshape([size for size in values.shape if size > 1] or [1]))
+
+
+def _contracted(cube: Array) -> Floats:
+    """A large value in parts along its first axis: what is made of it on the way may be six times as large."""
+    length, size = len(cube), max(1, cube.size // len(cube))
+    if cube.ndim > 1 and size > PART:
+        parts = (_contracted(part)[None] for part in cube)
+        return np.asarray(sum(_weighed(n, n + 1)[0] * part[0] for n, part in enumerate(parts)))
+    step = max(1, PART // size)
+    total = np.zeros(TURNED)
+    for start in range(0, length, step):
+        part = cube[start : start + step]
+        weights = _weighed(start, start + len(part))
+        if cube.ndim == 1:
+            total += part.astype(np.float64) @ weights
+        else:
+            total += np.einsum("rk,rk->k", _rows(part), weights)
+    return total
+
+
+def _rows(cube: Array) -> Floats:
+    """All axes but the first, the last one first."""
+    sizes = cube.shape
+    short = cube.dtype if cube.dtype in (np.float32, np.float64) else np.dtype(np.float64)
+    made = cube.reshape(-1, sizes[-1]).astype(short, copy=False) @ _weighed(0, sizes[-1]).astype(short)
     sums = made.astype(np.float64)
-    for size in reversed(sizes[:-1]):
-        sums = np.einsum("rlk,lk->rk", sums.reshape(-1, size, TURNED), _weighed(size))
-    return np.asarray(sums.reshape(TURNED))
+    for size in reversed(sizes[1:-1]):
+        sums = np.einsum("rlk,lk->rk", sums.reshape(-1, size, TURNED), _weighed(0, size))
+    return np.asarray(sums.reshape(-1, TURNED))
 
 
 @lru_cache(maxsize=1)
@@ -125,9 +151,17 @@ def _weights() -> Floats:
     return _drawn(0, BLOCK // FLAT, FLAT)
 
 
-@lru_cache(maxsize=64)
-def _weighed(size: int) -> Floats:
-    return _drawn(1, size, TURNED)
+def _weighed(start: int, stop: int) -> Floats:
+    """The weights of these elements of an axis; beyond a block they come again, stretched."""
+    if stop <= BLOCK:
+        return _table()[start:stop]
+    places = np.arange(start, stop)
+    return np.asarray(_table()[places % BLOCK] * (1.0 + places // BLOCK % 7 / 7.0)[:, None])
+
+
+@lru_cache(maxsize=1)
+def _table() -> Floats:
+    return _drawn(1, BLOCK, TURNED)
 
 
 def _drawn(seed: int, rows: int, columns: int) -> Floats:

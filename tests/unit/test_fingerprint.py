@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -68,3 +70,23 @@ def test_a_print_sees_a_single_element():
     other[3, 5, 8] = np.nextafter(other[3, 5, 8], np.float32(9))
     assert print_of(NUMBERS) == print_of(NUMBERS.copy())
     assert print_of(NUMBERS) != print_of(other)
+
+
+@pytest.mark.parametrize("shape", [(1 << 22,), (2, 1 << 21), (1 << 21, 2), (64, 256, 256)])
+def test_it_needs_less_memory_than_the_value_has(shape):
+    array = np.ones(shape, np.float32)
+    fingerprint(array)  # what is kept from one to the next
+    tracemalloc.start()
+    fingerprint(array)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < array.nbytes
+
+
+@pytest.mark.parametrize("shape", [(3, 90_000), (70_000, 5), (2, 3, 100_000)])
+def test_axes_that_are_long_may_be_turned_too(shape):
+    array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    one, other = fingerprint(array), fingerprint(np.ascontiguousarray(array.T))
+    assert np.linalg.norm(one.turned - other.turned) < 1e-4 * np.linalg.norm(one.turned)
+    changed = fingerprint(np.ascontiguousarray(np.roll(array, 1, axis=-1).T))
+    assert np.linalg.norm(one.turned - changed.turned) > 1e-2 * np.linalg.norm(one.turned)
