@@ -92,9 +92,7 @@ class Cases:
     def _order(self, place: Place) -> Optional[tuple[tuple[str, ...], tuple[str, ...]]]:
         """How the parent's code calls its layers, where it calls this one at another time."""
         orders = self._reordered.get(place.owner)
-        if orders is None or place.between is None or place.between[1] not in orders.moved:
-            return None
-        return orders.names
+        return orders.names if orders is not None and place.moved else None
 
     @cached_property
     def _reordered(self) -> Mapping[str, Orders]:

@@ -252,6 +252,7 @@ def _origin(births: Sequence[Birth], net: Net, ports: Mapping[str, str], toleran
     first = births[0]
     worst = max(births, key=lambda birth: _own_error(birth, tolerance))
     ratios = [birth.check.ratio for birth in births if birth.check is not None]
+    moved = len({birth.between[1] for birth in births if birth.between is not None}) > 1
     return Origin(
         layer=first.layer,
         port_layer=ports.get(first.layer, first.layer),
@@ -269,8 +270,8 @@ def _origin(births: Sequence[Birth], net: Net, ports: Mapping[str, str], toleran
         calls=len({(b.key.step, b.key.call) for b in births if b.key.layer == first.key.layer}),
         ratio=max(ratios, default=None),
         cast=worst.check.cast if worst.check is not None and worst.check.by_cast else "",
-        place=_place(worst),
-        others=_others(births, worst, tolerance),
+        place=replace(_place(worst), moved=moved),
+        others=tuple(replace(place, moved=moved) for place in _others(births, worst, tolerance)),
     )
 
 

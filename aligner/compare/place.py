@@ -22,3 +22,5 @@ class Place:
     """Relative L2 that rounding explains here."""
     kept: bool
     """The port's value of a forced pass is in its dump, in the phase FORCED."""
+    moved: bool = False
+    """The parent calls its layers in another order, and this is one of several values that it gets wrong by that."""

@@ -16,6 +16,8 @@ from aligner.compare.birth import Birth
 from aligner.compare.layers import Pairing
 from aligner.compare.net import CallId, Net, Visit
 
+FEWEST = 3
+
 
 @dataclass(frozen=True)
 class Orders:
@@ -32,7 +34,7 @@ class Orders:
 
     @property
     def moved(self) -> frozenset[str]:
-        """Layers that others come before in one net alone; "" for the parent's end."""
+        """Layers before which other ones come, or another one at last; "" for the parent's end."""
         ours, theirs = _before(self.reference), _before(self.port)
         ends = {""} if self.reference[-1:] != self.port[-1:] else set()
         return frozenset({call.layer for call in ours if ours[call] != theirs[call]} | ends)
@@ -48,7 +50,7 @@ def reordered(nets: tuple[Net, Net], pairing: Pairing) -> Mapping[str, Orders]:
         other = theirs.get(ports.get(layer, ""))
         if other is None or not visits[0].children:
             continue
-        wanted, made = dict(_calls(visits[0], {})), dict(_calls(other, ours))
+        wanted, made = dict(_calls(visits[0], {path: path for path in ports})), dict(_calls(other, ours))
         often = [Counter(call.layer for call in calls) for calls in (wanted, made)]
         same = {layer for layer in often[0] if often[0][layer] == often[1][layer]}
         orders = Orders(*(tuple(call for call in calls if call.layer in same) for calls in (wanted, made)))
@@ -60,27 +62,36 @@ def reordered(nets: tuple[Net, Net], pairing: Pairing) -> Mapping[str, Orders]:
 
 
 def joined(groups: Mapping[object, Sequence[Birth]], known: Mapping[str, Orders]) -> Mapping[object, object]:
-    """Which group of births is to be counted to which earlier one: both are code of a parent that is known, at layers
-    that have moved.
+    """Which groups of births are to be counted to which earlier one: code of a known parent, at layers that have moved.
+
+    Where fewer than FEWEST are wrong, two values may just as well be taken for each other.
     """
     moved = {layer: orders.moved for layer, orders in known.items()}
-    first: dict[str, object] = {}
-    result: dict[object, object] = {}
+    found: dict[str, list[object]] = {}
     for place, births in groups.items():
         birth = births[0]
         if birth.where == "glue" and birth.between is not None and birth.between[1] in moved.get(birth.layer, ()):
-            result[place] = first.setdefault(birth.layer, place)
-    return result
+            found.setdefault(birth.layer, []).append(place)
+    return {place: places[0] for places in found.values() if len(places) >= FEWEST for place in places}
 
 
 def _calls(visit: Visit, names: Mapping[str, str]) -> Iterator[tuple[CallId, Visit]]:
-    """The calls inside that make something new, counted by layer; the port's by the reference's `names`."""
+    """The calls inside that make something new, by the reference's names, and counted by layer."""
     often: Counter[str] = Counter()
-    for child in visit.children:
+    for child in _inside(visit, names):
         if not _idle(child):
-            layer = names.get(child.call.layer, child.call.layer)
+            layer = names[child.call.layer]
             yield CallId(layer, often[layer]), child
             often[layer] += 1
+
+
+def _inside(visit: Visit, names: Mapping[str, str]) -> Iterator[Visit]:
+    """The nearest calls that have a name; what only groups layers in one of the nets has none."""
+    for child in visit.children:
+        if child.call.layer in names:
+            yield child
+        else:
+            yield from _inside(child, names)
 
 
 def _idle(visit: Visit) -> bool:
@@ -89,8 +100,9 @@ def _idle(visit: Visit) -> bool:
     return all(entry.content in given for entry in visit.outputs)
 
 
-def _before(order: Sequence[CallId]) -> Mapping[CallId, frozenset[CallId]]:
-    return {call: frozenset(order[:index]) for index, call in enumerate(order)}
+def _before(order: Sequence[CallId]) -> Mapping[CallId, tuple[frozenset[CallId], Sequence[CallId]]]:
+    """By call, those before it, and the last of them."""
+    return {call: (frozenset(order[:index]), order[max(0, index - 1) : index]) for index, call in enumerate(order)}
 
 
 def _needs(visit: Visit, calls: Mapping[CallId, Visit], order: Sequence[CallId]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -140,3 +142,43 @@ def test_two_mistakes_beside_a_harmless_order_stay_two(tmp_path):
     found = compared(tmp_path, layers, words(), reference, port)
     assert len(found.origins) == 2
     assert not any(cause.id == "layers-in-another-order" for origin in found.origins for cause in origin.causes)
+
+
+def test_two_layers_taken_for_each_other_are_not_an_order(tmp_path):
+    """Gate and value of a gated block: where two values are wrong, one is used in the other's place."""
+    layers = {"gate": nn.Linear(16, 16), "act": nn.SiLU(), "up": nn.Linear(16, 16), "down": nn.Linear(16, 16)}
+
+    def reference(n, x):
+        return n.down(n.act(n.gate(x)) * n.up(x))
+
+    def port(n, x):
+        return n.down(n.act(n.up(x)) * n.gate(x))
+
+    found = compared(tmp_path, layers, words(), reference, port)
+    assert not any(cause.id == "layers-in-another-order" for origin in found.origins for cause in origin.causes)
+
+
+def test_layers_that_one_net_groups_have_an_order_too(tmp_path):
+    """The reference holds them in a Sequential, the port calls them by itself."""
+    import aligner
+    from aligner.capture.session import Options
+
+    class Port(nn.Module):
+        def __init__(self, body):
+            super().__init__()
+            self.widen, self.deep, self.norm, self.last = (copy.deepcopy(layer) for layer in body)
+
+        def forward(self, x):
+            return self.last(self.deep(self.norm(self.widen(x))))
+
+    body = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 4))
+    net = nn.Sequential(body).eval()
+    port = nn.Sequential(Port(body)).eval()
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), aligner.capture(net, tmp_path / "ref.h5"):
+        net(x)
+    replay = aligner.replay(tmp_path / "ref.h5", port)
+    with torch.no_grad(), replay.capture(tmp_path / "port.h5", Options(force=True)):
+        port(*replay.inputs(0))
+    (origin,) = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5").origins
+    assert origin.causes[0].id == "layers-in-another-order"
