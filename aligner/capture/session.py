@@ -392,5 +392,5 @@ def capture(
     if steps is not None and (not isinstance(steps, int) or steps < 1):
         raise UsageError("steps-form", found=repr(steps))
     patterns = [layers] if isinstance(layers, str) else list(layers)
-    options = Options(patterns, steps, weights, silence_dropout, operations=True, follow=True, force=force)
+    options = Options(patterns, steps, weights, silence_dropout, force=force)
     return Capture(registry.of(model), model, path, options)

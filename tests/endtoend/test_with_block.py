@@ -136,28 +136,3 @@ def test_a_replay_in_a_notebook_hears_what_the_command_hears_and_runs_again(fold
     assert [(cast.layer, cast.port.dtype) for cast in found.casts] == [("", "bfloat16")]
     with pytest.raises(errors.DumpError, match="force=True"):
         replay.capture("port.h5").__enter__()
-
-
-class Scaled(Weighted):
-    def __init__(self, scale):
-        super().__init__()
-        self.scale = scale
-
-    def forward(self, x):
-        shifted = self.body(x) + 0.25
-        scaled = shifted * self.scale
-        return self.head(torch.tanh(scaled))
-
-
-@pytest.mark.skipif(not hasattr(torch.overrides, "_push_mode"), reason="this torch does not tell of its operations")
-def test_a_reference_captured_in_a_block_tells_of_its_lines(folder):
-    net, x = Scaled(0.5), torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
-    with aligner.capture(net, "ref.h5"):
-        net(x)
-    replay = aligner.replay("ref.h5", Scaled(0.75))
-    with replay.capture("port.h5"):
-        replay.model(*replay.inputs(step=0))
-    (origin,) = aligner.compare("ref.h5", "port.h5").origins
-    assert origin.line is not None
-    assert origin.line.sure
-    assert "scaled = shifted * self.scale" in origin.line.port.text
