@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 # Each holds torch and MindSpore, 1.5 GB; a file of tests stays in one of them.
 JOBS ?= 2
 
-.PHONY: help setup demo test test-all lint bench clean
+.PHONY: help setup demo test test-all lint bench realports clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /	/'
@@ -33,6 +33,12 @@ lint: setup ## ruff and mypy
 
 bench: setup ## every figure of the README, each next to its limit
 	$(RUN) benchmarks/run_all.py
+
+realports: .venv-realports/.ready ## nets that other people wrote, compared (benchmarks/realports); takes an hour
+	.venv-realports/bin/python benchmarks/realports/run.py --planted
+
+.venv-realports/.ready: constraints.txt benchmarks/realports/constraints.txt
+	PYTHON=$(PYTHON) sh benchmarks/realports/install.sh
 
 clean: ## remove environments and caches
 	rm -rf $(VENV) .venv-* build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

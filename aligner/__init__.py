@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aligner.capture.session import capture as capture
+    from aligner.capture.block import capture as capture
     from aligner.capture.task import Task as Task
     from aligner.compare.comparison import Comparison as Comparison
     from aligner.compare.comparison import compare as compare

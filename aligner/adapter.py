@@ -98,6 +98,13 @@ class Adapter(Protocol):
         Inside a compiled graph `after` gets no arguments: their memory has other values by then.
         """
 
+    def compiled_runs(self, before: Callable[[], None], after: Callable[[], None]) -> Handle:
+        """Call `before()` and `after()` around each run of something compiled that tells of the layers inside it.
+
+        Parameters can be read in both; in between, where layers are told of on whichever thread, they cannot. `after`
+        is called also if the run raises.
+        """
+
     def intervene(self, layer: object, given: Given, made: Made) -> Handle:
         """Run the layer on what `given(args, kwargs)` returns, and hand on what `made(args, kwargs, output)` returns.
 
@@ -130,6 +137,7 @@ class Adapter(Protocol):
 
         Raises:
             ValueError: for a tensor without readable values; the text says why.
+            LateError: a kernel of the net's had failed before, and this reading was the first to be told.
         """
 
     def from_numpy(self, array: Array, dtype: str) -> object:

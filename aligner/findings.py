@@ -23,5 +23,8 @@ REPEAT = "repeat"
 LAYER = "layer"
 """A wrong layer in its framework's own terms: the Python that builds it."""
 
+MOVED = "moved"
+"""Which layers run on other weights than those recorded, from this order number on: step, order, layers."""
+
 CAST = "cast"
 """What a layer's own code computes in (aligner.capture.computed): layer, dtype, by, operations by dtype."""

@@ -4,13 +4,14 @@
 
 `flatten` takes a layer's arguments or result apart into tensors with slots and a structure (plain JSON) that
 says how they were nested; `rebuild` puts such a value together again, so that a port can be called exactly as
-the reference was. None and plain values keep their places in the structure.
+the reference was. None and plain values keep their places in the structure. A value that stands inside itself is
+opaque there: each of its tensors has one slot.
 
 A structure is one of
   {"tensor": "input.0"}                  {"none": true}          {"value": 3}
   {"list": [...]} {"tuple": [...]}       {"dict": [[key, structure], ...]}
   {"object": "BaseModelOutput", "fields": [[name, structure], ...]}     named tuples and dataclasses
-  {"opaque": "DynamicCache"}             anything else: named, not looked into
+  {"opaque": "DynamicCache"}             anything else, and what it stands in itself: named, not looked into
 """
 
 from __future__ import annotations
@@ -30,20 +31,21 @@ def flatten_arguments(
     args: tuple[object, ...], kwargs: Mapping[str, object], is_tensor: IsTensor, found: Tensors
 ) -> object:
     """Positional arguments are input.0, ...; keyword arguments input.<name>. Tensors are appended to `found`."""
-    positional = [_flatten(value, f"input.{i}", is_tensor, found, 0) for i, value in enumerate(args)]
-    named = [[name, _flatten(value, f"input.{name}", is_tensor, found, 0)] for name, value in kwargs.items()]
+    positional = [_flatten(value, f"input.{i}", is_tensor, found, ()) for i, value in enumerate(args)]
+    named = [[name, _flatten(value, f"input.{name}", is_tensor, found, ())] for name, value in kwargs.items()]
     return {"args": positional, "kwargs": named} if named else {"args": positional}
 
 
 def flatten_result(value: object, is_tensor: IsTensor, found: Tensors) -> object:
     """A plain tuple or list is output.0, output.1, ...; everything else is output.0."""
     if type(value) in (tuple, list):
-        items = [_flatten(item, f"output.{i}", is_tensor, found, 0) for i, item in enumerate(value)]  # type: ignore[arg-type, var-annotated]  # type() was asked
+        items = [_flatten(item, f"output.{i}", is_tensor, found, (value,)) for i, item in enumerate(value)]  # type: ignore[arg-type, var-annotated]  # type() was asked
         return {type(value).__name__: items}
-    return _flatten(value, "output.0", is_tensor, found, 0)
+    return _flatten(value, "output.0", is_tensor, found, ())
 
 
-def _flatten(value: Any, slot: str, is_tensor: IsTensor, found: Tensors, depth: int) -> object:
+def _flatten(value: Any, slot: str, is_tensor: IsTensor, found: Tensors, around: tuple[object, ...]) -> object:
+    """`around` are the values that this one stands in, from the outermost on."""
     if is_tensor(value):
         found.append((slot, value))
         return {"tensor": slot}
@@ -51,11 +53,11 @@ def _flatten(value: Any, slot: str, is_tensor: IsTensor, found: Tensors, depth: 
         return {"none": True}
     if isinstance(value, (bool, int, float, str)):
         return {"value": value}
-    if depth == MAX_DEPTH:
+    if len(around) >= MAX_DEPTH or any(value is outer for outer in around):
         return {"opaque": type(value).__name__}
 
     def inner(name: object, item: object) -> object:
-        return _flatten(item, f"{slot}.{name}", is_tensor, found, depth + 1)
+        return _flatten(item, f"{slot}.{name}", is_tensor, found, (*around, value))
 
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return {"object": type(value).__name__, "fields": [[n, inner(n, getattr(value, n))] for n in value._fields]}
@@ -118,8 +120,8 @@ def substitute_arguments(
     """The arguments with `others[slot]` in the places of these slots."""
     if not others:
         return args, kwargs
-    given = tuple(_substitute(value, f"input.{i}", others, 0) for i, value in enumerate(args))
-    return given, {name: _substitute(value, f"input.{name}", others, 0) for name, value in kwargs.items()}
+    given = tuple(_substitute(value, f"input.{i}", others, ()) for i, value in enumerate(args))
+    return given, {name: _substitute(value, f"input.{name}", others, ()) for name, value in kwargs.items()}
 
 
 def substitute_result(value: object, others: Mapping[str, object]) -> object:
@@ -127,28 +129,47 @@ def substitute_result(value: object, others: Mapping[str, object]) -> object:
     if not others:
         return value
     if type(value) in (tuple, list):
-        items = [_substitute(item, f"output.{i}", others, 0) for i, item in enumerate(value)]  # type: ignore[arg-type, var-annotated]  # type() was asked
-        return type(value)(items)  # type: ignore[call-arg]  # a plain tuple or list
-    return _substitute(value, "output.0", others, 0)
+        made: Any = [] if type(value) is list else None
+        around = ((value, made),)
+        items = [_substitute(item, f"output.{i}", others, around) for i, item in enumerate(value)]  # type: ignore[arg-type, var-annotated]  # type() was asked
+        if made is None:
+            return tuple(items)
+        made += items
+        return made
+    return _substitute(value, "output.0", others, ())
 
 
-def _substitute(value: Any, slot: str, others: Mapping[str, object], depth: int) -> object:
-    """The value itself where nothing inside it changes; else a copy of its own type."""
+Around = tuple[tuple[object, Any], ...]
+"""The values that one stands in, each with the copy that is being made of it (None: a tuple, made when it is over)."""
+
+
+def _substitute(value: Any, slot: str, others: Mapping[str, object], around: Around) -> object:
+    """The value itself where nothing inside it changes; else a copy of its own type, which holds itself where the
+    value does."""
     if slot in others:
         return others[slot]
-    if depth == MAX_DEPTH or not any(name.startswith(f"{slot}.") for name in others):
+    for outer, copied in around:
+        if value is outer and copied is not None:
+            return copied
+    if len(around) >= MAX_DEPTH or not any(name.startswith(f"{slot}.") for name in others):
         return value
 
-    def inner(name: object, item: object) -> object:
-        return _substitute(item, f"{slot}.{name}", others, depth + 1)
-
     made: Any = type(value)
+    changed: Any = None
+
+    def inner(name: object, item: object) -> object:
+        return _substitute(item, f"{slot}.{name}", others, (*around, (value, changed)))
+
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return made(*(inner(name, getattr(value, name)) for name in value._fields))
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, tuple):
         return made(inner(i, item) for i, item in enumerate(value))
+    if isinstance(value, list):
+        changed = copy.copy(value)
+        changed[:] = [inner(i, item) for i, item in enumerate(value)]
+        return changed
     if isinstance(value, Mapping):
-        changed: Any = copy.copy(value)
+        changed = copy.copy(value)
         for name, (key, item) in zip(_names(value), value.items()):
             changed[key] = inner(name, item)
         return changed

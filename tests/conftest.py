@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import examples
+
 GOLDEN = Path(__file__).parent / "golden"
 
 _SCRUBS = (
@@ -23,10 +25,21 @@ def pytest_addoption(parser):
 
 def pytest_configure():
     """The same surroundings for all tests, and for the hundreds of commands that they start."""
+    examples.listen()
     os.environ.pop("COLUMNS", None)  # reports are as wide as in a pipe; readline sets it for the processes of xdist
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each command would compile aligner anew
     if "PYTEST_XDIST_WORKER" in os.environ:  # each of them has one core
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def causes_in_both_languages(request):
+    """Whatever rule made a suspect in this test: a Chinese report of it has no English words."""
+    examples.MADE.clear()
+    yield
+    if request.config.getoption("--accept") and examples.MADE:
+        examples.accept()
+    assert examples.judged() == []
 
 
 @pytest.fixture

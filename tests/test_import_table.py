@@ -21,6 +21,8 @@ WORDS = {
     "messages",
     "vocabulary",
     "callable_package",
+    "columns",
+    "patches",
 }
 """What every stage may use."""
 
@@ -34,6 +36,8 @@ MAY_IMPORT = {
     "findings": set(),
     "devices": set(),
     "callable_package": set(),
+    "columns": set(),
+    "patches": set(),
     "messages": set(),
     "errors": {"messages"},
     "adapter": WORDS,

@@ -6,4 +6,4 @@ Imports record, structure, adapter; never compare.
 
 from aligner.callable_package import make_callable
 
-make_callable(__name__, "aligner.capture.session", "capture")
+make_callable(__name__, "aligner.capture.block", "capture")

@@ -28,10 +28,17 @@ class Run:
     steps: Sequence[Arguments]
     mode: Optional[str] = None
     """"pynative" or "graph"; None as the program has set it."""
+    wanted: Optional[int] = None
+    """How many steps to run, the arguments again from the first when they are through; None: each once."""
+
+    @property
+    def count(self) -> int:
+        """How many steps there are; none without arguments."""
+        return len(self.steps) if self.wanted is None or not self.steps else self.wanted
 
     def step(self, index: int, mode: Optional[str] = None) -> None:
         """Call the model on the arguments of one step, in its mode or another."""
-        args, kwargs = self.steps[index]
+        args, kwargs = self.steps[index % len(self.steps)]
         with self.adapter.running(self.model, mode or self.mode):
             self.model(*args, **kwargs)
 
@@ -74,8 +81,13 @@ def build(load: Callable[[], Callable[[], object]], framework: Optional[str], se
     return adapter, task
 
 
-def tensors(adapter: Adapter, value: object, move: Callable[[object], object]) -> object:
-    """Numpy arrays inside an argument as tensors of the framework, on the chosen device."""
+def tensors(
+    adapter: Adapter, value: object, move: Callable[[object], object], around: tuple[object, ...] = ()
+) -> object:
+    """Numpy arrays inside an argument as tensors of the framework, on the chosen device.
+
+    Where a value stands in one of those `around` it, in itself that is, it is left as it is.
+    """
     if isinstance(value, np.ndarray) or (isinstance(value, np.generic) and value.dtype.name in DTYPES):
         array = np.asarray(value)
         try:
@@ -85,19 +97,22 @@ def tensors(adapter: Adapter, value: object, move: Callable[[object], object]) -
         return move(tensor)
     if adapter.is_tensor(value):
         return move(value)
+    if any(value is outer for outer in around):
+        return value
+    around = (*around, value)
     if type(value) is list:
-        return [tensors(adapter, item, move) for item in value]
+        return [tensors(adapter, item, move, around) for item in value]
     if type(value) is tuple:
-        return tuple(tensors(adapter, item, move) for item in value)
+        return tuple(tensors(adapter, item, move, around) for item in value)
     if type(value) is dict:
-        return {key: tensors(adapter, item, move) for key, item in value.items()}
+        return {key: tensors(adapter, item, move, around) for key, item in value.items()}
     return value
 
 
 def prepare(
     adapter: Adapter, task: Task, device: Optional[str], steps: Optional[int], mode: Optional[str] = None
 ) -> Run:
-    """Put model and arguments on the device and repeat the arguments for as many steps as asked."""
+    """Put model and arguments on the device; the arguments are repeated for as many steps as asked."""
     move: Callable[[object], object] = (lambda value: value) if device is None else adapter.device(device)
     model = move(task.model)
     rows = [
@@ -108,7 +123,7 @@ def prepare(
         for args, kwargs in task.arguments()
     ]
     wanted = max(task.steps, len(rows)) if steps is None else steps
-    return Run(adapter, model, [rows[i % len(rows)] for i in range(wanted)] if rows else [], mode)
+    return Run(adapter, model, rows, mode, wanted)
 
 
 def free_space(path: str) -> int:

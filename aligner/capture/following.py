@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 from aligner.adapter import Adapter, Handle
 from aligner.dtypes import DTYPES, decode
+from aligner.errors import LateError
 from aligner.findings import CODE
 from aligner.fingerprint import LARGEST, fingerprint, print_of
 from aligner.record import Array
@@ -123,7 +124,7 @@ class Following:
         if code is None or not code.followed or self._failed or len(code.steps) + len(code.waiting) >= MOST:
             return None
         if _WRITES.match(name):
-            self._read(code)
+            self._read_amid(code)
         given = self._found(args, kwargs)
         before = None if self._waits else self._guarded(code, given)  # it may write into them
         arguments = [*map(self._word, args), *(f"{key}={self._word(value)}" for key, value in kwargs.items())]
@@ -131,9 +132,9 @@ class Following:
         def made(output: object) -> None:
             results = self._found((output,), {})
             code.waiting.append(_Waiting(name, given if before is None else before, results, arguments, where))
-            code.held += sum(8 * math.prod(getattr(tensor, "shape", ())) for tensor in results)
+            code.held += sum(8 * _count(tensor) for tensor in results)
             if not self._waits or code.held > HELD:
-                self._read(code)
+                self._read_amid(code)
 
         return made
 
@@ -141,6 +142,13 @@ class Following:
         """What was made so far is about to be changed: read it now."""
         for code in self._stack:
             self._read(code)
+
+    def _read_amid(self, code: _Code) -> None:
+        """The same in the midst of the net's own code, which gets its kernel's error as it is."""
+        try:
+            self._read(code)
+        except LateError as error:
+            raise error.__cause__ or error from None
 
     def _read(self, code: _Code) -> None:
         """Look at the values that were only kept so far: asking for each at once would stop the device each time."""
@@ -163,6 +171,8 @@ class Following:
         """The numbers of tensors."""
         try:
             return self._known(code, tensors)
+        except LateError:
+            raise
         except Exception:  # a tensor of a kind that cannot be read must not hurt the net
             self._failed, code.followed = True, False
             return []
@@ -171,10 +181,9 @@ class Following:
         numbers = []
         for tensor in tensors:
             dtype = self._adapter.dtype(tensor)
-            shape = getattr(tensor, "shape", ())
-            if dtype in DTYPES and math.prod(shape) > LARGEST:
+            if dtype in DTYPES and _count(tensor) > LARGEST:
                 numbers.append(len(code.values))  # known to nobody
-                code.values.append([list(shape)])
+                code.values.append([list(getattr(tensor, "shape", ()))])
             elif dtype in DTYPES:
                 with suppress(ValueError):  # it has no values to read
                     numbers.append(self._number(code, self._adapter.to_numpy(tensor), dtype))
@@ -198,6 +207,14 @@ class Following:
         if value is None or isinstance(value, (bool, int, float, str)):
             return repr(value)[:LONG]
         return type(value).__name__[:LONG]
+
+
+def _count(tensor: object) -> int:
+    """How many elements a tensor has; none where its shape is no plain one, as of rows of different lengths."""
+    try:
+        return math.prod(int(size) for size in getattr(tensor, "shape", ()))
+    except Exception:  # whatever it raises must not hurt the net
+        return 0
 
 
 def _line(where: Where) -> tuple[str, int, str]:

@@ -6,6 +6,7 @@ import time
 from typing import Optional, TextIO
 
 from aligner import messages
+from aligner.columns import cut, width
 
 
 def size(count: float) -> str:
@@ -22,7 +23,7 @@ class Progress:
 
     def __init__(self, stream: Optional[TextIO], language: str = "en") -> None:
         self._stream = stream
-        self._language = language
+        self.language = language
         self._live = stream is not None and stream.isatty()
         self._period = 0.1 if self._live else 10.0
         self._start = self._last = time.monotonic()
@@ -51,7 +52,7 @@ class Progress:
             "expected": size(self._before + own * total / max(done, 1)),
             "layer": layer,
         }
-        line = messages.text("capture-progress", self._language, facts)
+        line = messages.text("capture-progress", self.language, facts)
         self._show(line)
 
     def say(self, message: str, **facts: object) -> None:
@@ -59,14 +60,15 @@ class Progress:
         now = time.monotonic()
         if self._stream is not None and now - self._last >= self._period:
             self._last = now
-            self._show(messages.text(message, self._language, facts))
+            self._show(messages.text(message, self.language, facts))
 
     def _show(self, line: str) -> None:
         if self._stream is None:
             return
         if self._live:
-            self._stream.write("\r" + line[:79].ljust(self._shown)[:79])
-            self._shown = min(len(line), 79)
+            line = cut(line, 79)
+            self._stream.write("\r" + line + " " * (self._shown - width(line)))
+            self._shown = width(line)
         else:
             self._stream.write(line + "\n")
         self._stream.flush()

@@ -11,50 +11,33 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Optional, Union
 
-from aligner import registry
+from aligner import messages
 from aligner.adapter import Adapter, Handle
 from aligner.capture.computed import Computed
 from aligner.capture.dropouts import Dropouts
 from aligner.capture.following import Following
 from aligner.capture.gaps import Gaps
 from aligner.capture.header import describe
+from aligner.capture.options import Options as Options
 from aligner.capture.progress import Progress
 from aligner.capture.sink import Sink
+from aligner.capture.stopping import stop_facts
 from aligner.capture.tracebacks import forget_us
+from aligner.capture.weights import Weights
 from aligner.dtypes import DTYPES
 from aligner.dump.writer import DumpWriter
-from aligner.errors import AlignerError, CaptureError, UsageError
+from aligner.errors import AlignerError, CaptureError, LateError, because, beside
 from aligner.record import Call, Key, Layer, Note, Phase, Record
 from aligner.selection import EVERYTHING, matches
 from aligner.structure import Tensors, flatten_arguments, flatten_result
 
 Path = Union[str, "os.PathLike[str]"]
-
-
-@dataclass
-class Options:
-    """How a capture is made; the command line's options, without where the model comes from."""
-
-    layers: Sequence[str] = ("*",)
-    steps: Optional[int] = None
-    weights: bool = True
-    silence_dropout: bool = False
-    operations: bool = False
-    """Note which operations run between the layers."""
-    follow: bool = False
-    """Note as well what each of them makes, by its fingerprint, and the line that it stands in."""
-    force: bool = False
-    seed: Optional[int] = None
-    header: Mapping[str, Any] = field(default_factory=dict)
-    then: Optional[Callable[[Sink, int, float], None]] = None
-    """What is done once the net has run and nothing is observed any more, while the dump is still open: it gets the
-    dump, the last order number, and the seconds since the capture began."""
 
 
 @dataclass
@@ -65,6 +48,8 @@ class _Open:
     number: int
     first: int
     inputs: object
+    last: str = ""
+    """The layer that ended last inside it."""
 
 
 class Capture:
@@ -82,10 +67,12 @@ class Capture:
         self.path = os.fspath(path)
         self._place = os.path.abspath(self.path)  # the user's code may change the working directory
         self.steps = 0
+        self.raised: Optional[BaseException] = None
+        """What stopped the net, where who runs it knows better than what leaves the block tells."""
         self._adapter = adapter
         self._model = model
         self._options = options or Options()
-        self._progress = progress or Progress(None)
+        self._progress = progress or Progress(None, messages.language())
         self._handles: list[Handle] = []
         self._stack: list[_Open] = []
         self._numbers: dict[str, int] = {}
@@ -97,12 +84,14 @@ class Capture:
         self._thread = 0
         self._records = 0
         self._loose = False
+        self._again = False
         self._ran = False
         self._began = 0.0
         self._noted: set[tuple[str, str]] = set()
         self._failure: Optional[BaseException] = None
         self._ears: list[Union[Gaps, Following]] = []
         self._computed = Computed(adapter, model)
+        self._weights = Weights(adapter, model)
         self._sink = sink
         self._writer: Optional[Sink] = None
 
@@ -118,7 +107,7 @@ class Capture:
         try:
             self._declare()
             if self._options.weights:
-                self._write_parameters()
+                self._writer.update_header(parameters=self._weights.record(partial(self._write, self._writer)))
             if self._options.silence_dropout and self._adapter.training(self._model):
                 self._handles.append(self._adapter.silence_dropout(self._model))
                 self._silenced = True
@@ -128,11 +117,11 @@ class Capture:
                 self._handles += [self._adapter.operations(gaps.told), self._computed.listen()]
             if self._options.follow:
                 self._ears.append(Following(self._adapter, self._model, self._writer.finding).listen(self._handles))
+            self._weights.listen(self._handles)
             for path, layer in selected:
                 self._observe(path, layer)
         except BaseException:
-            self._detach()
-            self._writer.close(complete=False)
+            self.close(clean=False)
             raise
         return self
 
@@ -144,10 +133,16 @@ class Capture:
     ) -> None:
         if error is not None:
             forget_us(error)
-        self.close(clean=error is None)
+        self.close(clean=error is None, error=self.raised or error)
+        if error is not None and self._failure is not None:
+            beside(error, self._failure, self._progress.language)
 
-    def close(self, clean: bool = True) -> None:
+    def close(self, clean: bool = True, error: Optional[BaseException] = None) -> None:
         """Remove all hooks and finish the dump.
+
+        Args:
+            clean: nothing was raised.
+            error: what was raised, if it is known. Where a call of the net has not ended, it is what stopped the net.
 
         Raises:
             AlignerError: what went wrong while the net ran, or that nothing ran at all (only if `clean`).
@@ -159,34 +154,62 @@ class Capture:
         self._detach()
         if self._process != os.getpid():  # a fork's copy: the dump is the parent's, and so is the last word
             return
-        self._progress.clear()
-        self._unwind(writer, 0)
-        self.steps += self._loose
-        nothing = not self._ran and self._failure is None
-        complete = clean and self.steps > 0 and self._failure is None
-        if self._dropouts.active:
-            self._note(writer, "", "dropout-active", layers=", ".join(sorted(self._dropouts.active)[:5]))
+        nothing, complete = clean and not self._ran and self._failure is None, False
         try:
-            self._tell_cautions(writer)
-            writer.update_header(steps=self.steps, dropout=self._dropout_state(), **self._computed.tell(writer.finding))
-            try:
-                if complete and self._options.then is not None:
-                    self._options.then(writer, self._order, time.monotonic() - self._began)
-            finally:
-                writer.close(complete=complete)
-        except AlignerError as error:
-            self._failure = self._failure or error
-        if nothing and clean:
-            if self._sink is None:
-                os.unlink(self._place)
+            stopped = self._has_stopped(error) and not isinstance(self._failure, AlignerError)
+            if stopped:
+                self._kept(self._tell_stop, writer, error)
+            self._last_words(writer)
+            complete = clean and self.steps > 0 and self._failure is None and not stopped
+            again = stopped and self._options.then_stopped and isinstance(error, Exception) and self._failure is None
+            if (complete or again) and self._options.then is not None:
+                self._kept(self._options.then, writer, self._order, time.monotonic() - self._began)
+        finally:
+            self._kept(*((writer.discard,) if nothing else (writer.close, complete)))
+        if nothing:
             raise CaptureError("nothing-ran", model=type(self._model).__name__)
         if self._failure is not None and clean:
             raise self._failure
+
+    def _has_stopped(self, error: Optional[BaseException]) -> bool:
+        """Whether calls are left open by an exception. A program that caught one and called the net again went on."""
+        again = error is None and self._again
+        return (bool(self._stack) and not again) or self.raised is not None
+
+    def _tell_stop(self, writer: Sink, error: Optional[BaseException]) -> None:
+        """The innermost call that did not end is where the net stopped."""
+        call = self._stack[-1] if self._stack else _Open("", 0, 0, None)
+        step = self.steps if self._stack else max(self.steps - 1, 0)
+        place = step, call.layer, call.number
+        writer.update_header(stopped=stop_facts(error, self._adapter, self._model, place, call.last))
+
+    def _last_words(self, writer: Sink) -> None:
+        """What is known only now; whatever goes wrong with one thing, the others are told and the dump is closed."""
+        self._kept(self._progress.clear)
+        writer.ending()
+        self._kept(self._unwind, writer, 0)
+        self.steps += self._loose
+        self._kept(self._tell_dropout, writer)
+        self._kept(self._tell_cautions, writer)
+        self._kept(self._tell_computed, writer)
+
+    def _kept(self, action: Callable[..., object], *values: object) -> None:
+        """Do a part of the ending. An error of ours in it is kept, and stops nothing else."""
+        try:
+            action(*values)
+        except Exception as error:
+            if self._failure is None:
+                self._failure = error
 
     @property
     def records(self) -> int:
         """Values recorded so far."""
         return self._records if self._writer is None else self._writer.records
+
+    @property
+    def began(self) -> bool:
+        """Whether there is a dump: one is begun when the block is entered."""
+        return self._began > 0.0 and os.path.exists(self._place)
 
     @property
     def finished(self) -> bool:
@@ -227,15 +250,6 @@ class Capture:
                 self._noted.add((note.layer, note.message))
                 writer.note(note)
 
-    def _write_parameters(self) -> None:
-        assert self._writer is not None
-        table = []
-        for parameter in self._adapter.parameters(self._model):
-            key = Key(0, Phase.PARAMETER, parameter.layer, 0, parameter.role)
-            self._write(self._writer, key, parameter.dtype, partial(self._adapter.read, parameter))
-            table.append([parameter.layer, parameter.role, parameter.name, parameter.trainable, parameter.buffer])
-        self._writer.update_header(parameters=table)
-
     def _observe(self, path: str, layer: object) -> None:
         def before(args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
             self._guarded(self._enter, path, layer, args, kwargs)
@@ -246,11 +260,13 @@ class Capture:
         self._handles.append(self._adapter.observe(layer, before, after))
 
     def _guarded(self, action: Callable[..., None], path: str, *values: object) -> None:
-        """Run our part of a hook so that no failure of ours reaches the user's net."""
+        """Run our part of a hook so that no failure of ours reaches the user's net; a kernel's of its own does."""
         if self._writer is None or self._failure is not None:
             return
         try:
             action(self._writer, path, *values)
+        except LateError as error:  # told once, to whoever reads next: kept to ourselves, the net would run on in ruins
+            raise error.__cause__ or error from None
         except Exception as error:  # kept, and raised when the capture is closed
             self._failure = error
             self._detach()
@@ -263,6 +279,7 @@ class Capture:
         elif self._adapter.thread() != self._thread:
             self._note(writer, path, "other-thread")  # its place in the order of calls cannot be known
             return
+        self._again |= path == "" and bool(self._stack)
         self._order += 1
         number = self._numbers.get(path, 0)
         self._numbers[path] = number + 1
@@ -281,30 +298,37 @@ class Capture:
         if depth is None or self._adapter.thread() != self._thread:
             return
         self._unwind(writer, depth + 1)
-        call = self._stack.pop()
-        self._computed.unwind(len(self._stack))
+        call = self._stack[-1]
+        self._computed.unwind(depth)
         for ear in self._ears:
             ear.leave(path, call.number, self.steps)
         found: Tensors = []
         outputs = flatten_result(output, self._adapter.is_tensor, found)
         self._record(writer, path, call.number, found)
         self._dropouts.leave(path, found)
+        self._stack.pop()  # not before: a kernel may turn out to have failed in it
+        if self._stack:
+            self._stack[-1].last = path
         self._order += 1
         writer.call(Call(self.steps, Phase.FORWARD, path, call.number, call.first, self._order, call.inputs, outputs))
         self._progress.update(self.steps, path, len(self._numbers), self._total, writer.bytes_written)
-        if path == "" and not self._stack:
-            self._end_step(writer)
+        if not self._stack:
+            self._weights.end(path)
+            if path == "":
+                self._end_step(writer)
 
     def _begin_run(self, writer: Sink, path: str) -> None:
         """An outermost call. The net itself starts a step; a layer called by itself (net.encode(x)) joins one."""
         self._ran = True
         self._thread = self._adapter.thread()
+        if path == "" and self._loose:
+            self._loose = False
+            self.steps += 1
+        if self._weights.begin(path, self.steps, self._order + 1, writer.finding):
+            self._note(writer, "", "weights-changed", step=self.steps)
         if path != "":
             self._loose = True
             return
-        if self._loose:
-            self._loose = False
-            self.steps += 1
         self._numbers = {}
         self._progress.begin(writer.bytes_written)
         self._random = self._adapter.random_state()
@@ -331,7 +355,7 @@ class Capture:
         try:
             array = read()
         except ValueError as error:
-            self._note(writer, key.layer, "value-unreadable", slot=key.slot, reason=str(error))
+            self._note(writer, key.layer, "value-unreadable", slot=key.slot, reason=because(error))
             return
         writer.write(Record(key, self._order, dtype, array))
 
@@ -347,11 +371,18 @@ class Capture:
                 Call(self.steps, Phase.FORWARD, call.layer, call.number, call.first, None, call.inputs, {"none": True})
             )
 
-    def _dropout_state(self) -> str:
+    def _tell_dropout(self, writer: Sink) -> None:
         """What the header says: seen at work, silenced, or idle (all of it looked at, not assumed)."""
-        if self._dropouts.active:
-            return "active"
-        return "silenced" if self._silenced else "inactive"
+        active = sorted(self._dropouts.active)
+        state = "active" if active else "silenced" if self._silenced else "inactive"
+        writer.update_header(steps=self.steps, dropout=state)
+        if active:
+            self._note(writer, "", "dropout-active", layers=", ".join(active[:5]))
+
+    def _tell_computed(self, writer: Sink) -> None:
+        found = self._computed.tell(writer.finding)
+        if found:
+            writer.update_header(**found)
 
     def _note(self, writer: Sink, layer: str, message: str, **facts: Any) -> None:
         """Say once per layer what could not be captured as it should."""
@@ -360,37 +391,6 @@ class Capture:
             writer.note(Note(layer, message, facts))
 
     def _detach(self) -> None:
-        for handle in reversed(self._handles):
-            handle.remove()
-        self._handles.clear()
-
-
-def capture(
-    model: object,
-    path: Path,
-    *,
-    layers: Union[str, Sequence[str]] = "*",
-    steps: Optional[int] = None,
-    weights: bool = True,
-    silence_dropout: bool = False,
-    force: bool = False,
-) -> Capture:
-    """Capture what `model` does inside a `with` block: `with aligner.capture(net, "ref.h5"): net(x)`.
-
-    Args:
-        model: a torch module or MindSpore cell; the framework is found from it.
-        path: the dump to write; an existing one is refused unless `force`.
-        layers: patterns of layer paths to record ("encoder.*").
-        steps: stop observing after so many runs of the model; None takes all of the block.
-        weights: record parameters and buffers too, so that a port can be run on them.
-        silence_dropout: make dropout inactive in train mode while capturing.
-        force: overwrite an existing dump.
-
-    Raises:
-        UsageError: `steps` is no whole number from 1 on.
-    """
-    if steps is not None and (not isinstance(steps, int) or steps < 1):
-        raise UsageError("steps-form", found=repr(steps))
-    patterns = [layers] if isinstance(layers, str) else list(layers)
-    options = Options(patterns, steps, weights, silence_dropout, force=force)
-    return Capture(registry.of(model), model, path, options)
+        """Remove all hooks, also behind one that cannot be removed."""
+        while self._handles:
+            self._kept(self._handles.pop().remove)

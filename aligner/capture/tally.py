@@ -44,5 +44,11 @@ class Tally:
     def update_header(self, **values: Any) -> None:
         """Nothing to count."""
 
+    def ending(self) -> None:
+        """Nothing is kept ready."""
+
     def close(self, complete: bool = True) -> None:
         """Nothing to close."""
+
+    def discard(self) -> None:
+        """Nothing to take away."""

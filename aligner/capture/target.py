@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +35,22 @@ class Target:
 def parse(text: str) -> Optional[Target]:
     """The target that `text` names, or None when it is not of the form PLACE:NAME (then it is a script)."""
     place, colon, name = text.rpartition(":")
-    return Target(place, name) if colon and name.isidentifier() and place else None
+    if not (colon and place and name.isidentifier()) or ".py:" in place:
+        return None
+    target = Target(place, name)
+    return target if target.is_file or ":" not in place else None
+
+
+def check_form(text: str) -> None:
+    """Refuse what was meant as a factory and is not written as one; a script's own name may hold a colon.
+
+    Raises:
+        CaptureError: shows how a factory is written.
+    """
+    if ":" in text and not os.path.exists(text):
+        found = re.match(r"(?P<place>[^:]*\.py):+(?P<name>[^\W\d]\w*)?", text)
+        example = f"{found['place']}:{found['name'] or 'build'}" if found else "net.py:build"
+        raise CaptureError("target-form", text=text, example=example)
 
 
 def load(target: Target) -> Callable[[], object]:
@@ -46,11 +62,18 @@ def load(target: Target) -> Callable[[], object]:
         CaptureError: no such file, module or function; says which functions there are.
     """
     module = _load_file(target.place) if target.is_file else _load_module(target.place)
+    if getattr(module, "__file__", None) is None and os.path.isdir(target.place):
+        raise CaptureError("target-folder", path=target.place, name=target.name)
     found: Any = getattr(module, target.name, None)
     if not callable(found):
         names = [name for name, value in vars(module).items() if inspect.isfunction(value) and not name.startswith("_")]
         close = difflib.get_close_matches(target.name, names, n=1) or names[:5]
-        raise CaptureError("factory-missing", target=str(target), name=target.name, names=", ".join(close) or "-")
+        facts = {"target": str(target), "name": target.name, "names": ", ".join(close) or "-"}
+        if hasattr(module, target.name):
+            raise CaptureError("factory-not-callable", kind=type(found).__name__, **facts)
+        raise CaptureError("factory-missing", **facts)
+    if not isinstance(found, type) and (hasattr(found, "construct") or hasattr(found, "forward")):
+        raise CaptureError("factory-is-model", target=str(target), name=target.name, kind=type(found).__name__)
     _check_arguments(target, found)
     factory: Callable[[], object] = found
     return factory
@@ -93,5 +116,9 @@ def _load_module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing: Any = error.name
         if missing is not None and (name == missing or name.startswith(f"{missing}.")):
+            if os.path.isfile(name):
+                raise CaptureError("target-not-python", path=name) from error
+            if os.path.isdir(name):
+                raise CaptureError("target-folder", path=name.rstrip(os.sep), name="build") from error
             raise CaptureError("module-missing", module=name) from error
         raise

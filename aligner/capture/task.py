@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Optional, Union
 
-from aligner.errors import CaptureError
+from aligner.errors import CaptureError, Reason, because
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
 
@@ -75,9 +75,9 @@ def from_npz(path: str) -> Union[tuple[object, ...], dict[str, object]]:
     try:
         arrays = _read_npz(path)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise CaptureError("inputs-not-npz", path=path, reason=str(error).splitlines()[0]) from error
+        raise CaptureError("inputs-not-npz", path=path, reason=because(error)) from error
     if not arrays:
-        raise CaptureError("inputs-not-npz", path=path, reason="no arrays in it")
+        raise CaptureError("inputs-not-npz", path=path, reason="why-no-arrays")
     if all(name.startswith("arr_") for name in arrays):
         return tuple(arrays[f"arr_{i}"] for i in range(len(arrays)))
     return dict(arrays)
@@ -89,6 +89,6 @@ def _read_npz(path: str) -> dict[str, object]:
     with open(path, "rb") as stream:  # numpy leaves a file open that it cannot read
         file = np.load(stream, allow_pickle=False)
         if not hasattr(file, "files"):
-            raise ValueError("it is a single .npy array")
+            raise Reason("why-single-array")
         with file:
             return {name: file[name] for name in file.files}

@@ -13,11 +13,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import wraps
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType, TracebackType
-from typing import Any, Callable, Optional
+from typing import Any, Optional
+
+from aligner.patches import Listeners, patch, together
 
 
 def forget_us(error: BaseException) -> None:
@@ -74,19 +75,20 @@ def without_our_frames(trace: Optional[TracebackType]) -> Optional[TracebackType
 
     It is changed in place: an interpreter that is about to raise the error again holds on to the first entry.
     """
-    while trace is not None and (_is_ours(trace.tb_frame) or _starts_scripts(trace.tb_frame)):
+    while trace is not None and (is_ours(trace.tb_frame) or _starts_scripts(trace.tb_frame)):
         trace = trace.tb_next
     here = trace
     while here is not None:
         following = here.tb_next
-        while following is not None and _is_ours(following.tb_frame):
+        while following is not None and is_ours(following.tb_frame):
             following = following.tb_next
         here.tb_next = following
         here = following
     return trace
 
 
-def _is_ours(frame: FrameType) -> bool:
+def is_ours(frame: FrameType) -> bool:
+    """Whether it is code of aligner or of its hooks."""
     return os.path.abspath(frame.f_code.co_filename).startswith(_roots())
 
 
@@ -105,40 +107,40 @@ def _roots() -> tuple[str, ...]:
 @contextmanager
 def hidden() -> Iterator[None]:
     """Whatever shows a traceback or a stack in here shows it without our frames."""
-    with ExitStack() as undo:
-
-        def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-            original = getattr(owner, name)
-            undo.callback(setattr, owner, name, original)
-            setattr(owner, name, wraps(original)(make(original)))
-
-        replace(traceback.TracebackException, "__init__", _shown_without)
-        for name in ("extract_tb", "walk_tb"):
-            replace(traceback, name, _listed_without)
-        replace(traceback, "walk_stack", _walked_without)
-        replace(threading, "excepthook", _reported_without)
+    with together() as handle:
+        for owner, name, make in (
+            (traceback.TracebackException, "__init__", _shown_without),
+            (traceback, "extract_tb", _listed_without),
+            (traceback, "walk_tb", _listed_without),
+            (traceback, "walk_stack", _walked_without),
+            (threading, "excepthook", _reported_without),
+        ):
+            handle.add(patch(owner, name, make).remove)
+    try:
         yield
+    finally:
+        handle.remove()
 
 
-def _shown_without(original: Any) -> Any:
+def _shown_without(original: Any, listeners: Listeners) -> Any:
     # All of traceback's printing and formatting, and logging's, ends here, once for each error of a chain or a group.
     def __init__(self: Any, kind: Any, value: Any, trace: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, kind, value, without_our_frames(trace), *args, **kwargs)
+        original(self, kind, value, without_our_frames(trace) if listeners else trace, *args, **kwargs)
 
     return __init__
 
 
-def _listed_without(original: Any) -> Any:
+def _listed_without(original: Any, listeners: Listeners) -> Any:
     def listed(tb: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(without_our_frames(tb), *args, **kwargs)
+        return original(without_our_frames(tb) if listeners else tb, *args, **kwargs)
 
     return listed
 
 
-def _walked_without(original: Any) -> Any:
+def _walked_without(original: Any, listeners: Listeners) -> Any:
     def walk_stack(f: Any) -> Any:
         # Without a frame it looks for its caller's by counting frames, and ours would be one more.
-        return original(f) if f is None else _down_to_the_script(original(f))
+        return original(f) if f is None or not listeners else _down_to_the_script(original(f))
 
     return walk_stack
 
@@ -150,13 +152,13 @@ def _down_to_the_script(steps: Iterable[Any]) -> Iterator[Any]:
     for step in steps:
         if step[0].f_code.co_filename == script.__file__:
             return
-        if not _is_ours(step[0]):
+        if not is_ours(step[0]):
             yield step
 
 
-def _reported_without(original: Any) -> Any:
+def _reported_without(original: Any, listeners: Listeners) -> Any:
     def excepthook(args: Any) -> None:
-        if args.exc_value is not None:
+        if args.exc_value is not None and listeners:
             forget_us(args.exc_value)
         original(args)
 

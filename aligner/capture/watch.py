@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Optional
 
-from aligner.errors import AdapterError, AlignerError
+from aligner.errors import AdapterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +25,12 @@ class Watch:
     def __init__(self, path: str, options: Callable[[], Options], wanted: Optional[str], progress: Progress) -> None:
         self.capture: Optional[Capture] = None
         self.failure: Optional[Exception] = None
+        self.raised: Optional[BaseException] = None
+        """What the script has ended with."""
         self.captured = ""
         self.ran: list[str] = []
+        self.bare: list[str] = []
+        """What ran and has no parameter."""
         self.path = path
         self.unobserved = 0
         self._options = options
@@ -44,12 +49,11 @@ class Watch:
             self._handles.append(adapter.watch_roots(lambda model: self._guarded(adapter, model)))
         except AdapterError as error:  # told if no other framework's model runs: MindTorch brings a MindSpore with it
             self._unloaded = self._unloaded or error
+        except Exception as error:  # it would come out of the script's import
+            self.failure = self.failure or error
 
     def _guarded(self, adapter: Adapter, model: object) -> None:
-        try:
-            self._on_root(adapter, model)
-        except Exception as error:  # the script goes on; told when it has ended
-            self.failure = self.failure or error
+        self._kept(lambda: self._on_root(adapter, model))  # the script goes on; told when it has ended
 
     def _on_root(self, adapter: Adapter, model: object) -> None:
         if model is self._model:
@@ -60,6 +64,8 @@ class Watch:
         name = adapter.type_name(model).rpartition(".")[2]  # mixed precision puts a class "NetOpt" in Net's place
         names = (name, type(model).__name__)
         if self._wanted not in names and next(iter(adapter.parameters(model)), None) is None:
+            if name not in self.bare:
+                self.bare.append(name)
             return
         if name not in self.ran:
             self.ran.append(name)
@@ -74,11 +80,15 @@ class Watch:
     def close(self) -> None:
         """The script has ended; `failure` tells what went wrong with the capture."""
         for handle in self._handles:
-            handle.remove()
+            self._kept(handle.remove)
         if self.capture is None:
             self.failure = self.failure or self._unloaded
         else:
-            try:
-                self.capture.close(clean=True)
-            except AlignerError as error:
-                self.failure = self.failure or error
+            self._kept(partial(self.capture.close, error=self.raised))
+
+    def _kept(self, action: Callable[[], object]) -> None:
+        """Do it; what goes wrong must not stop the rest, nor hide what the script has raised."""
+        try:
+            action()
+        except Exception as error:
+            self.failure = self.failure or error

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aligner.capture import target as targets
-from aligner.capture.script import Script
+from aligner.capture.script import Script, check
 from aligner.cli import parser as parsing
 from aligner.cli.factory_door import capture_factory
 from aligner.cli.script_door import capture_script
@@ -28,6 +28,11 @@ EXAMPLES = (
         "aligner capture net_mindspore.py:build --from ref.h5 -o port.h5",
         "the port, on the reference's weights and inputs",
         "用标杆的权重和输入运行待比对网络",
+    ),
+    (
+        "aligner capture net_mindspore.py:build --from ref.h5 --map map.txt -o port.h5",
+        "map.txt holds lines such as encoder.layers.* = blocks.*",
+        "map.txt 中的行如 encoder.layers.* = blocks.*",
     ),
     ("aligner capture -o ref.h5 train.py --epochs 1", "an unchanged script", "未改动的脚本"),
 )
@@ -52,6 +57,22 @@ def add_arguments(parser: parsing.Parser) -> None:
         metavar="REF=PORT",
         help=say(
             "layer or prefix of the reference = of the port (repeatable)", "标杆层或前缀 = 待比对的层或前缀（可重复）"
+        ),
+    )
+    add(
+        "--map",
+        metavar="FILE",
+        help=say(
+            "with --from: lines REF = PORT of layers or parameters, * is one part of a name (also for compare)",
+            "与 --from 合用：每行 标杆 = 待比对（层或参数），* 表示名称中的一个部分（compare 也用同一文件）",
+        ),
+    )
+    add(
+        "--write-map",
+        metavar="FILE",
+        help=say(
+            "write the map that was used, to be corrected and given back with --map",
+            "写出所用的映射，修正后可用 --map 交回",
         ),
     )
     add(
@@ -94,7 +115,7 @@ def add_arguments(parser: parsing.Parser) -> None:
         metavar="GLOB",
         help=say("record only these layers (repeatable)", "只记录这些层（可重复）"),
     )
-    add("--steps", type=_positive, metavar="N", help=say("runs of the net to record", "记录网络的运行次数"))
+    add("--steps", type=parsing.count, metavar="N", help=say("runs of the net to record", "记录网络的运行次数"))
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--train", action="store_true", help=say("run in train mode", "以训练模式运行"))
     mode.add_argument(
@@ -133,16 +154,6 @@ def add_arguments(parser: parsing.Parser) -> None:
     add("target", nargs="?", metavar="TARGET", help=say("factory or script", "工厂函数或脚本"))
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
-_positive.__name__ = "int"
-
-
 def main(argv: Sequence[str], language: str, stream_errors: tuple[str, str] = ("strict", "backslashreplace")) -> int:
     """Read the arguments and go through the door that the target asks for."""
     parser = parsing.command_parser("capture", HELP, EXAMPLES, language)
@@ -152,15 +163,19 @@ def main(argv: Sequence[str], language: str, stream_errors: tuple[str, str] = ("
         print(parser.format_help(), end="")
         return 0
     options = parser.read(ours)
+    options.command = [*parser.prog.split(), *argv]
     if options.target is None and options.module is None:
         raise UsageError("target-missing")
-    if options.output is None and not options.estimate:
+    target = None if options.module else targets.parse(options.target)
+    script = Script(options.module or options.target, theirs, module=bool(options.module))
+    if target is None:
+        targets.check_form(options.target or "")
+        check(script)
+    if not options.output and not options.estimate:
         astray = any(argument.partition("=")[0] in ("-o", "--output") for argument in theirs)
         raise UsageError("output-after-script" if astray else "output-missing", script=options.module or options.target)
-    target = None if options.module else targets.parse(options.target)
     if target is not None:
         return capture_factory(options, target)
-    script = Script(options.module or options.target, theirs, module=bool(options.module))
     return capture_script(options, script, stream_errors)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Optional, TextIO
 from aligner import messages
 from aligner.cli import parser as parsing
 from aligner.errors import UsageError
+from aligner.record import display
 from aligner.report import lines
 from aligner.report.figures import size
 
@@ -26,6 +27,11 @@ HELP = (
 EXAMPLES = (
     ("aligner compare ref.h5 port.h5", "the answer in the first line", "第一行即为结论"),
     ("aligner compare ref.h5 port.h5 --tolerance 5e-3 --all", "another tolerance, every row", "更换容差，列出所有行"),
+    (
+        "aligner compare ref.h5 port.h5 --map map.txt",
+        "map.txt holds lines such as encoder.layers.* = blocks.*",
+        "map.txt 中的行如 encoder.layers.* = blocks.*",
+    ),
     ("aligner compare ref.h5 port.h5 --json > result.json", "for programs", "供程序读取"),
     (
         "aligner compare ref.h5 port.h5 --repro repro",
@@ -58,7 +64,18 @@ def add_arguments(parser: parsing.Parser) -> None:
     add(
         "--map",
         metavar="FILE",
-        help=say("pairs of layers: lines REF = PORT, or JSON", "层的对应关系：每行 标杆 = 待比对，或 JSON"),
+        help=say(
+            "pairs of layers: lines REF = PORT, * is one part of a name; or JSON (also for capture --from)",
+            "层的对应关系：每行 标杆 = 待比对，* 表示名称中的一个部分；或 JSON（capture --from 也用同一文件）",
+        ),
+    )
+    add(
+        "--write-map",
+        metavar="FILE",
+        help=say(
+            "write the pairs that were used, to be corrected and given back with --map",
+            "写出所用的对应关系，修正后可用 --map 交回",
+        ),
     )
     add(
         "--allow-unmatched",
@@ -114,8 +131,14 @@ def run(options: argparse.Namespace) -> int:
     """Compare, write programs and the report, return the exit code."""
     if options.repro_layer is not None and options.repro is None:
         raise UsageError("repro-folder-missing")
+    if options.write_map:
+        from aligner.compare.layer_map import check_free
+
+        check_free(options.write_map)
     comparison = _compare(options)
     code = exit_code(comparison, options.strict)
+    if options.write_map:
+        _write_map(options, comparison)
     if options.repro is not None:
         from aligner.cli.repro import write_repros
 
@@ -133,6 +156,17 @@ def run(options: argparse.Namespace) -> int:
     if options.strict and code != comparison.exit_code:
         print("\n" + messages.text("strict-warnings", shape.language, {"count": len(comparison.warnings)}))
     return code
+
+
+def _write_map(options: argparse.Namespace, comparison: Comparison) -> None:
+    """The pairs of layers, each with what it rests on; those without a partner as comments."""
+    from aligner.cli.voice import Voice
+    from aligner.compare.layer_map import write
+
+    lines = [(p.reference, p.port, f"{p.confidence:.2f} by {p.by}") for p in comparison.layers]
+    sides = zip(("reference", "port"), comparison.unpaired)
+    write(options.write_map, lines, [f"only in the {side}: {display(path)}" for side, left in sides for path in left])
+    Voice(options.quiet, options.lang).say("map-written", path=options.write_map, count=len(lines))
 
 
 def exit_code(comparison: Comparison, strict: bool) -> int:

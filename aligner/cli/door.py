@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
-import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Optional
 
 from aligner import messages
 from aligner.capture.progress import size
 from aligner.cli.voice import Voice
-from aligner.errors import DumpError, UsageError
+from aligner.dump.place import check_place
+from aligner.errors import Interrupted, UsageError
 from aligner.record import display
 
 if TYPE_CHECKING:
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 
 
 def session_options(
-    options: argparse.Namespace, *, seed: Optional[int], steps: Optional[int], silence: bool
+    options: argparse.Namespace,
+    *,
+    seed: Optional[int],
+    steps: Optional[int],
+    silence: bool,
+    arguments: Sequence[str] = (),
 ) -> Options:
     from aligner.capture.session import Options
 
@@ -31,24 +37,39 @@ def session_options(
         silence_dropout=silence,
         force=options.force,
         seed=seed,
-        header={"command": ["aligner", *sys.argv[1:]]},
+        header={"command": options.command, "target": _target(options, arguments)},
     )
+
+
+def _target(options: argparse.Namespace, arguments: Sequence[str]) -> str:
+    """What was captured, whatever the working directory was: two captures of one program have it in common."""
+    target = options.module or options.target
+    file = not options.module and os.path.exists(target.rpartition(":")[0] or target)
+    place = os.path.abspath(target) if file else target
+    model = [f"--model {options.model}"] if options.model else []
+    return " ".join([place, *arguments, *model])
 
 
 def check_output(options: argparse.Namespace) -> None:
     """Before anything runs for minutes: may the dump be written at all?"""
     path = options.output
-    if path is None:
+    if not path:
         return
-    if os.path.exists(path) and not options.force:
-        raise DumpError("dump-exists", path=path)
-    if options.reference and os.path.exists(path) and os.path.samefile(path, options.reference):
+    there = options.force and options.reference and os.path.exists(path) and os.path.exists(options.reference)
+    if there and os.path.samefile(path, options.reference):
         raise UsageError("output-is-reference", path=path)
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        raise DumpError("dump-no-folder", path=path, folder=folder)
-    if not os.access(folder, os.W_OK):
-        raise DumpError("dump-not-writable", path=path, folder=folder, reason=os.strerror(errno.EACCES))
+    check_place(path, options.force)
+
+
+@contextmanager
+def interruptible(path: str, begun: Callable[[], bool]) -> Iterator[None]:
+    """Ctrl-C in here names the dump that it ended, if one had been begun."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if begun():
+            raise Interrupted("interrupted-dump", path=path) from error
+        raise
 
 
 def tell_captured(path: str, name: str, steps: int, started: float, voice: Voice) -> None:
@@ -60,7 +81,7 @@ def tell_captured(path: str, name: str, steps: int, started: float, voice: Voice
             "path": name,
             "records": len(dump.entries),
             "layers": len({call.layer for call in dump.calls}),
-            "steps": steps,
+            "steps": max(steps, len({call.step for call in dump.calls})),  # one that was begun is told as well
             "size": size(os.path.getsize(path)),
             "seconds": f"{time.monotonic() - started:.1f}",
         }

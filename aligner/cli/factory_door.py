@@ -6,14 +6,14 @@ import argparse
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner import messages
 from aligner.capture import target as targets
 from aligner.capture.progress import size
-from aligner.cli.door import check_output, session_options, tell_captured
+from aligner.cli.door import check_output, interruptible, session_options, tell_captured
 from aligner.cli.voice import Voice
 from aligner.errors import AlignerError, CaptureError, ReplayError, UsageError
 from aligner.record import display
@@ -38,7 +38,7 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
     for name in ("truth", "expect"):
         if getattr(options, name) and options.reference:
             raise UsageError("option-of-reference", option=f"--{name}")
-    for name in ("rename", "allow_missing", "free_only"):
+    for name in ("rename", "map", "write_map", "allow_missing", "free_only"):
         if getattr(options, name) and not options.reference:
             raise UsageError("option-needs-from", option=f"--{name.replace('_', '-')}")
     check_output(options)
@@ -46,6 +46,8 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
     prepared, replay = _prepare(options, target, seed, voice)
     session = session_options(options, seed=seed, steps=None, silence=not options.keep_dropout)
     session.operations = True
+    if options.inputs:
+        session.header = {**session.header, "inputs": options.inputs}
     session.follow = replay is None  # a port is followed where it is held to the reference
     prepared.adapter.seed(seed)
     building.seed_everything(seed)
@@ -59,8 +61,9 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
         capture = replay.capture(
             options.output, session, voice.progress, forced=not (options.free_only or options.inputs)
         )
-    _run_steps(prepared, capture, voice)
-    tell_captured(options.output, options.output, capture.steps, started, voice)
+    with interruptible(options.output, lambda: capture.began):
+        _run_steps(prepared, capture, voice)
+        tell_captured(options.output, options.output, capture.steps, started, voice)
     if replay is None:
         voice.say("next-port", path=options.output)
     else:
@@ -82,7 +85,7 @@ def _expectation(
         prepared.adapter,
         prepared.model,
         prepared.step,
-        range(len(prepared.steps)),
+        range(prepared.count),
         session.seed,
         session.silence_dropout,
         options.truth,
@@ -126,55 +129,97 @@ def _prepare(
         prepared = building.prepare(adapter, task, options.device, options.steps, options.mode)
         replay = _replay(options, adapter.name, prepared.model, voice)
         if inputs is None:
-            steps = list(replay.steps)[: options.steps]
+            steps = _steps(replay, voice)[: options.steps]
             prepared = building.Run(adapter, prepared.model, [replay.arguments(step) for step in steps], options.mode)
     if not prepared.steps:
         raise CaptureError("inputs-missing", target=target)
     return prepared, replay
 
 
+def _steps(replay: Replay, voice: Voice) -> list[int]:
+    """The reference's steps; without those that it ran on weights of which its dump has no copy, and that is told."""
+    every, unmoved = list(replay.steps), set(replay.unmoved_steps)
+    usable = list(takewhile(unmoved.__contains__, every))  # steps are counted: none may be left out between two
+    if not usable or len(usable) == len(every):
+        return every
+    left = [step for step in every if step not in usable]
+    voice.say("steps-left-out", count=len(left), step=left[0], reference=str(replay.reference.path), run=len(usable))
+    return usable
+
+
 def _run_steps(prepared: Run, capture: Any, voice: Voice) -> None:
     """All steps under the capture; an exception of the net keeps its own traceback, and what came before is kept."""
     with prepared.adapter.running(prepared.model, prepared.mode), capture:
-        for index in range(len(prepared.steps)):
+        for index in range(prepared.count):
             try:
                 prepared.step(index)
             except (Exception, SystemExit) as error:
                 voice.traceback(error)
+                capture.raised = error
                 if (
                     prepared.adapter.environment(prepared.model)["mode"] == "graph"
                 ):  # with wrong shapes it is not even compiled: nothing inside was seen
-                    with suppress(Exception):
+                    try:
                         prepared.step(index, "pynative")
+                    except Exception as again:  # says in which line
+                        capture.raised = again
                 facts = {"error": type(error).__name__, "records": capture.records, "path": capture.path}
                 raise CaptureError("model-raised", **facts) from error
 
 
 def _replay(options: argparse.Namespace, framework: str, model: object, voice: Voice) -> Replay:
     """The reference's weights in the port; says what went where by other than its name."""
+    from aligner.compare.layer_map import check_free, read_map
     from aligner.dump.reader import open_dump
     from aligner.registry import load
+    from aligner.replay.form_words import forms
     from aligner.replay.replay import Replay
     from aligner.replay.transfer import left_over
 
     dump = open_dump(options.reference)
     dump.verify()
     replay = Replay(dump, load(framework), model)
-    replay.load(dict(_rename(text) for text in options.rename), options.allow_missing)
+    rules = read_map(options.map)
+    if options.write_map:
+        check_free(options.write_map)
+    try:
+        replay.load(dict(_rename(text) for text in options.rename), options.allow_missing, rules)
+    except ReplayError as error:
+        if options.write_map and error.message.startswith("weights-left"):  # what is to be corrected
+            _write_map(options.write_map, replay, voice)
+        raise
+    if options.write_map:
+        _write_map(options.write_map, replay, voice)
     replay.set_training(True if options.train else False if options.eval else None)
     transfer = replay.transfer
-    structure = sum(match.by == "structure" for match in transfer.matches)
     count = len(transfer.matches)
-    facts = {"count": count, "named": count - structure, "structure": structure, "reference": options.reference}
+    values, structure = (sum(match.by == by for match in transfer.matches) for by in ("values", "structure"))
+    named = count - structure - values
+    facts = {"count": count, "named": named, "structure": structure, "reference": options.reference}
     voice.say("weights-loaded", **facts)
+    if values:
+        voice.say("weights-by-values", count=values)
     for reference, port, sure in transfer.layers:
         if reference != port:
             facts = {"reference": display(reference), "port": display(port), "confidence": f"{sure:.1f}"}
             voice.say("weights-by-structure", **facts)
+    for message, told in forms(transfer):
+        times = messages.text("weights-times", voice.language, told) if told["count"] != 1 else ""
+        voice.say(message, **{**told, "times": times})
     if transfer.left_reference or transfer.left_port:
         left = {"left_reference": left_over(transfer.left_reference), "left_port": left_over(transfer.left_port)}
         voice.say("weights-told", **left)
     return replay
+
+
+def _write_map(path: str, replay: Replay, voice: Voice) -> None:
+    """The map that was used, and what is left over."""
+    from aligner.compare.layer_map import write
+    from aligner.replay import mapped
+
+    lines = mapped.map_lines(replay.transfer, replay.given)
+    write(path, lines, mapped.left_lines(replay.transfer))
+    voice.say("map-written", path=path, count=len(lines))
 
 
 def _rename(text: str) -> tuple[str, str]:

@@ -6,17 +6,18 @@ import argparse
 import datetime
 import json
 import os
-import sys
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
 import aligner
 from aligner.capture import target as targets
 from aligner.capture.progress import Progress, size
 from aligner.cli import parser as parsing
-from aligner.cli.door import check_output, tell_notes
+from aligner.cli.door import check_output, interruptible, tell_notes
 from aligner.cli.voice import Voice
-from aligner.errors import AlignerError, CaptureError, IngestError, UsageError
+from aligner.errors import AlignerError, CaptureError, DumpError, IngestError, UsageError
 
 if TYPE_CHECKING:
     from aligner.ingest.source import Net, Source
@@ -93,12 +94,15 @@ def _write(options: argparse.Namespace, found: Source, net: Optional[Net], facts
     from aligner.ingest.importing import notes, run
 
     started = time.monotonic()
-    with DumpWriter(options.output, {**_header(options.folder), **facts}, force=options.force) as writer:
+    header = {**_header(options.folder, options.command), **facts}
+    begun = partial(os.path.exists, options.output)
+    with interruptible(options.output, begun), DumpWriter(options.output, header, force=options.force) as writer:
         try:
             done = run(found, writer, net, options.steps, _told(voice))
+        except DumpError:  # a full disk: what is there can be read, as the error says
+            raise
         except AlignerError:
-            writer.close(complete=False)
-            os.unlink(options.output)
+            writer.discard()
             raise
         for note in notes(done, found.folder):
             writer.note(note)
@@ -128,7 +132,7 @@ def _told(voice: Voice) -> Any:
     return tell
 
 
-def _header(folder: str) -> dict[str, Any]:
+def _header(folder: str, command: Sequence[str]) -> dict[str, Any]:
     """All that is known of the run: the files tell nothing of versions, device or mode of training."""
     return {
         "format": 1,
@@ -136,7 +140,7 @@ def _header(folder: str) -> dict[str, Any]:
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "framework": "mindspore",
         "mode": "graph",
-        "command": ["aligner", *sys.argv[1:]],
+        "command": command,
         "imported": os.path.abspath(folder),
     }
 

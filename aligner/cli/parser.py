@@ -30,6 +30,8 @@ _COMPLAINTS = (
         re.compile(r"argument (?P<option>.*): invalid choice: (?P<value>.*) \(choose from (?P<choices>.*)\)"),
         "usage-choice",
     ),
+    (re.compile(r"argument (?P<option>.*): invalid count value: (?P<value>.*)"), "usage-count"),
+    (re.compile(r"argument (?P<option>.*): invalid int value: (?P<value>.*)"), "usage-integer"),
     (re.compile(r"argument (?P<option>.*): invalid \w+ value: (?P<value>.*)"), "usage-value"),
     (re.compile(r"argument (?P<option>.*): ignored explicit argument (?P<value>.*)"), "usage-no-value"),
     (re.compile(r"argument (?P<option>.*): not allowed with argument (?P<other>.*)"), "usage-contradiction"),
@@ -138,6 +140,7 @@ class Parser(argparse.ArgumentParser):
                 raise UsageError("usage-option-unknown", option=name, command=self.prog, hint=near)
         options = self.parse_intermixed_args(list(argv))
         options.lang = self.language
+        options.command = [*self.prog.split(), *argv]
         return options
 
     def options_with_value(self) -> set[str]:
@@ -198,13 +201,13 @@ def add_standing_options(parser: Parser) -> None:
 
 
 def count(text: str) -> int:
-    """A whole number from 1 up, as an option's value.
+    """A whole number from 1 up, as an option's value; argparse tells of what is none, with the option's name.
 
     Raises:
-        UsageError: it is something else.
+        ValueError: it is something else.
     """
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise UsageError("usage-count", value=text)
+        raise ValueError(text)
     return int(text)
 
 

@@ -13,7 +13,7 @@ from aligner import messages
 from aligner.compare.reproduction import reproduction, wrong_layers
 from aligner.dump.reader import open_dump
 from aligner.errors import UsageError
-from aligner.explain.repro import Written, write
+from aligner.explain.repro_file import Written, write
 from aligner.record import display
 
 if TYPE_CHECKING:
@@ -28,22 +28,27 @@ def write_repros(comparison: Comparison, options: argparse.Namespace) -> None:
     One layer that was asked for must be written; of many, those that cannot be are told of and left out.
 
     Raises:
-        UsageError: the layer that was asked for is unknown or cannot be run by itself, or files are in the way.
+        UsageError: the layer that was asked for is unknown or cannot be run by itself, or no file could be written.
     """
     framework = str(comparison.port.get("framework"))
     wanted = _wanted(comparison, options)
     if not wanted:
         _tell("repro-none", options)
+    failed: list[UsageError] = []
     with open_dump(options.reference) as reference, open_dump(options.port) as port:
         for layer, origin in wanted:
             try:
                 made = write(reproduction(comparison, layer, reference, port, origin), Path(options.repro))
             except UsageError as error:
-                if options.repro_layer is not None or error.message in ("repro-exists", "repro-folder"):
+                if options.repro_layer is not None or error.message == "repro-folder":
                     raise
-                print(error.text(options.lang), file=sys.stderr)
+                failed.append(error)
             else:
                 _told(made, framework, options)
+    if failed and len(failed) == len(wanted) and failed[0].message in ("repro-exists", "repro-unwritten"):
+        raise failed[0]
+    for reason in failed:
+        print(reason.text(options.lang), file=sys.stderr)
 
 
 def _wanted(comparison: Comparison, options: argparse.Namespace) -> Wanted:
@@ -65,7 +70,8 @@ def _wanted(comparison: Comparison, options: argparse.Namespace) -> Wanted:
 
 def _told(made: Written, framework: str, options: argparse.Namespace) -> None:
     facts = {"script": made.script, "layer": display(made.layer), "framework": framework, "reason": made.reason}
-    _tell("repro-written" if made.complete else "repro-unfinished", options, **facts)
+    incomplete = "repro-refused" if made.refused else "repro-unfinished"
+    _tell("repro-written" if made.complete else incomplete, options, **facts)
 
 
 def _tell(message: str, options: argparse.Namespace, **facts: object) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn, Optional
 
-from aligner.capture.script import ImportWatcher, Script, check, run, wait_for_threads
+from aligner.capture.script import ImportWatcher, Script, run, wait_for_threads
 from aligner.capture.tracebacks import forget_us, hidden
-from aligner.cli.door import check_output, session_options, tell_captured
+from aligner.cli.door import check_output, interruptible, session_options, tell_captured
 from aligner.cli.voice import Voice
-from aligner.errors import AlignerError, CaptureError, UsageError
+from aligner.errors import CaptureError, UsageError
 
 if TYPE_CHECKING:
     from aligner.capture.session import Options
@@ -31,6 +31,8 @@ _FACTORY_ONLY = (
     "eval",
     "keep_dropout",
     "rename",
+    "map",
+    "write_map",
     "allow_missing",
     "free_only",
     "truth",
@@ -43,7 +45,7 @@ def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: t
 
     Raises:
         SystemExit: with the script's own exit code.
-        AlignerError: the script ended well and the capture did not.
+        Exception: the script ended well and the capture did not.
     """
     from aligner.capture.watch import Watch
     from aligner.registry import available, prepare
@@ -52,14 +54,14 @@ def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: t
         if getattr(options, name):
             option = "--from" if name == "reference" else f"--{name.replace('_', '-')}"
             raise UsageError("option-needs-factory", option=option)
-    check(wanted)
     check_output(options)
     voice = Voice(options.quiet, options.lang)
     started = time.monotonic()
     steps = options.steps or 1
 
     def session() -> Options:  # made late: it imports numpy, and the script may want to set things up before that
-        return session_options(options, seed=options.seed, steps=steps, silence=options.silence_dropout)
+        silence = options.silence_dropout
+        return session_options(options, seed=options.seed, steps=steps, silence=silence, arguments=wanted.arguments)
 
     names = [options.framework] if options.framework else sorted(available())
     watch = Watch(os.path.abspath(options.output), session, options.model, voice.progress)  # the script may chdir
@@ -67,20 +69,22 @@ def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: t
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)  # the script prints as it would without us
     process = os.getpid()
-    code = _run_script(wanted, ImportWatcher(names, watch.on_import, prepare), voice)
+    code = _run_script(wanted, ImportWatcher(names, watch.on_import, prepare), voice, watch)
     if os.getpid() == process:  # else the script has forked, and this is the end of the child
-        watch.close()
-        _tell(watch, wanted, options, voice, code, started)
+        with interruptible(options.output, lambda: watch.capture is not None and watch.capture.began):
+            watch.close()
+            _tell(watch, wanted, options, voice, code, started)
     raise SystemExit(code)
 
 
-def _run_script(wanted: Script, watcher: ImportWatcher, voice: Voice) -> int:
+def _run_script(wanted: Script, watcher: ImportWatcher, voice: Voice, watch: Watch) -> int:
     """What Python does with what comes out of a script: exit codes, and the traceback on stderr."""
     with watcher, hidden():
         raised = _raised(lambda: run(wanted))
         code = 0 if raised is None else _fate(raised)
         if raised is not None:
             voice.hint(raised)
+        watch.raised = raised
         raised = _raised(wait_for_threads)
         code = code if raised is None else _fate(raised)
     with suppress(OSError, ValueError):  # what cannot be printed stays where it is, and Python says so at its end
@@ -121,26 +125,39 @@ def _tell(watch: Watch, wanted: Script, options: argparse.Namespace, voice: Voic
     """What was captured and what was not.
 
     Raises:
-        AlignerError: what went wrong with the capture, when the script itself has ended well.
+        Exception: what went wrong with the capture, when the script itself has ended well.
     """
+    if code == 0:
+        _tell_all(watch, wanted, options, voice, started)
+        return
     if watch.failure is not None:
-        if code == 0 or not isinstance(watch.failure, AlignerError):
-            raise watch.failure
-        print(f"aligner: error: {watch.failure.text(voice.language)}", file=sys.stderr)
+        voice.failure(watch.failure)
+    if watch.capture is not None:  # else the script failed before any model ran
+        try:
+            _tell_captured(watch, options, voice, started)
+        except Exception as error:
+            voice.failure(error)
+
+
+def _tell_all(watch: Watch, wanted: Script, options: argparse.Namespace, voice: Voice, started: float) -> None:
+    if watch.failure is not None:
+        raise watch.failure
     if watch.capture is None:
-        if code == 0 and options.model and watch.ran:
-            raise CaptureError("model-not-found", wanted=options.model, script=wanted.name, ran=", ".join(watch.ran))
-        if code == 0:
-            raise CaptureError("no-model-ran", script=wanted.name)
-        return  # the script failed before any model ran
-    if not os.path.exists(watch.path):
-        return
-    tell_captured(watch.path, options.output, watch.capture.steps, started, voice)
-    if code != 0:
-        return
+        ran = [*watch.ran, *watch.bare]
+        if options.model and ran:
+            raise CaptureError("model-not-found", wanted=options.model, script=wanted.name, ran=", ".join(ran))
+        if watch.bare:
+            raise CaptureError("only-bare-ran", script=wanted.name, ran=", ".join(ran), first=ran[0])
+        raise CaptureError("no-model-ran", script=wanted.name)
+    _tell_captured(watch, options, voice, started)
     others = [name for name in watch.ran if name != watch.captured]
     if others:
         voice.say("other-models-ran", model=watch.captured, others=", ".join(others))
     if watch.unobserved:
         voice.say("more-steps-ran", steps=watch.capture.steps, model=watch.captured)
     voice.say("next-port", path=options.output)
+
+
+def _tell_captured(watch: Watch, options: argparse.Namespace, voice: Voice, started: float) -> None:
+    if watch.capture is not None and os.path.exists(watch.path):
+        tell_captured(watch.path, options.output, watch.capture.steps, started, voice)

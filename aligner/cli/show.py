@@ -107,7 +107,21 @@ def _lines(dump: Dump, layer: Any, port: Any, options: argparse.Namespace, shape
         return layer_text.layer_lines(dump, layer, shape, view)
     other, pairs = _counterpart(dump, layer, port, options.against)
     forced = _forced(pairs, port)
-    return layer_text.against_lines(dump.layers[layer], port.layers[other], pairs, shape, view, forced)
+    shown = layer_text.against_lines(dump.layers[layer], port.layers[other], pairs, shape, view, forced)
+    return [*_mixup_lines(dump, port, shape), *shown]
+
+
+def _mixup_lines(dump: Dump, port: Dump, shape: Terminal) -> list[str]:
+    """What speaks against setting these two side by side, first of all."""
+    from aligner.compare.mixup import mixed_up
+    from aligner.report import lines
+    from aligner.report.words import told
+
+    mixup = mixed_up(dump, port)
+    if mixup is None or mixup.message == "mixup-inputs":  # whether inputs differ, the values below tell
+        return []
+    said = lines.hang("", told(mixup.message, mixup.facts, shape.language), shape.width, 0)
+    return [*(shape.paint(line, "yellow") for line in said), ""]
 
 
 def _view(options: argparse.Namespace) -> View:

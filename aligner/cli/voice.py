@@ -7,6 +7,7 @@ import traceback
 
 from aligner import messages
 from aligner.capture.progress import Progress
+from aligner.errors import told
 
 
 class Voice:
@@ -22,6 +23,12 @@ class Voice:
         if not self.quiet:
             self.progress.clear()
             print(messages.text(message, self.language, facts), file=sys.stderr)
+
+    def failure(self, error: BaseException) -> None:
+        """Print an error of ours, also with --quiet, where the user's own decides how the command ends."""
+        if sys.stderr is not None:
+            self.progress.clear()
+            print(f"aligner: error: {told(error, self.language)}", file=sys.stderr)
 
     def traceback(self, error: BaseException) -> None:
         """Print the user's own traceback, without our frames; also with --quiet, it is his."""

@@ -5,20 +5,26 @@ Taken from the dumps alone, during the capture (for trials) and when they are co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Optional
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Optional, Union
 
 from aligner.compare.casts import USUAL, computing, shortened
 from aligner.compare.checks import in_float32
+from aligner.compare.folded import ends
+from aligner.compare.formed import Formed
+from aligner.compare.looped import loops
 from aligner.compare.net import CallId, Net, Visit, is_input, nest
 from aligner.compare.place import Place
+from aligner.compare.reformed import Part, made, parts
 from aligner.compare.reordered import Orders, reordered
 from aligner.compare.trails import Trails
-from aligner.errors import DumpError
+from aligner.errors import DumpError, Reason, because, form_of
 from aligner.explain.case import MINDSPORE, TORCH, Case, Value
 from aligner.findings import OPERATIONS, REPEAT
-from aligner.record import Key, LayerSpec, Phase
+from aligner.record import Key, LayerSpec, Phase, display
 
 if TYPE_CHECKING:
     from aligner.compare.casts import Shortened
@@ -47,9 +53,10 @@ class Cases:
 
     def case(self, place: Place) -> Case:
         """What is known of this place."""
-        reference, port = self._dumps
+        port = self._dumps[1]
         other = self._ports.get(place.owner, place.owner)
-        expected = None if place.key is None else reference.find(place.key)
+        wanted = place.against or place.key
+        expected = None if wanted is None else self._find(0, wanted)
         actual = self._actual(place)
         long = actual is not None and place.port is not None and actual.key.slot == in_float32(place.port.slot)
         around = place.where == "glue"
@@ -64,24 +71,36 @@ class Cases:
             port=_spec(self._nets[1], other),
             training=_training(port, other),
             expected=None if expected is None else _value(expected),
-            actual=None if actual is None else _value(actual),
+            actual=None if actual is None else _in_order(_value(actual), expected, place.axes),
             rounding=place.rounding,
             inputs=tuple(map(_value, inputs)),
             outputs=tuple(map(_value, outputs)),
-            parameters=self._parameters(0, place.owner),
-            port_parameters=self._parameters(1, other),
+            parameters=self._parameters(0, place.owner, place.owner),
+            port_parameters=self._parameters(1, other, place.owner),
             known=self._known(place.owner, expected) if around and expected is not None else self._alike(place),
             later=self._later(place.owner, expected) if around and expected is not None else (),
             taker=self._taker(place) if around else None,
             repeated=self._repeated(place) if place.where == "layer" else None,
             operations=self._operations(place) if around else None,
-            fork=partial(self._trails.fork, (place.owner, other), expected, actual, place.rounding),
+            fork=cache(partial(self._trails.fork, (place.owner, other), expected, actual, place.rounding)),
             computed=self._computed(place.owner, other) if place.where == "layer" else None,
             shortened=self._shortened(place.owner, other) if place.where in ("glue", "layer") and not long else None,
             consumer=self._consumer(place) if around else None,
             order=self._order(place) if around else None,
+            types=(_type(self._dumps[0], place.owner), _type(port, other)),
+            batch=self._batch,
             words=TORCH if port.header.get("framework") in WRITTEN_IN_TORCH else MINDSPORE,
         )
+
+    @cached_property
+    def _batch(self) -> Optional[int]:
+        """The first axis of all that the net is given; None where layers may have another one in front."""
+        given = [
+            e.shape for e in self._dumps[0].of_layer("")[0] if is_input(e.key.slot) and e.key.phase is Phase.FORWARD
+        ]
+        sizes = {shape[0] for shape in given if shape}
+        turned = any(layer.spec.attributes.get("batch_first") is False for layer in self._nets[0].layers.values())
+        return sizes.pop() if len(sizes) == 1 and not turned else None
 
     def _computed(self, layer: str, other: str) -> Optional[tuple[str, str]]:
         """What both compute in; a dump without such findings is of a net that casts nowhere."""
@@ -132,9 +151,9 @@ class Cases:
         if place.between is None:
             return None
         before, after = place.between
-        ours = _ran(self._dumps[0], place.owner, before, after)
+        ours = ran(self._dumps[0], place.owner, before, after)
         names = [self._ports.get(name, name) if name else "" for name in (before, after)]
-        theirs = _ran(self._dumps[1], self._ports.get(place.owner, place.owner), *names)
+        theirs = ran(self._dumps[1], self._ports.get(place.owner, place.owner), *names)
         return (ours, theirs) if ours is not None and theirs is not None else None
 
     def _actual(self, place: Place) -> Optional[Entry]:
@@ -143,25 +162,71 @@ class Cases:
         forced = place.port._replace(phase=Phase.FORCED)
         long = self._dumps[1].find(forced._replace(slot=in_float32(forced.slot))) if place.kept else None
         kept = self._dumps[1].find(forced) if place.kept else None
-        return long or kept or self._dumps[1].find(place.port)
+        return long or kept or self._find(1, place.port)
 
     def _call(self, key: Key) -> tuple[list[Entry], list[Entry]]:
         """The records of the reference's call, what went in and what came out."""
         if key.phase is not Phase.FORWARD:
             return [], []
+        if "[#" in key.slot:
+            same = [part.reference for part in self._loops if part.reference.key[:4] == key[:4]]
+            turns = [part for part in same if "[#" in part.key.slot]
+            inputs, outputs = ([part for part in turns if is_input(part.key.slot) is given] for given in (True, False))
+            return inputs, outputs  # type: ignore[return-value]  # they read like records
         entries, _ = self._dumps[0].of_layer(key.layer)
         mine = [e for e in entries if e.key.step == key.step and e.key.call == key.call and e.key.phase is key.phase]
         return [e for e in mine if is_input(e.key.slot)], [e for e in mine if not is_input(e.key.slot)]
 
-    def _parameters(self, side: int, layer: str) -> Mapping[str, Value]:
+    def _parameters(self, side: int, layer: str, owner: str) -> Mapping[str, Value]:
         if not (self._nets[0].weighed and self._nets[1].weighed):
             return {}  # those of one side would look as if the other lacked them
-        return {role: _value(entry) for role, entry in self._nets[side].parameters.get(layer, {}).items()}
+        own = {role: _value(entry) for role, entry in self._nets[side].parameters.get(layer, {}).items()}
+        for part in self._parts:
+            seen = part.port if side else part.reference
+            if layer in (part.whole[side].layer, part.reference.key.layer) or part.whole[0].layer == owner:
+                for key in part.keys(side):
+                    own.pop(key.slot if layer == key.layer else "", None)
+                own[part.reference.key.slot] = _value(seen)
+        return own
+
+    @cached_property
+    def _parts(self) -> Sequence[Part]:
+        """Parameters that stand in another form in the port."""
+        return parts(*self._dumps)
+
+    @cached_property
+    def _made(self) -> Sequence[Part]:
+        """What layers make that hold such parameters."""
+        return made(*self._dumps)
+
+    @cached_property
+    def _loops(self) -> Sequence[Part]:
+        """What layers are given and make in all turns of a loop that the other side does not have."""
+        return [part for loop in loops(*self._dumps, self._pairing) for part in loop.parts]
+
+    @cached_property
+    def _ends(self) -> Mapping[Key, Formed]:
+        """The reference's values that stand in another layer's place, and those that are worked out."""
+        return {
+            part.reference.key: part.reference
+            for part in ends(*self._dumps).parts
+            if isinstance(part.reference, Formed)
+        }
+
+    def _find(self, side: int, key: Key) -> Optional[Entry]:
+        """A record, or the part of one."""
+        if side == 0 and key in self._ends:
+            return self._ends[key]  # type: ignore[return-value]  # reads like a record
+        found = self._dumps[side].find(key)
+        if (found is None and ("[" in key.slot or key.phase is Phase.PARAMETER)) or ".T" in key.slot:
+            parts = (part.port if side else part.reference for part in (*self._parts, *self._made, *self._loops))
+            found = next((part for part in parts if part.key == key), None)  # type: ignore[assignment]  # reads like a record
+        return found
 
     def _alike(self, place: Place) -> tuple[Value, ...]:
         """For a parameter: the reference's other parameters of this shape, one of which it may have been."""
         key = place.key or place.port
-        own = self._dumps[0 if place.key is not None else 1].find(key) if key is not None else None
+        own = self._find(0 if place.key is not None else 1, key) if key is not None else None
         if place.where != "parameters" or own is None:
             return ()
         return tuple(
@@ -221,7 +286,7 @@ class Cases:
         return None
 
 
-def _ran(dump: Dump, layer: str, before: str, after: str) -> Optional[tuple[str, ...]]:
+def ran(dump: Dump, layer: str, before: str, after: str) -> Optional[tuple[str, ...]]:
     """Names of the operations that ran in this gap, in the layer's first call; None if none is told of this layer.
 
     Layers that only one side has may stand in the gap: what ran around them belongs to it.
@@ -232,8 +297,8 @@ def _ran(dump: Dump, layer: str, before: str, after: str) -> Optional[tuple[str,
     try:
         rows = [(str(one), str(other), tuple(map(str, names))) for one, other, names in told["rows"]]
     except (LookupError, TypeError, ValueError) as error:
-        reason = f"the operations of {layer or '(net)'} are damaged ({type(error).__name__}: {error})"
-        raise DumpError("dump-bad", path=dump.path, reason=reason) from error
+        reason = Reason("why-bad-operations", display(layer)[:80], form_of(error))
+        raise DumpError("dump-bad", path=dump.path, reason=because(reason)) from error
     starts = [place for place, (one, _, _) in enumerate(rows) if one == before]
     ends = [place for place, (_, other, _) in enumerate(rows) if other == after]
     if not starts or not ends or ends[-1] < starts[0]:
@@ -246,14 +311,30 @@ def _spec(net: Net, layer: str) -> LayerSpec:
     return known.spec if known is not None else LayerSpec("")
 
 
+def _type(dump: Dump, layer: str) -> str:
+    known = dump.layers.get(layer)
+    return known.type if known is not None else ""
+
+
 def _training(dump: Dump, layer: str) -> bool:
     known = dump.layers.get(layer)
     return known.training if known is not None else bool(dump.header.get("training"))
 
 
-def _value(entry: Entry) -> Value:
+def _value(entry: Union[Entry, Formed]) -> Value:
     key = entry.key
     return Value(key.layer, key.slot, key.call, entry.dtype, tuple(entry.shape), entry.load)
+
+
+def _in_order(value: Value, wanted: Optional[Entry], axes: Optional[tuple[int, ...]]) -> Value:
+    """A value of the port's with its axes in the reference's order, if it has them in another one."""
+    if axes is None or wanted is None or sorted(axes) != list(range(len(wanted.shape))):
+        return value
+    shape = tuple(wanted.shape[axis] for axis in axes)
+    if math.prod(shape) != math.prod(value.shape):
+        return value
+    back, load = tuple(map(axes.index, range(len(axes)))), value.load
+    return replace(value, shape=tuple(wanted.shape), load=lambda: load().reshape(shape).transpose(back))
 
 
 def _within(layer: str, parent: str) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from aligner.dtypes import DTYPES
-from aligner.errors import DumpError
+from aligner.errors import DumpError, Reason, because, form_of
 from aligner.findings import CAST
 from aligner.record import Phase, display
 
@@ -254,6 +254,6 @@ def _from_facts(facts: Mapping[str, Any], dump: Dump) -> tuple[str, Told]:
         rows = {str(word): tuple(map(str, names)) for word, names in dict(facts.get("operations", {})).items()}
         return layer, (Computing(dtype, by), rows)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        where = display(str(facts.get("layer")))
-        reason = f"a finding on what {where} computes in is damaged ({type(error).__name__}: {error})"
-        raise DumpError("dump-bad", path=dump.path, reason=reason) from error
+        where = display(str(facts.get("layer")))[:80]
+        reason = Reason("why-bad-computing", where, form_of(error))
+        raise DumpError("dump-bad", path=dump.path, reason=because(reason)) from error

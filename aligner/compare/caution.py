@@ -10,6 +10,7 @@ import numpy as np
 
 from aligner.compare.casts import Cast
 from aligner.compare.layers import Pairing
+from aligner.compare.mixup import captured_from
 from aligner.compare.net import Net, is_input
 from aligner.compare.notes import together
 from aligner.compare.reading import Reading
@@ -33,8 +34,9 @@ EXACTLY = {
 
 Caution = tuple[str, Mapping[str, Scalar]]
 
-HARMLESS = ("mindtorch-shim",)
-"""Notes of how a framework was brought to run, which are no reason to doubt a value: the capture has told them."""
+HARMLESS = ("mindtorch-shim", "weights-changed")
+"""Notes of how a framework was brought to run, which are no reason to doubt a value: the capture has told them.
+Changed weights are told of where they are found to matter (aligner.compare.moved)."""
 
 HALF = "float16"
 NEAR = 0.5 * 65504
@@ -81,7 +83,7 @@ def _circumstances(reference: Dump, port: Dump) -> Iterator[Caution]:
             said = ("off" if value is None else str(value) for value in (ours[name], theirs[name]))
             yield message, dict(zip(("reference", "port"), said))
     yield from _arithmetic(ours, theirs)
-    if theirs.get("forced") is True and theirs.get("reference_token") != reference.token:
+    if theirs.get("forced") is True and not captured_from(port, reference):
         yield "forced-other-reference", {"reference": str(reference.path), "made": str(theirs.get("reference"))}
     steps = set(reference.steps), set(port.steps)
     if steps[0] != steps[1]:
@@ -117,7 +119,9 @@ def _states(nets: tuple[Net, Net], pairing: Pairing) -> Iterator[Caution]:
 
 
 def _values(readings: Sequence[Reading]) -> Iterator[Caution]:
+    yield from _nothing(readings)
     both = [r for r in readings if r.deviation is not None and all(r.deviation.nan) and not r.deviation.nonfinite]
+    both = [r for r in both if not r.void]
     if both:
         yield "nan-on-both", {"count": len(both), **_where(both[0])}
     kinds = [r for r in readings if r.deviation is not None and _exact(r) in ((True, False), (False, True))]
@@ -125,6 +129,27 @@ def _values(readings: Sequence[Reading]) -> Iterator[Caution]:
         entry, other = kinds[0].pair.reference, kinds[0].pair.port
         types = {"reference": entry.dtype if entry else "", "port": other.dtype if other else ""}
         yield "dtype-class-differs", {"count": len(kinds), **_where(kinds[0]), **types}
+
+
+def _nothing(readings: Sequence[Reading]) -> Iterator[Caution]:
+    """Pairs that agree without saying anything: no finite number, no element, an output of zeros."""
+    void = [r for r in readings if r.void]
+    if void:
+        yield "no-finite-value", {"count": len(void), **_where(void[0])}
+    ran = [r for r in readings if r.deviation is not None and r.pair.key.phase is Phase.FORWARD]
+    if ran and not any(r.deviation.total for r in ran if r.deviation is not None):
+        yield "no-element", {"count": len(ran), **_where(ran[0])}
+    out = [r for r in ran if not r.pair.key.layer and not is_input(r.pair.key.slot)]
+    if out and all(_zero(reading) for reading in out):
+        yield "output-zero", {"count": len(out), "slot": out[0].pair.key.slot}
+
+
+def _zero(reading: Reading) -> bool:
+    """Whether floating numbers are zero everywhere on both sides."""
+    deviation = reading.deviation
+    if deviation is None or deviation.exact or not deviation.finite:
+        return False
+    return deviation.rms == 0.0 and deviation.max_abs == 0.0
 
 
 def _near_overflow(readings: Sequence[Reading], halves: Set[str]) -> Iterator[Caution]:

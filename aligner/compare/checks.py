@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Optional, TypeVar
 
 from aligner.compare.deviation import Deviation
+from aligner.errors import Reason, form_of
 from aligner.record import Key, Phase, Scalar
 
 Number = TypeVar("Number", int, float)
@@ -59,6 +60,11 @@ class Check:
     """The short type that this place computes in, where the reference does not and the port as a whole does not; all
     that is wrong is what this type rounds."""
 
+    against: Optional[Key] = None
+    """The reference's record that it was set against, where that is not `key`: the border lies elsewhere."""
+    axes: Optional[tuple[int, ...]] = None
+    """The order of the reference's axes in which the port has the value, where that is another one."""
+
     @property
     def ratio(self) -> float:
         """How many times the error is what rounding explains; never mind the tolerance."""
@@ -94,6 +100,9 @@ class Check:
 
 PLACES = ("layer", "glue", "inputs")
 
+OTHER_BORDER = "other-border"
+"""The reason of a check of a value that is right, and not what the reference's layer of that name hands on."""
+
 OTHER_FORM = "other-form"
 """The reason of a check of an argument that the two nets hand over in different forms, and mean the same by."""
 
@@ -124,6 +133,10 @@ def to_facts(check: Check) -> dict[str, Any]:
             facts[name] = value
     if not check.isolated:
         facts["isolated"] = False
+    if check.against is not None:
+        facts["against"] = [check.against.layer, check.against.call, check.against.slot]
+    if check.axes is not None:
+        facts["axes"] = list(check.axes)
     if check.facts:
         facts["facts"] = dict(check.facts)
     if check.deviation is not None and check.suspicious:
@@ -135,12 +148,12 @@ def from_facts(facts: Mapping[str, Any]) -> Check:
     """The check again.
 
     Raises:
-        ValueError: these are no facts of a check.
+        Reason: these are no facts of a check.
     """
     try:
         step, layer, call, slot = facts["at"]
         port = facts.get("port", [layer, call, slot])
-        between = facts.get("between")
+        between, against = facts.get("between"), facts.get("against")
         return Check(
             Key(int(step), Phase.FORWARD, str(layer), int(call), str(slot)),
             Key(int(step), Phase.FORWARD, str(port[0]), int(port[1]), str(port[2])),
@@ -158,9 +171,13 @@ def from_facts(facts: Mapping[str, Any]) -> Check:
             facts.get("proved") is True,
             None if facts.get("alone") is None else float(facts["alone"]),
             str(facts.get("cast", "")),
+            None
+            if against is None
+            else Key(int(step), Phase.FORWARD, str(against[0]), int(against[1]), str(against[2])),
+            None if facts.get("axes") is None else tuple(map(int, facts["axes"])),
         )
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        raise ValueError(f"a check is damaged ({type(error).__name__}: {error})") from error
+        raise Reason("why-bad-check", form_of(error)) from error
 
 
 def _deviation(facts: Optional[Mapping[str, Any]]) -> Optional[Deviation]:

@@ -6,32 +6,36 @@ open_dump -> survey -> pair_layers -> pair_records -> read (Deviation) -> cover 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
-from functools import partial
 from typing import Optional, Union
 
+from aligner.compare.basis import settled
 from aligner.compare.borders import excuse_borders
 from aligner.compare.conclusion import conclude
 from aligner.compare.cover import cover
 from aligner.compare.expected import Expectations
+from aligner.compare.folded import excuse_between
 from aligner.compare.force import found_by_force
+from aligner.compare.layer_map import LayerMap, read_map, resolved
 from aligner.compare.layers import pair_layers
-from aligner.compare.naming import LayerMap, read_map
+from aligner.compare.measuring import Progress, measured
+from aligner.compare.mixup import mixed_up
+from aligner.compare.naming import all_names, kept_map
 from aligner.compare.net import Net, survey
 from aligner.compare.pairing import Pair, pair_records
-from aligner.compare.reading import Reading, excuse_form, excuse_imported, excuse_mask, excuse_rounding, read
+from aligner.compare.reading import Reading, excuse_form, excuse_imported, excuse_mask, excuse_rounding
 from aligner.compare.sorting import in_reading_order, is_given
+from aligner.compare.stops import excuse_not_run, stopped, stops
 from aligner.compare.tolerance import Tolerance
 from aligner.compare.verdict import Comparison as Comparison
 from aligner.compare.wrappers import unwrap
 from aligner.dump.reader import Dump, open_dump
 from aligner.errors import IncomparableError
-from aligner.record import display
+from aligner.record import Phase, display
 
 Source = Union[str, "os.PathLike[str]", Dump]
-Progress = Callable[[int, int, int], None]
 
 
 def compare(
@@ -53,7 +57,8 @@ def compare(
         tolerance: what the rule's figure may be at most.
         rule: "scaled", "allclose", "abs" or "l2" (see Tolerance).
         map: pairs of layers that overrule what is found by names and structure: a mapping, or a file with JSON or
-            lines "REF = PORT". A name also stands for everything inside the layer.
+            lines "REF = PORT". A name also stands for everything inside the layer, and "*" for one part of a name.
+            The map that the port was captured with stays in force, as far as this one says nothing else.
         allow_unmatched: globs of layers that may be without a counterpart.
         executor: runs one job per pair; results are taken in order. Threads share the open dumps.
         progress: called with pairs done, pairs in all, and bytes read so far.
@@ -64,58 +69,45 @@ def compare(
         IncomparableError: no layer of one net has a counterpart in the other.
     """
     rules = Tolerance(tolerance, rule)
-    given = read_map(map)
+    wanted = read_map(map)
     with ExitStack() as opened:
         one, other = (_opened(source, opened) for source in (reference, port))
         one.verify()
         other.verify()
         nets = survey(one), survey(other)
+        given = resolved(wanted, *(all_names(net) for net in nets)) if wanted else {}
+        given = {**kept_map(other.header.get("map"), *nets, set(given.values())), **given}
         pairing = pair_layers(*nets, given, other.header.get("mapping"))
         pairs = in_reading_order(pair_records(one, other, pairing), *nets)
-        _check_same_model(one, other, nets, pairs)
-        readings = _measured(pairs, rules, executor, progress)
+        mixup = mixed_up(one, other)
+        if mixup is None or not mixup.void:
+            _check_same_model(one, other, nets, pairs)
+        readings = measured(pairs, rules, executor, progress)
         expectations = Expectations(one, other)
         checks = found_by_force(one, other, expectations)
         for reading in readings:
             reading.check = checks.get(reading.pair.key) if reading.pair.reference is not None else None
-            excuse_form(reading)
+            excuse_form(reading, rules)
         _excuse_inputs(readings, nets[0])
         for reading in readings:
             excuse_mask(reading, rules)
             excuse_imported(reading, *nets)
         unwrap(readings, *nets, rules)
         excuse_borders(readings, *nets, pairing)
+        found = stops(one, other, pairing)
+        excuse_not_run(readings, found, (one, other), pairing)
+        excuse_between(readings, one, other)
         cover(readings, *nets, pairing)
+        _tell_ends(readings, one, other)
         expectations.excuse(readings)
-        return conclude(one, other, nets, pairing, readings, rules, tuple(allow_unmatched), expectations)
+        mixup = settled(mixup, readings, nets[0])
+        comparison = conclude(one, other, nets, pairing, readings, rules, tuple(allow_unmatched), expectations, mixup)
+        return stopped(comparison, found)
 
 
 def _opened(source: Source, stack: ExitStack) -> Dump:
     """The dump; one that is opened here is closed here."""
     return stack.enter_context(open_dump(source)) if isinstance(source, (str, os.PathLike)) else source
-
-
-def _measured(
-    pairs: Sequence[Pair], tolerance: Tolerance, executor: Optional[Executor], progress: Optional[Progress]
-) -> list[Reading]:
-    job = partial(read, tolerance=tolerance)
-    results: Iterable[Reading] = map_in_order(executor, job, pairs)
-    readings: list[Reading] = []
-    done = 0
-    for reading in results:
-        readings.append(reading)
-        if reading.matched:
-            done += sum(e.nbytes for e in (reading.pair.reference, reading.pair.port) if e is not None)
-        if progress is not None:
-            progress(len(readings), len(pairs), done)
-    return readings
-
-
-def map_in_order(
-    executor: Optional[Executor], job: Callable[[Pair], Reading], pairs: Sequence[Pair]
-) -> Iterable[Reading]:
-    """The results in the order of the pairs, by the executor if there is one."""
-    return (job(pair) for pair in pairs) if executor is None else executor.map(job, pairs)
 
 
 def _excuse_inputs(readings: Sequence[Reading], net: Net) -> None:
@@ -128,6 +120,16 @@ def _excuse_inputs(readings: Sequence[Reading], net: Net) -> None:
                 excused.add((one.content, other.content))
             if (one.content, other.content) in excused:
                 excuse_rounding(reading)
+
+
+def _tell_ends(readings: Sequence[Reading], one: Dump, other: Dump) -> None:
+    """What the other side's capture did not live to see is not to be looked for in the net."""
+    for reading in readings:
+        if reading.pair.key.phase is not Phase.PARAMETER:
+            if reading.reason == "only-reference" and not other.complete:
+                reading.reason = "only-reference-ended"
+            elif reading.reason == "only-port" and not one.complete:
+                reading.reason = "only-port-ended"
 
 
 def _check_same_model(one: Dump, other: Dump, nets: tuple[Net, Net], pairs: Sequence[Pair]) -> None:

@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
-from aligner.compare import reordered, turns
+from aligner.compare import reordered, sides, turns
 from aligner.compare.birth import Birth
 from aligner.compare.cases import Cases
 from aligner.compare.casts import Cast, cast_map, is_short
 from aligner.compare.caution import cautions
 from aligner.compare.checks import LIMIT, Check
-from aligner.compare.cover import LEFT_OUT
+from aligner.compare.cover import LEFT_OUT, ONE_SIDED
 from aligner.compare.expected import Expectations
-from aligner.compare.explanation import explained
+from aligner.compare.explanation import Explaining
+from aligner.compare.force import held
 from aligner.compare.layers import Pairing
-from aligner.compare.net import CallId, Net, nest
+from aligner.compare.mixup import Mixup
+from aligner.compare.moved import APART, MIXED, UNJUDGED, Unjudged
+from aligner.compare.net import CallId, Net, by_step, nest
 from aligner.compare.origin import Trace
 from aligner.compare.place import Place
 from aligner.compare.reading import Reading
+from aligner.compare.stop import NOT_RUN
 from aligner.compare.tolerance import Tolerance
-from aligner.compare.verdict import Comparison, Origin, Outcome, Side, Verdict
+from aligner.compare.verdict import Comparison, Origin, Outcome, Verdict
+from aligner.compare.verdicts import verdict_of
 from aligner.explain import attributes
 from aligner.record import Key, LayerSpec, Phase, Scalar, display
 
 if TYPE_CHECKING:
-    from aligner.dump.reader import Dump, Entry
+    from aligner.dump.reader import Dump
 
 UNSEEN = 3
 """Layers that are named where rounding hides what comes of their settings."""
 
 AMP_EPS = 4e-4
 """What a layer may add by itself when AMP computes in float16 behind float32 tensors (0.4 of its eps)."""
+
+CLEAR = 0.01
+"""What is off by less than this part of a mistake lacks it, however much rounding has grown in it."""
 
 GONE = 0.5
 """What is off by less than this part of a mistake lacks it; one that a trial proves may be as small as rounding."""
@@ -50,33 +57,46 @@ def conclude(
     tolerance: Tolerance,
     allowed: Sequence[str],
     expectations: Expectations,
+    mixup: Optional[Mixup] = None,
 ) -> Comparison:
     """The whole answer."""
     checks = {r.pair.key: r.check for r in readings if r.check is not None}
-    trace = _traced(reference, port, pairing, readings, checks, tolerance)
+    void = mixup is not None and mixup.void
+    unjudged = Unjudged(reference, port, readings)
+    judged = [] if void else [reading for reading in readings if not unjudged.reason(reading)]
+    trace = _traced(reference, port, pairing, judged, checks, tolerance)
     needed = {b for r in readings if r.matched and r.over for b in trace.reached.get(id(r), ())[:1]}
     needed |= {n for n, birth in enumerate(trace.births) if birth.check is not None and _over(birth, tolerance)}
     compiled = str(port.header.get("mode")) == "graph"
-    eager = {n for n, birth in enumerate(trace.births) if compiled and _eager_alone(birth)}
-    needed -= eager
+    right = {n for n, birth in enumerate(trace.births) if _right_when_free(birth)}
+    needed -= right
+    eager = right if compiled else set()  # else the port was held to what it has no need of: its own value is right
+    ends = sides.ends(readings, *nets, pairing)
     origins, index = _origins(trace, needed, nets, pairing, tolerance)
-    places = {trace.births[birth].place for birth in needed | eager}
-    quiet = {n for n, birth in enumerate(trace.births) if birth.place not in places and birth.reading.matched}
+
+    def concluded(origins: Sequence[Origin], index: Mapping[int, int]) -> tuple[Verdict, ...]:
+        reasons = (MIXED if void else unjudged.reason(reading) for reading in readings)
+        told = (verdict_of(r, trace, origins, index, nets, allowed, why) for r, why in zip(readings, reasons))
+        return tuple(replace(v, ratio=expectations.ratio(r)) for v, r in zip(told, readings))
+
+    verdicts = concluded(origins, index)
+    outcome = _outcome(void, verdicts, origins, ends)
+    if not any(verdict.fails for verdict in verdicts) and not any(origin.where == "inputs" for origin in origins):
+        needed = set()  # nothing that was compared is off: what they do wrong is a suspicion, and no origin
+        origins, verdicts = (), concluded((), {})
+    places = {trace.births[birth].place for birth in needed | right}
+    quiet = {n for n, birth in enumerate(trace.births) if birth.place not in places and _may_be_quiet(birth)}
     suspects, _ = _origins(trace, quiet, nets, pairing, tolerance)
     cases = Cases(reference, port, nets, pairing)
     casts = cast_map(reference, port, nets, pairing)
     failures: list[str] = []
-    origins, suspects = (explained(places, cases, port, failures) for places in (origins, suspects))
-    verdicts = tuple(
-        replace(_verdict(reading, trace, origins, index, nets, allowed), ratio=expectations.ratio(reading))
-        for reading in readings
-    )
+    explaining = Explaining(cases, port)
+    origins, suspects = (explaining.explained(places, failures) for places in (origins, suspects))
     failing = [verdict for verdict in verdicts if verdict.fails]
     measured = [verdict for verdict in failing if verdict.outcome is not Outcome.UNMATCHED]
-    outcome = "diverged" if failing else "aligned"
-    if any(origin.where == "inputs" for origin in origins):
-        outcome = "incomparable"
+    measured.sort(key=lambda verdict: verdict.reason in UNJUDGED)
     counts = Counter(verdict.outcome.value for verdict in verdicts)
+    held_calls, left = held(port)
     return Comparison(
         reference=_header(reference),
         port=_header(port),
@@ -86,11 +106,14 @@ def conclude(
         verdicts=verdicts,
         origins=origins,
         layers=tuple(pairing.layers),
-        first=next(iter(measured or failing), None),
+        first=None if void else next(iter(measured or failing), None),
         warnings=(
-            *cautions(reference, port, nets, pairing, readings, bool(checks), casts),
+            *(() if mixup is None else ((mixup.message, mixup.facts),)),
+            *(() if void else unjudged.cautions()),
+            *(() if void else (*ends.cautions(), *sides.one_sided(sides.not_compared(verdicts), ends.lacking))),
+            *(() if void else cautions(reference, port, nets, pairing, readings, bool(checks), casts)),
             *_told(suspects),
-            *_unseen(casts, cases, {place.layer for place in (*origins, *suspects)}, bool(checks)),
+            *_unseen(casts, cases, {place.layer for place in (*origins, *suspects)}, bool(checks) and not void),
             *_passing(trace, needed, compiled, casts),
             *_eager(trace, eager),
             *_stumbled(failures),
@@ -99,9 +122,27 @@ def conclude(
         specs=_specs((*origins, *suspects), nets),
         unpaired=_unpaired(nets, pairing),
         suspects=suspects,
-        checked=len(checks),
+        checked=0 if void else len(checks),
+        held=held_calls if checks and not void else 0,
+        left=left if checks and not void else (),
+        mixup=mixup,
         casts=casts,
     )
+
+
+def _outcome(void: bool, verdicts: Sequence[Verdict], origins: Sequence[Origin], ends: sides.Ends) -> str:
+    """Incomparable: dumps that were mixed up, other inputs, other weights on one side alone, no output in common."""
+    if void or any(origin.where == "inputs" for origin in origins):
+        return "incomparable"
+    failing = [verdict for verdict in verdicts if verdict.fails]
+    if failing:
+        return "incomparable" if all(verdict.reason in APART for verdict in failing) else "diverged"
+    return "incomparable" if ends.void else "aligned"
+
+
+def _may_be_quiet(birth: Birth) -> bool:
+    """Whether it may be told as wrong below the tolerance: not of a value that is right, and stands elsewhere."""
+    return birth.reading.matched and not birth.reading.covered
 
 
 def _told(suspects: Sequence[Origin]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
@@ -130,12 +171,15 @@ def _unseen(
         yield "setting-below-rounding", {**facts, "count": len(layers)}
 
 
-def _eager_alone(birth: Birth) -> bool:
-    """Whether the value is wrong in the forced pass, which runs eagerly, and right in the free run of the graph."""
+def _right_when_free(birth: Birth) -> bool:
+    """Whether the value is wrong in the forced pass, which runs eagerly, and right in the free run.
+
+    Where axes of one stand elsewhere the free run's numbers are equal all the same, and nothing is cleared by them.
+    """
     check, reading = birth.check, birth.reading
-    if check is None or reading.covered or reading.over or not reading.matched:
+    if check is None or check.deviation is None or reading.covered or reading.over or not reading.matched:
         return False
-    return reading.severity <= min(LIMIT * check.expected, GONE * check.error)
+    return reading.severity <= max(min(LIMIT * check.expected, GONE * check.error), CLEAR * check.error)
 
 
 def _eager(trace: Trace, eager: Iterable[int]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
@@ -195,17 +239,19 @@ def _traced(
     parameters = trace.parameters(
         (r for r in readings if r.pair.key.phase is Phase.PARAMETER and r.reason != LEFT_OUT), ours
     )
-    for step in sorted({reading.pair.key.step for reading in readings}):
-        here = [reading for reading in readings if reading.pair.key.step == step]
+    steps: dict[int, list[Reading]] = {}
+    for reading in readings:
+        steps.setdefault(reading.pair.key.step, []).append(reading)
+    ran = by_step(reference.calls)
+    for step, here in sorted(steps.items()):
         grouped: dict[CallId, list[Reading]] = {}
         for reading in here:
             call = _call(reading, back)
-            told = call is not None and reading.reason != LEFT_OUT
+            told = call is not None and reading.reason not in (LEFT_OUT, NOT_RUN, ONE_SIDED)
             if reading.pair.key.phase is Phase.FORWARD and call is not None and told:
                 grouped.setdefault(call, []).append(reading)
         calls = {call: records for call, records in grouped.items() if any(r.matched for r in records)}
-        visits = nest(c for c in reference.calls if c.step == step and c.phase is Phase.FORWARD)
-        trace.step(visits, calls, parameters)
+        trace.step(nest(ran.get(step, ())), calls, parameters)
         trace.later(r for r in here if r.pair.key.phase not in (Phase.FORWARD, Phase.PARAMETER))
     return trace
 
@@ -262,13 +308,14 @@ def _origin(births: Sequence[Birth], net: Net, ports: Mapping[str, str], toleran
         phase=first.key.phase.value,
         call=first.key.call,
         slot=first.key.slot,
-        order=first.order,
+        order=first.reading.pair.entry.order,
+        seen=first.key.layer,
         own_error=_own_error(worst, tolerance),
         input_error=first.input_error,
         deviation=worst.reading.deviation if worst.check is None else worst.check.deviation,
         between=first.between,
         calls=len({(b.key.step, b.key.call) for b in births if b.key.layer == first.key.layer}),
-        ratio=max(ratios, default=None),
+        ratio=worst.check.ratio if worst.check is not None else max(ratios, default=None),
         cast=worst.check.cast if worst.check is not None and worst.check.by_cast else "",
         place=replace(_place(worst), moved=moved),
         others=tuple(replace(place, moved=moved) for place in _others(births, worst, tolerance)),
@@ -304,6 +351,8 @@ def _place(birth: Birth) -> Place:
         birth.between,
         birth.reading.own if check is None else check.rounding,
         check is not None and (check.kept or check.hidden),
+        None if check is None else check.against,
+        axes=None if check is None else check.axes,
     )
 
 
@@ -313,62 +362,6 @@ def _own_error(birth: Birth, tolerance: Tolerance) -> float:
         return birth.reading.error
     deviation = birth.check.deviation
     return math.inf if deviation is None else tolerance.error(deviation)
-
-
-def _verdict(
-    reading: Reading,
-    trace: Trace,
-    origins: Sequence[Origin],
-    index: Mapping[int, int],
-    nets: tuple[Net, Net],
-    allowed: Sequence[str],
-) -> Verdict:
-    births = trace.reached.get(id(reading), ())
-    own = bool(births) and trace.births[births[0]].reading is reading
-    origin = next((index[birth] for birth in births if birth in index), None)
-    outcome = _outcome(reading, own, reading.good and not births)
-    key = reading.pair.key
-    sides = tuple(_side(e, net) for e, net in zip((reading.pair.reference, reading.pair.port), nets))
-    kind = nets[0 if reading.pair.reference is not None else 1].kind(key.layer)
-    matched = reading.deviation is not None and not reading.covered
-    return Verdict(
-        key=key,
-        kind=kind,
-        outcome=outcome,
-        reference=sides[0],
-        port=sides[1],
-        error=reading.error if matched else None,
-        deviation=reading.deviation if matched else None,
-        origin=None if outcome in (Outcome.ALIGNED, Outcome.COVERED) else origin,
-        reason=reading.reason,
-        facts=reading.facts,
-        allowed=outcome is Outcome.UNMATCHED
-        and (reading.reason == LEFT_OUT or any(fnmatch.fnmatchcase(key.layer, glob) for glob in allowed)),
-    )
-
-
-def _outcome(reading: Reading, own: bool, explained: bool) -> Outcome:
-    """`explained`: a forced pass found nothing wrong before this, so that rounding alone has grown to it."""
-    if reading.covered:
-        return Outcome.COVERED
-    if not reading.matched:
-        return Outcome.UNMATCHED
-    if reading.deviation is None:
-        return Outcome.INCOMPARABLE
-    if not reading.over:
-        return Outcome.ROUNDING if reading.rounded else Outcome.ALIGNED
-    if reading.nonfinite:
-        return Outcome.NONFINITE
-    if explained and reading.pair.key.phase is Phase.FORWARD:
-        return Outcome.ROUNDING
-    return Outcome.ORIGIN if own else Outcome.INHERITED
-
-
-def _side(entry: Optional[Entry], net: Net) -> Optional[Side]:
-    if entry is None:
-        return None
-    layer = net.layers.get(entry.key.layer)
-    return Side(entry.key, entry.order, layer.type if layer is not None else "", entry.dtype, tuple(entry.shape))
 
 
 def _specs(origins: Iterable[Origin], nets: tuple[Net, Net]) -> Mapping[str, tuple[LayerSpec, LayerSpec]]:

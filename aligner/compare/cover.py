@@ -10,12 +10,13 @@
   sizes), and the code around goes on with values that agree.
 - It is a buffer that only counts, or a constant that the other side works out anew.
 
-Anything else stays unmatched. What the other side was not asked to record is allowed to be.
+Anything else stays unmatched. What the other side was not asked to record is allowed to be, and what its layer does
+not hand out (attention weights, a cache, a loss) is not compared: what the port makes of it shows behind that layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import numpy as np
@@ -24,6 +25,7 @@ from aligner.compare.layers import Pairing
 from aligner.compare.net import NEUTRAL, CallId, Net, Visit, is_input
 from aligner.compare.pairing import CALLS
 from aligner.compare.reading import Reading
+from aligner.compare.stop import NOT_RUN
 from aligner.record import Phase, Scalar, display
 from aligner.selection import matches
 
@@ -32,6 +34,13 @@ if TYPE_CHECKING:
 
 LEFT_OUT = "unmatched-left-out"
 """The reason of records that are allowed to be missing, since nobody asked for them."""
+
+ONE_SIDED = "unmatched-one-sided"
+"""The reason of what a call hands out on one side alone: it is not compared, and what is made of it is."""
+
+BY_VALUE = ("covered-elsewhere", "covered-border", "covered-border-held")
+"""Reasons of values that were compared themselves, though no layer of the other side stands there; of all others only
+what comes of them was."""
 
 _Why = Optional[tuple[str, Mapping[str, Scalar]]]
 
@@ -48,9 +57,11 @@ def cover(readings: Sequence[Reading], reference: Net, port: Net, pairing: Pairi
     """Mark the unmatched readings of both sides that are covered, with the reason."""
     back = {other: one for one, other in pairing.calls.items()}
     agreement = _agreement(readings)
+    right = _right_weights(readings, 0, reference), _right_weights(readings, 1, port)
     names = {pair.reference: pair.port for pair in pairing.layers}
-    _Side(reference, 0, pairing.calls, port, agreement[0], names).mark(readings)
-    _Side(port, 1, back, reference, agreement[1], {other: one for one, other in names.items()}).mark(readings)
+    _Side(reference, 0, pairing.calls, port, agreement[0], names, right[0]).mark(readings)
+    names = {other: one for one, other in names.items()}
+    _Side(port, 1, back, reference, agreement[1], names, right[1]).mark(readings)
 
 
 def _agreement(readings: Iterable[Reading]) -> tuple[dict[_Point, bool], dict[_Point, bool]]:
@@ -67,6 +78,19 @@ def _agreement(readings: Iterable[Reading]) -> tuple[dict[_Point, bool], dict[_P
     return agree
 
 
+def _right_weights(readings: Iterable[Reading], side: int, net: Net) -> frozenset[str]:
+    """The layers of one side all of whose parameters were compared, and agree."""
+    found: dict[str, bool] = {}
+    for reading in readings:
+        entry = reading.pair.reference if side == 0 else reading.pair.port
+        if entry is not None and reading.pair.key.phase is Phase.PARAMETER and entry.key.slot not in NEUTRAL:
+            layer = entry.key.layer
+            if (layer, entry.key.slot) in net.constants:
+                continue
+            found[layer] = found.get(layer, True) and reading.matched and not reading.over
+    return frozenset(layer for layer, right in found.items() if right)
+
+
 class _Side:
     """One net, and what is needed to judge its records without a counterpart."""
 
@@ -78,16 +102,21 @@ class _Side:
         other: Net,
         agreement: Mapping[_Point, bool],
         names: Mapping[str, str],
+        right: Set[str],
     ) -> None:
         self._net = net
         self._side = side
         self._counterpart = counterpart
         self._agreement = agreement
         self._names = names
+        self._right = right
+        self._weighed: Set[str] = right
+        """Layers with right weights, as far as they count for the record that is judged."""
         self._other = other
         self._visits = {visit.id: visit for visit in net.visits}
         self._place = {visit.id: index for index, visit in enumerate(net.visits)}
         self._whole = {v.id for v in other.visits if not v.children}
+        self._ended = {v.id for v in other.visits if v.call.last is not None and other.complete}
         self._handed = {v.id: [entry.key.slot for entry in v.outputs] for v in other.visits}
 
     def mark(self, readings: Sequence[Reading]) -> None:
@@ -99,17 +128,21 @@ class _Side:
             if entry is None:
                 continue
             if not reading.matched:
-                if not reading.covered:
+                if not reading.covered and reading.reason != NOT_RUN:
                     missing.append((entry, reading))
             elif reading.deviation is not None:
                 compared.setdefault(entry.content, entry)
         for entry, reading in missing:
+            left_out = self._left_out(entry)
+            self._weighed = self._right if not left_out else frozenset()
             why = self._same_value(entry, compared) or self._effect(entry)
             if why is not None:
                 reading.covered, reading.over = True, False
                 reading.reason, reading.facts = why
-            elif self._left_out(entry):
+            elif left_out:
                 reading.reason, reading.over = LEFT_OUT, False
+            elif self._given_here_alone(entry):
+                reading.reason, reading.over = ONE_SIDED, False
             elif self._behind(entry):
                 reading.reason = "unmatched-behind"
 
@@ -165,6 +198,13 @@ class _Side:
         layer = self._names.get(entry.key.layer, entry.key.layer)
         return entry.key.phase in CALLS and bool(layer) and not matches(layer, self._other.selected)
 
+    def _given_here_alone(self, entry: Entry) -> bool:
+        """Whether both sides have the call, and the other one's has ended without handing this out."""
+        key = entry.key
+        if key.phase not in CALLS or is_input(key.slot):
+            return False
+        return self._counterpart.get(CallId(key.layer, key.call)) in self._ended
+
     def _behind(self, entry: Entry) -> bool:
         """Whether it is a layer without weights behind a place that already disagrees: nothing can be told of it."""
         visit = self._visits.get(CallId(entry.key.layer, entry.key.call))
@@ -197,8 +237,9 @@ class _Side:
         return inside_one_piece or self._harmless(visit, nearest or around, step)
 
     def _harmless(self, visit: Visit, around: Visit, step: int) -> bool:
-        """Without weights, and what comes next in the call around it agrees."""
-        return not self._net.weights(visit.call.layer) and self._next_agrees(visit, around, step)
+        """Without weights, or with right ones, and what comes next in the call around it agrees."""
+        layer = visit.call.layer
+        return (layer in self._weighed or not self._net.weights(layer)) and self._next_agrees(visit, around, step)
 
     def _next_agrees(self, visit: Visit, around: Visit, step: int) -> bool:
         """Whether what the call around goes on with agrees: what its next call gets, or what it hands on itself."""

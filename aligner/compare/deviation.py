@@ -21,7 +21,8 @@ from aligner.record import Array
 class Deviation:
     """How far the port's array is from the reference's; unrounded. Differences count finite pairs only.
 
-    `scaled` is max |port - ref| / (s + |ref|) with s = min(1, rms(ref)), not below a small floor; `worst` is where.
+    `scaled` is max |port - ref| / (s + |ref|) with s = min(1, rms(ref)), not below a small floor. `worst` is the
+    element that is worst by the rule, as the error is (rule "l2", and exact types: of the largest difference).
     `nonfinite` counts places where one side is NaN or Inf and the other is not the same; if there are any, `worst`
     is the first of them. `worst` is None where nothing differs.
     """
@@ -46,6 +47,16 @@ class Deviation:
     """Reference and port at the worst index; the modulus of complex numbers."""
     exact: bool = False
     """Integers or booleans on both sides: any difference is over tolerance."""
+
+    @property
+    def finite(self) -> int:
+        """How many elements could be compared as numbers; where NaN and Inf stand apart, no more than these."""
+        return self.total - max(nan + inf for nan, inf in zip(self.nan, self.inf))
+
+    @property
+    def void(self) -> bool:
+        """There are elements, and none of them is a finite number on both sides."""
+        return self.total > 0 and self.finite == 0
 
 
 KEEP = 8 << 20

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from aligner.dtypes import DTYPES
-from aligner.errors import DumpError
+from aligner.errors import DumpError, Reason, because, form_of
 from aligner.findings import EXPECTED
 from aligner.record import Key, Phase
 
@@ -57,7 +57,7 @@ def _from_facts(facts: Mapping[str, Any], reference: Dump) -> tuple[Key, Expecte
         key = Key(int(step), Phase.FORWARD, str(layer), int(call), str(slot))
         return key, Expected(float(facts["own"]), float(facts["free"]))
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-        reason = f"a finding on rounding is damaged ({type(error).__name__}: {error})"
+        reason = because(Reason("why-bad-rounding", form_of(error)))
         raise DumpError("dump-bad", path=reference.path, reason=reason) from error
 
 

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.cases import Cases
 from aligner.compare.checks import LIMIT
+from aligner.compare.kin import Kin, Told, line_of
+from aligner.compare.place import Place
 from aligner.compare.verdict import Origin
 from aligner.errors import DumpError
 from aligner.explain.case import HUGE, MINDSPORE, Case, distance
 from aligner.explain.glue import WEAK
 from aligner.explain.glue.lines import CAUSES
+from aligner.explain.inquiry import NUMBERS, QUICK, Allowance, Inquiry
 from aligner.explain.line import Fork
 from aligner.explain.suspect import Cause, Suspect
 from aligner.explain.suspects import IN_SHORT, OVERFLOWS, ROUNDED, suspects, tried_as
@@ -27,70 +30,123 @@ MOST = 5
 """Causes of one origin that are told."""
 
 THOROUGH = 24
-"""Origins whose numbers are looked into; those behind them are told by their settings."""
+"""Origins whose numbers are looked into in full; those of one line count once. Others are told by their settings."""
+
+NUMBERED = ("layer", "glue", "inputs")
+"""Places that are looked into by numbers; parameters are told by their values and settings."""
+
+Trials = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
-def explained(origins: Sequence[Origin], cases: Cases, port: Dump, failures: list[str]) -> tuple[Origin, ...]:
-    """The origins with their causes, the likeliest first; what went wrong on the way is added to `failures`.
+class Explaining:
+    """The origins of one comparison, explained one after the other within one allowance."""
 
-    Then an origin stands without causes: a rule that stumbles must not cost the answer.
-    """
-    trials = _trials(port)
-    result = []
-    for number, origin in enumerate(origins):
+    def __init__(self, cases: Cases, port: Dump) -> None:
+        self._cases = cases
+        self._trials = _trials(port)
+        self._kin: dict[object, Kin] = {}
+        self._allowance = Allowance(QUICK)
+        self._full = 0
+
+    def explained(self, origins: Sequence[Origin], failures: list[str]) -> tuple[Origin, ...]:
+        """The origins with their causes, the likeliest first; what went wrong on the way is added to `failures`.
+
+        Then an origin stands without causes: a rule that stumbles must not cost the answer.
+        """
+        result = []
+        for origin in origins:
+            told = origin
+            try:
+                told = self._explained(origin)
+            except DumpError:
+                raise
+            except Exception as error:
+                failures.append(f"{display(origin.layer)}: {type(error).__name__}: {error}"[:300])
+            result.append(told)
+        return tuple(result)
+
+    def _explained(self, origin: Origin) -> Origin:
+        place = origin.place
+        if place is None:
+            return origin
+        held = _Held(self._cases)
+        if self._full < THOROUGH:
+            origin = replace(origin, line=_line(origin, held))
+        if origin.where not in NUMBERED:
+            return replace(origin, causes=_causes(origin, held, self._trials, None))
+        kin = self._kin.setdefault(line_of(origin, held[place]), Kin())
         causes: tuple[Cause, ...] = ()
-        line: Optional[Fork] = None
-        try:
-            line = _line(origin, cases) if number < THOROUGH else None
-            causes = _causes(origin, cases, trials, number < THOROUGH)
-        except DumpError:
-            raise
-        except Exception as error:
-            failures.append(f"{display(origin.layer)}: {type(error).__name__}: {error}"[:300])
-        result.append(replace(origin, causes=causes, line=line))
-    return tuple(result)
+        for example in kin.usable:
+            with self._allowance.inquiry(example.rules) as inquiry:
+                causes = _causes(origin, held, self._trials, inquiry)
+            if example.told == _told(causes):
+                return replace(origin, causes=causes, like="" if example.proved else example.layer)
+        if kin.many:  # what the examples were told by has been asked of it
+            return replace(origin, causes=causes, untried=(NUMBERS,))
+        if self._full >= THOROUGH:
+            return replace(origin, causes=_causes(origin, held, self._trials, None), untried=(NUMBERS,))
+        self._full += 1
+        with self._allowance.inquiry() as inquiry:
+            causes = _causes(origin, held, self._trials, inquiry)
+        kin.add(origin.layer, _told(causes), inquiry)
+        return replace(origin, causes=causes, untried=tuple(inquiry.untried))
 
 
-def _line(origin: Origin, cases: Cases) -> Optional[Fork]:
+class _Held:
+    """The cases of one origin, made when they are asked for."""
+
+    def __init__(self, cases: Cases) -> None:
+        self._cases = cases
+        self._made: dict[int, Case] = {}
+
+    def __getitem__(self, place: Place) -> Case:
+        if id(place) not in self._made:
+            self._made[id(place)] = self._cases.case(place)
+        return self._made[id(place)]
+
+
+def _line(origin: Origin, held: _Held) -> Optional[Fork]:
     """Of the values that the code gets wrong, the first that tells the very line; else between which lines it lies."""
-    places = (origin.place, *origin.others) if origin.place is not None and not origin.cast else ()
-    found = [fork for place in places if place is not None and (fork := cases.case(place).fork()) is not None]
-    return next((fork for fork in found if fork.sure), next(iter(found), None))
+    found: Optional[Fork] = None
+    for place in (origin.place, *origin.others) if not origin.cast else ():
+        fork = None if place is None else held[place].fork()
+        if fork is not None and fork.sure:
+            return fork
+        found = found or fork
+    return found
 
 
-def _trials(port: Dump) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+def _told(causes: Sequence[Cause]) -> Told:
+    return tuple((cause.id, cause.confirmed) for cause in causes)
+
+
+def _trials(port: Dump) -> Trials:
     """Results by the reference's layer and the suspect's name."""
     return {
         (str(facts.get("layer")), str(facts.get("suspect"))): facts for kind, facts in port.findings if kind == TRIAL
     }
 
 
-def _causes(
-    origin: Origin, cases: Cases, trials: Mapping[tuple[str, str], Mapping[str, Any]], thorough: bool
-) -> tuple[Cause, ...]:
-    if origin.place is None:
-        return ()
-    case = cases.case(origin.place)
-    causes = _of_case(origin, case, _before(origin, case), trials, thorough)
-    for place in origin.others if thorough else ():
+def _causes(origin: Origin, held: _Held, trials: Trials, inquiry: Optional[Inquiry]) -> tuple[Cause, ...]:
+    """Of the origin's value; of another one that the same code makes wrong, where that proves something."""
+    assert origin.place is not None
+    case = held[origin.place]
+    causes = _of_case(origin, case, _before(origin, case), trials, inquiry)
+    for place in origin.others if inquiry is not None else ():
         if any(cause.confirmed for cause in causes):
             break
-        case = cases.case(place)
-        told = _of_case(origin, case, _apart(case), trials, thorough)
+        case = held[place]
+        told = _of_case(origin, case, _apart(case), trials, inquiry)
         if any(cause.confirmed for cause in told):
             return told
     return causes
 
 
 def _of_case(
-    origin: Origin,
-    case: Case,
-    before: Optional[float],
-    trials: Mapping[tuple[str, str], Mapping[str, Any]],
-    thorough: bool,
+    origin: Origin, case: Case, before: Optional[float], trials: Trials, inquiry: Optional[Inquiry]
 ) -> tuple[Cause, ...]:
     found: list[tuple[bool, bool, int, Cause]] = []
-    for suspect in suspects(case, thorough):
+    for suspect in suspects(case, inquiry is not None, inquiry):
         trial = trials.get((origin.layer, tried_as(suspect, case)), {})
         cause = _cause(suspect, trial, before, case)
         found.append((not cause.confirmed, cause.refuted, len(found), cause))

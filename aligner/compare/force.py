@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from aligner.compare.checks import Check, by_record, from_facts
 from aligner.compare.expected import Expectations
-from aligner.errors import DumpError
+from aligner.compare.mixup import captured_from
+from aligner.errors import DumpError, Reason, because
 from aligner.findings import CHECK
 from aligner.record import Key
 
@@ -18,14 +19,20 @@ if TYPE_CHECKING:
 
 def found_by_force(reference: Dump, port: Dump, expectations: Expectations) -> Mapping[Key, Check]:
     """What a forced pass on this very reference found, by its records; nothing if there was none."""
-    if port.header.get("forced") is not True or port.header.get("reference_token") != reference.token:
+    if port.header.get("forced") is not True or not captured_from(port, reference):
         return {}
     try:
         checks = [from_facts(facts) for kind, facts in port.findings if kind == CHECK]
-    except ValueError as error:
-        raise DumpError("dump-bad", path=port.path, reason=error) from error
+    except Reason as error:
+        raise DumpError("dump-bad", path=port.path, reason=because(error)) from error
     for place, check in enumerate(checks):
         known = expectations.of(check.key)
         if known is not None and known.own > check.expected:
             checks[place] = replace(check, expected=known.own)
     return by_record(checks)
+
+
+def held(port: Dump) -> tuple[int, tuple[str, ...]]:
+    """How many of the port's calls were held to the reference, and the layers that were left with their own values."""
+    count = port.header.get("held")
+    return count if isinstance(count, int) else 0, tuple(map(str, port.header.get("left") or ()))

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
+from aligner.compare.composites import COMPOSITES, by_hand
 from aligner.compare.naming import by_content, by_map, by_name, by_replay, family
 from aligner.compare.net import CallId, Net, Visit
 from aligner.compare.sequence import BEST, Feature, align, rising
 from aligner.compare.verdict import LayerPair
 
-COMPOSITES = frozenset({"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell", "MultiheadAttention"})
-"""Kinds that one framework builds of layers and the other does not: they stand in the row of leaves."""
+if TYPE_CHECKING:
+    from aligner.dump.reader import Entry
 
 LARGEST = 6000
 """Longer rows are cut at calls that are unique on both sides, and at this length if there are none."""
@@ -64,9 +66,17 @@ def pair_layers(
     pairing = Pairing()
     pairing.add(by_map(given or {}, reference, port))
     replayed = by_replay(mapping, reference, port)
+    pairing.add(by_hand(replayed, reference, port))
     holders = _holders(reference), _holders(port)
-    pairing.add(pair for pair in replayed if pair.reference not in holders[0] and pair.port not in holders[1])
-    pairing.add(by_name(reference, port))
+    sizes = _sizes(reference), _sizes(port)
+    whole = [
+        pair
+        for pair in replayed
+        if (reference.kind(pair.reference) in COMPOSITES) == (port.kind(pair.port) in COMPOSITES)
+        or sizes[0].get(pair.reference, set()) & sizes[1].get(pair.port, set())
+    ]
+    pairing.add(pair for pair in whole if pair.reference not in holders[0] and pair.port not in holders[1])
+    pairing.add(_consistent(by_name(reference, port), replayed, holders, reference, port))
     if reference.partial or port.partial:
         pairing.add(by_content(reference, port))
     _pair_calls(pairing, reference, port)
@@ -79,6 +89,37 @@ def pair_layers(
     place = {path: index for index, path in enumerate(reference.paths)}
     pairing.layers.sort(key=lambda pair: place[pair.reference])
     return pairing
+
+
+def _consistent(
+    named: Iterable[LayerPair],
+    replayed: Iterable[LayerPair],
+    holders: tuple[Set[str], Set[str]],
+    reference: Net,
+    port: Net,
+) -> Iterable[LayerPair]:
+    """Pairs by name, without layers around others whose weights are all elsewhere on the other side.
+
+    Where the first layer of each stage is the last of the one before on the other side, equal names mean nothing.
+    """
+    ours = {path for path in reference.parameters if reference.weights(path)}
+    theirs = {path for path in port.parameters if port.weights(path)}
+    known = {(p.reference, p.port) for p in replayed if p.reference in ours and p.port in theirs}
+    for pair in named:
+        inside = f"{pair.reference}.", f"{pair.port}."
+        held = pair.reference and (pair.reference in holders[0] or pair.port in holders[1])
+        met = [(one.startswith(inside[0]), other.startswith(inside[1])) for one, other in known] if held else []
+        if any(one or other for one, other in met) and (True, True) not in met:
+            continue
+        yield pair
+
+
+def _sizes(net: Net) -> Mapping[str, set[int]]:
+    """How many numbers each thing has that a layer makes.
+
+    A Linear for q, k and v has an attention's weights, and is its first step: what comes out of it is another thing.
+    """
+    return {layer: {math.prod(shape) for shape in visits[0].shapes[1]} for layer, visits in net.by_layer().items()}
 
 
 def _holders(net: Net) -> set[str]:
@@ -98,8 +139,14 @@ def _pair_calls(pairing: Pairing, reference: Net, port: Net) -> None:
     ours, theirs = reference.by_layer(), port.by_layer()
     for pair in pairing.layers:
         one, other = ours.get(pair.reference, []), theirs.get(pair.port, [])
-        if len(one) == len(other) or pair.by == "map" or (pair.reference in reference.inner or pair.port in port.inner):
+        whole = len(one) == len(other) or _cut_short(reference, one, port, other)
+        if whole or pair.by == "map" or (pair.reference in reference.inner or pair.port in port.inner):
             pairing.calls.update((a.id, b.id) for a, b in zip(one, other))
+
+
+def _cut_short(reference: Net, one: Sequence[Visit], port: Net, other: Sequence[Visit]) -> bool:
+    """Whether the side that has fewer calls raised before it came to the rest."""
+    return (reference.cut and len(one) < len(other)) or (port.cut and len(other) < len(one))
 
 
 def _pair_rows(pairing: Pairing, reference: Net, port: Net) -> None:
@@ -198,9 +245,13 @@ def _feature(net: Net, visit: Visit, after: Optional[Mapping[CallId, CallId]] = 
     kind = net.kind(layer)
     inputs, outputs = visit.shapes
     parts = ("", *layer.split("."))
-    return Feature(
-        kind, family(kind), outputs, inputs, net.weights(layer), (parts[-1], parts[-2]), (after or {}).get(visit.id)
-    )
+    idle = not visit.children and _contents(visit.inputs) == _contents(visit.outputs) != []
+    before = (after or {}).get(visit.id)
+    return Feature(kind, family(kind), outputs, inputs, net.weights(layer), (parts[-1], parts[-2]), before, idle)
+
+
+def _contents(entries: Sequence[Entry]) -> list[object]:
+    return [entry.content for entry in entries]
 
 
 def _unique(reference: Net, port: Net, one: Sequence[int], other: Sequence[int]) -> list[tuple[int, int, float]]:

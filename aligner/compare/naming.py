@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import json
-import os
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Optional, Union
+from collections.abc import Iterable, Mapping, Set
+from typing import Optional
 
 from aligner.compare.net import Net, ancestors
 from aligner.compare.verdict import LayerPair
-from aligner.errors import UsageError
-from aligner.record import display
 from aligner.vocabulary import KINDS
-
-LayerMap = Union[str, "os.PathLike[str]", Mapping[str, str]]
 
 WRAPPERS = frozenset({"_backbone", "_orig_mod"})
 """Path parts that AMP and compilers put in; adapters drop them, dumps of other origin may not."""
@@ -40,78 +32,38 @@ def family(kind: str) -> str:
     return _FAMILY.get(kind, kind) if kind in KINDS else ""
 
 
-def read_map(given: Optional[LayerMap]) -> Mapping[str, str]:
-    """The user's map: a mapping, or a file that holds JSON (an object or a list of pairs) or lines "REF = PORT".
-
-    Raises:
-        UsageError: the file is missing or a line cannot be read.
-    """
-    if given is None:
-        return {}
-    if isinstance(given, Mapping):
-        return {_root(str(a)): _root(str(b)) for a, b in given.items()}
-    path = Path(given)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UsageError("map-unreadable", path=str(path), reason=str(reason)) from error
-    if text.lstrip()[:1] in ("{", "["):
-        return _from_json(path, text)
-    pairs = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        content = line.partition("#")[0].strip()
-        if content:
-            reference, equals, port = content.partition("=")
-            if not equals:
-                raise UsageError("map-line", path=str(path), line=number, text=content)
-            pairs[_root(reference.strip())] = _root(port.strip())
-    return pairs
-
-
-def _from_json(path: Path, text: str) -> Mapping[str, str]:
-    try:
-        content: Any = json.loads(text)
-        items = content.items() if isinstance(content, dict) else [(pair[0], pair[1]) for pair in content]
-        pairs = dict(items)
-    except (ValueError, TypeError, LookupError) as error:
-        raise UsageError("map-json", path=str(path), reason=str(error)) from error
-    if not all(isinstance(name, str) for pair in pairs.items() for name in pair):
-        raise UsageError("map-json", path=str(path), reason="names must be strings")
-    return {_root(a): _root(b) for a, b in pairs.items()}
-
-
-def _root(name: str) -> str:
-    return "" if name in ("(net)", ".") else name
-
-
 def by_map(given: Mapping[str, str], reference: Net, port: Net) -> list[LayerPair]:
-    """Pairs the user asked for: a path, or a prefix that stands for every layer inside.
-
-    Raises:
-        UsageError: a name is in neither dump; says which ones are close.
-    """
-    paths = reference.paths, port.paths
-    for name, other in given.items():
-        _known(name, paths[0], "reference")
-        _known(other, paths[1], "port")
+    """Pairs the user asked for: a path, or a prefix that stands for every layer inside; a parameter for its layer."""
     pairs: list[LayerPair] = []
-    available = set(paths[1])
-    for path in paths[0]:
+    ours, theirs = set(reference.paths), set(port.paths)
+    for path in reference.paths:
         prefix = _longest(path, given)
         if prefix is not None:
             rest = path[len(prefix) :].lstrip(".")
             wanted = ".".join(part for part in (given[prefix], rest) if part)
-            if wanted in available:
+            if wanted in theirs:
                 pairs.append(LayerPair(path, wanted, 1.0, "map"))
+    known = {pair.reference for pair in pairs}
+    for name, other in given.items():
+        one, two = name.rpartition(".")[0], other.rpartition(".")[0]
+        if name not in ours and one in ours and two in theirs and one not in known:
+            known.add(one)
+            pairs.append(LayerPair(one, two, 1.0, "map"))
     return pairs
 
 
-def _known(name: str, paths: Sequence[str], side: str) -> None:
-    if not any(path == name or path.startswith(f"{name}.") for path in paths):
-        close = difflib.get_close_matches(name, paths, n=3, cutoff=0.5)
-        shown = ", ".join(display(path) for path in close) or "-"
-        raise UsageError("map-unknown", name=name, side=side, close=shown)
+def kept_map(rows: object, reference: Net, port: Net, taken: Set[str]) -> Mapping[str, str]:
+    """The map that the port was captured with, as far as it fits these dumps and speaks of no layer that is taken."""
+    if not isinstance(rows, (list, tuple)):
+        return {}
+    names = set(all_names(reference)), set(all_names(port))
+    return {a: b for a, b, *_ in rows if a in names[0] and b in names[1] and b not in taken}
+
+
+def all_names(net: Net) -> list[str]:
+    """What a map may speak of: layers and parameters."""
+    own = [f"{layer}.{role}".lstrip(".") for layer, roles in net.parameters.items() for role in roles]
+    return [*net.paths, *own]
 
 
 def _longest(path: str, given: Mapping[str, str]) -> Optional[str]:
@@ -130,7 +82,7 @@ def by_replay(mapping: object, reference: Net, port: Net) -> list[LayerPair]:
     for item in mapping:
         if isinstance(item, (list, tuple)) and len(item) >= 2 and item[0] in known[0] and item[1] in known[1]:
             sure = float(item[2]) if len(item) > 2 and isinstance(item[2], (int, float)) else 1.0
-            by = "name" if item[0] == item[1] and sure == 1.0 else "replay"
+            by = "values" if item[3:] == ["values"] else "name" if item[0] == item[1] and sure == 1.0 else "replay"
             found.append(LayerPair(item[0], item[1], sure, by))
     return sorted(found, key=lambda pair: -pair.confidence)
 

@@ -15,9 +15,15 @@ if TYPE_CHECKING:
 
 Shapes = tuple[tuple[int, ...], ...]
 
+WEIGHTS = frozenset({"weight", "bias"})
+"""What every layer learns, or keeps as it was learnt."""
+
 NEUTRAL = frozenset({"num_batches_tracked"})
 """Buffers that only count; a port need not have them (MindSpore has none)."""
 
+
+DEEPEST = 1000
+"""Calls in calls: Python itself goes no deeper."""
 
 STATISTICS = frozenset({"running_mean", "running_var"})
 """Buffers that are learnt."""
@@ -68,8 +74,12 @@ class Net:
     """Patterns of the layers that were recorded at all (`aligner capture --layers`)."""
     weighed: bool = True
     """Parameters were recorded; not so with `aligner capture --no-weights`."""
+    cut: bool = False
+    """It raised in this very step: calls and layers are missing at its end."""
     partial: bool = False
     """Imported from what operators tell (`aligner import`): what is not in it may have run all the same."""
+    complete: bool = True
+    """The capture came to its end: what is not in it was not handed out."""
 
     def kind(self, layer: str) -> str:
         """The layer's kind; "" for one that was not declared (the loss)."""
@@ -126,7 +136,9 @@ def survey(dump: Dump) -> Net:
         _constants(dump),
         _selected(dump),
         dump.header.get("weights") is not False,
+        (dump.header.get("stopped") or {}).get("step") == step,
         "imported" in dump.header,
+        dump.complete,
     )
 
 
@@ -136,13 +148,26 @@ def _selected(dump: Dump) -> tuple[str, ...]:
 
 
 def _constants(dump: Dump) -> frozenset[tuple[str, str]]:
-    """By the header's table of parameters: layer, role, name, trainable, buffer."""
+    """By the header's table of parameters: layer, role, name, trainable, buffer.
+
+    A parameter that is not learnt, of a net that learns others, is a table that its author has worked out.
+    """
     rows = dump.header.get("parameters")
-    found = set()
-    for row in rows if isinstance(rows, (list, tuple)) else ():
-        if isinstance(row, (list, tuple)) and len(row) >= 5 and row[4] is True and row[1] not in STATISTICS:
-            found.add((str(row[0]), str(row[1])))
+    table = [row for row in (rows if isinstance(rows, (list, tuple)) else ()) if isinstance(row, (list, tuple))]
+    table = [row for row in table if len(row) >= 5 and row[1] not in STATISTICS]
+    learns = any(row[3] is True for row in table)
+    frozen = [row for row in table if row[3] is False and row[4] is False and learns and row[1] not in WEIGHTS]
+    found = {(str(row[0]), str(row[1])) for row in (*(row for row in table if row[4] is True), *frozen)}
     return frozenset(found)
+
+
+def by_step(calls: Iterable[Call]) -> Mapping[int, list[Call]]:
+    """The forward calls of each step."""
+    found: dict[int, list[Call]] = {}
+    for call in calls:
+        if call.phase is Phase.FORWARD:
+            found.setdefault(call.step, []).append(call)
+    return found
 
 
 def nest(calls: Iterable[Call]) -> list[Visit]:
@@ -152,6 +177,8 @@ def nest(calls: Iterable[Call]) -> list[Visit]:
     for call in sorted(calls, key=lambda c: c.first):
         while stack and stack[-1].call.last is not None and stack[-1].call.last < call.first:
             stack.pop()
+        if len(stack) > DEEPEST:  # calls that raised, one after the other: nothing tells when
+            stack = [visit for visit in stack if visit.call.last is not None and visit.call.last >= call.first]
         parent = stack[-1] if stack else None
         visit = Visit(call, parent=parent)
         if parent is not None:

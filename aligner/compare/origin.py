@@ -22,7 +22,7 @@ from typing import Optional
 
 from aligner.compare.birth import Birth, Sources, State
 from aligner.compare.checks import LIMIT, Check
-from aligner.compare.net import CallId, Visit, is_input
+from aligner.compare.net import CallId, Visit, ancestors, is_input
 from aligner.compare.reading import LOW_PRECISION, Reading
 from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES
@@ -152,6 +152,8 @@ class Trace:
             else:
                 owner, where = (around.visit.call.layer if around is not None else ""), "glue"
                 between = (self._before(outer), layer)
+                if check is not None and check.where == where and owner in ancestors(check.owner):
+                    owner, between = check.owner, check.between  # the port made it inside a layer that is of one piece
             birth = Birth(owner, where, reading, reading.pair.key, first, sources.error, between)
             state = self._judge(reading, sources, birth, first, outer.parameters)
             scene.inputs.add(state)
@@ -178,7 +180,11 @@ class Trace:
         in_hand = scene.in_hand()
         agree = True
         for reading in records:
-            if is_input(reading.pair.key.slot) or not reading.matched or reading.covered:
+            if is_input(reading.pair.key.slot) or not reading.matched:
+                continue
+            if reading.covered:
+                if self._checks:  # it ends at another value, and what follows may come of what it had in hand
+                    outer.made.reached_by(in_hand)
                 continue
             source = seen.get(_content(reading)) if not leaf else None
             sources = in_hand
@@ -188,6 +194,8 @@ class Trace:
             owner, check = call.layer, self._checks.get(reading.pair.key)
             if leaf and check is not None and check.owner != owner:  # another layer was called in its place
                 owner, where, between = check.owner, check.where, check.between
+            elif check is not None and check.where == "layer":  # of one piece in the port
+                where, between = "layer", None
             entry = reading.pair.entry
             birth = Birth(owner, where, reading, entry.key, entry.order, sources.error, between)
             state = self._judge(reading, sources, birth, entry.order, scene.parameters)

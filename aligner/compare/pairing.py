@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
+from aligner.compare import reformed
+from aligner.compare.arranged import arranged
+from aligner.compare.folded import ends
 from aligner.compare.layers import Pairing
+from aligner.compare.looped import loops
 from aligner.compare.net import CallId, is_input
+from aligner.compare.outputs import matched_outputs
 from aligner.compare.spread import squeezed
 from aligner.record import Key, Phase
 
@@ -41,28 +48,41 @@ class Pair:
 
 def pair_records(reference: Dump, port: Dump, pairing: Pairing) -> list[Pair]:
     """All records of both dumps in pairs: by step, phase, layer and call, then by slot."""
-    theirs = _grouped(port)
+    known = [*reformed.parts(reference, port), *reformed.made(reference, port), *ends(reference, port).parts]
+    known += [part for loop in loops(reference, port, pairing) for part in loop.parts]
+    known += arranged(reference, port)
+    pairs: list[Pair] = [Pair(_as_entry(part.reference), _as_entry(part.port)) for part in known]
+    theirs = _grouped(port, {key for part in known for key in part.keys(1)})
     single = pairing.single
+    handed: dict[object, dict[str, str]] = {}
     owners: dict[str, list[str]] = {}
     for pair in pairing.layers:
         owners.setdefault(pair.reference, []).append(pair.port)
-    pairs: list[Pair] = []
-    for group, entries in _grouped(reference).items():
+    for group, entries in _grouped(reference, {key for part in known for key in part.keys(0)}).items():
         left = entries
         for other in _counterparts(group, pairing, single, owners):
             if other in theirs:
-                matched, left, theirs[other] = _by_slot(left, theirs[other], group[1] in CALLS)
+                if group[1] in CALLS:
+                    slots = handed.setdefault((group[0], *group[2:]), {})
+                    matched, left, theirs[other] = _by_side(left, theirs[other], slots)
+                else:
+                    matched, left, theirs[other] = _by_role(left, theirs[other])
                 pairs += matched
         pairs += [Pair(entry, None) for entry in left]
     pairs += [Pair(None, entry) for entries in theirs.values() for entry in entries]
     return pairs
 
 
-def _grouped(dump: Dump) -> dict[_Group, list[Entry]]:
+def _as_entry(part: Any) -> Entry:
+    """As what measuring takes it for: it asks for nothing of an Entry that a part lacks."""
+    return part  # type: ignore[no-any-return]  # see above
+
+
+def _grouped(dump: Dump, without: Set[Key]) -> dict[_Group, list[Entry]]:
     groups: dict[_Group, list[Entry]] = {}
     for entry in dump.entries:
         key = entry.key
-        if key.phase is Phase.FORCED:
+        if key in without or key.phase is Phase.FORCED:
             continue  # what compare draws its conclusions with, and no part of the run
         groups.setdefault((key.step, key.phase, key.layer, key.call), []).append(entry)
     return groups
@@ -79,30 +99,80 @@ def _counterparts(
     return [] if call is None else [(step, phase, call.layer, call.number)]
 
 
-def _by_slot(one: Sequence[Entry], other: Sequence[Entry], sided: bool) -> tuple[list[Pair], list[Entry], list[Entry]]:
-    """Pairs of equal slots, then of what is left on the same side of the call in order, as far as shapes agree."""
+def _by_side(
+    one: Sequence[Entry], other: Sequence[Entry], slots: dict[str, str]
+) -> tuple[list[Pair], list[Entry], list[Entry]]:
+    """Pairs of a call's inputs by equal slots and then by order, of its outputs by what they hold where slots differ.
+
+    `slots` tells which output of the port stands for which of the reference's, if that is known; else it is told.
+    """
+    given = _by_slot([e for e in one if is_input(e.key.slot)], [e for e in other if is_input(e.key.slot)], {})
+    ours, theirs = ([e for e in entries if not is_input(e.key.slot)] for entries in (one, other))
+    if slots:  # their gradients
+        found = _by_slot(ours, theirs, slots)
+    else:
+        matched = matched_outputs(ours, theirs)
+        slots.update((a.key.slot, b.key.slot) for a, b in matched)
+        taken = {id(entry) for pair in matched for entry in pair}
+        pairs = [Pair(*pair) for pair in matched]
+        found = pairs, [e for e in ours if id(e) not in taken], [e for e in theirs if id(e) not in taken]
+    return given[0] + found[0], given[1] + found[1], given[2] + found[2]
+
+
+def _by_slot(
+    one: Sequence[Entry], other: Sequence[Entry], known: Mapping[str, str]
+) -> tuple[list[Pair], list[Entry], list[Entry]]:
+    """Pairs of equal slots (or of the port's slots by `known`), then of equal shapes in order.
+
+    Slots of other sizes come last: a side may have an argument more, and others behind it.
+    """
     slots = {entry.key.slot: entry for entry in other}
+    wanted = {known.get(entry.key.slot, entry.key.slot): entry for entry in one}
+    pairs = [Pair(e, slots[slot]) for slot, e in wanted.items() if slot in slots and _size(e) == _size(slots[slot])]
+    ours, theirs = _left(pairs, one, other)
+    rest, ours, theirs = _by_form(ours, theirs, (_shape, _squeezed))
+    slots = {entry.key.slot: entry for entry in theirs}
+    last = [Pair(e, slots[slot]) for slot, e in wanted.items() if slot in slots and any(e is left for left in ours)]
+    return pairs + rest + last, *_left(last, ours, theirs)
+
+
+def _left(pairs: Sequence[Pair], one: Sequence[Entry], other: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
+    taken = {id(entry) for pair in pairs for entry in (pair.reference, pair.port)}
+    return [e for e in one if id(e) not in taken], [e for e in other if id(e) not in taken]
+
+
+def _size(entry: Entry) -> int:
+    return math.prod(entry.shape)
+
+
+def _by_role(one: Sequence[Entry], other: Sequence[Entry]) -> tuple[list[Pair], list[Entry], list[Entry]]:
+    """Pairs of a layer's parameters: one role that agrees shows that its roles have names; else by what they hold."""
+    slots = {entry.key.slot: entry for entry in other}
+    pairs = [Pair(entry, slots.pop(entry.key.slot)) for entry in one if entry.key.slot in slots]
+    ours = [entry for entry in one if all(entry is not pair.reference for pair in pairs)]
+    theirs = list(slots.values())
+    return (pairs, ours, theirs) if pairs else _by_form(ours, theirs, (_content, _shape, _squeezed))
+
+
+def _by_form(
+    one: Sequence[Entry], other: Sequence[Entry], forms: Sequence[Callable[[Entry], object]]
+) -> tuple[list[Pair], list[Entry], list[Entry]]:
+    """Pairs of equal form in order, one form after the other; and what is left of both."""
     pairs: list[Pair] = []
-    ours: list[Entry] = []
-    for entry in one:
-        match = slots.pop(entry.key.slot, None)
-        if match is None:
-            ours.append(entry)
-        else:
-            pairs.append(Pair(entry, match))
-    theirs = [entry for entry in other if entry.key.slot in slots]
-    if pairs and not sided:
-        return pairs, ours, theirs  # parameters: one role that agrees shows that the layer's roles have names
-    for form in (_shape, _squeezed) if sided else (_content, _shape, _squeezed):
+    ours, theirs = list(one), list(other)
+    for form in forms:
+        waiting: dict[object, deque[Entry]] = {}
+        for entry in theirs:
+            waiting.setdefault(form(entry), deque()).append(entry)
         left = []
         for entry in ours:
-            match = next((e for e in theirs if form(e) == form(entry) and _same_side(entry, e, sided)), None)
-            if match is None:
-                left.append(entry)
+            alike = waiting.get(form(entry))
+            if alike:
+                pairs.append(Pair(entry, alike.popleft()))
             else:
-                theirs.remove(match)
-                pairs.append(Pair(entry, match))
-        ours = left
+                left.append(entry)
+        taken = {id(pair.port) for pair in pairs}
+        ours, theirs = left, [entry for entry in theirs if id(entry) not in taken]
     return pairs, ours, theirs
 
 
@@ -117,8 +187,3 @@ def _shape(entry: Entry) -> tuple[object, ...]:
 
 def _squeezed(entry: Entry) -> tuple[object, ...]:
     return squeezed(entry.shape)
-
-
-def _same_side(one: Entry, other: Entry, sided: bool) -> bool:
-    """Inputs with inputs, outputs with outputs; parameters have no sides."""
-    return not sided or is_input(one.key.slot) == is_input(other.key.slot)

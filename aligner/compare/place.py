@@ -22,5 +22,9 @@ class Place:
     """Relative L2 that rounding explains here."""
     kept: bool
     """The port's value of a forced pass is in its dump, in the phase FORCED."""
+    against: Optional[Key] = None
+    """The reference's record that the value is set against, where that is not `key`."""
     moved: bool = False
     """The parent calls its layers in another order, and this is one of several values that it gets wrong by that."""
+    axes: Optional[tuple[int, ...]] = None
+    """The order of the reference's axes in which the port has the value, where that is another one."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
-from aligner.compare.checks import OTHER_FORM
+from aligner.compare.checks import OTHER_BORDER, OTHER_FORM
 from aligner.compare.deviation import Deviation, measure
 from aligner.compare.held import Held
 from aligner.compare.net import Net, is_input
@@ -23,11 +23,17 @@ if TYPE_CHECKING:
     from aligner.compare.pairing import Pair
     from aligner.dump.reader import Entry
 
+FORMS = {OTHER_FORM: "covered-argument", OTHER_BORDER: "covered-border-held"}
+"""Reasons of checks, and of the readings that they cover."""
+
 SEEN = 1e-6
 """Relative L2 that a clean float32 layer may add by itself (the worst one measured: 9.8e-7)."""
 
-HIDDEN = 1e4
-"""A value as far below zero as this is meant to be invisible to a softmax; no layer's own values are of this size."""
+HIDDEN = 5e3
+"""A value as far below zero as this is meant to be invisible to a softmax; no layer's own values are of this size.
+
+Half of the 1e4 that people add: the scores may be above zero.
+"""
 
 LOW_PRECISION = 0.4
 """The same in units of eps for shorter floats; an order of magnitude above is a bug's work there as well."""
@@ -72,6 +78,11 @@ class Reading:
         return self.deviation is not None and self.deviation.nonfinite > 0
 
     @property
+    def void(self) -> bool:
+        """Whether it agrees without a finite number in it: nothing was measured."""
+        return self.deviation is not None and self.deviation.void and not self.over
+
+    @property
     def severity(self) -> float:
         """How far off the tensor is as a whole, whatever the rule: what decides where an error comes from.
 
@@ -97,10 +108,20 @@ class Reading:
         return max(SEEN, LOW_PRECISION * shortest)
 
 
-def excuse_form(reading: Reading) -> None:
-    """An argument in another form is covered where a forced pass saw that all that is made of it is right."""
-    if reading.check is not None and reading.check.reason == OTHER_FORM and reading.over:
-        reading.over, reading.covered, reading.reason = False, True, "covered-argument"
+def excuse_form(reading: Reading, tolerance: Tolerance) -> None:
+    """An argument in another form is covered where a forced pass saw that all that is made of it is right.
+
+    So is a value that is right, and belongs to another place of the reference. One in another order of axes that is
+    off by less than the tolerance is as far off as the forced pass has measured it.
+    """
+    measured = reading.check.deviation if reading.check is not None and reading.deviation is None else None
+    if measured is not None and reading.over and not tolerance.over(measured):
+        reading.deviation, reading.error, reading.over = measured, tolerance.error(measured), False
+        reading.reason, reading.facts = "", {}
+        return
+    known = FORMS.get(reading.check.reason) if reading.check is not None else None
+    if known is not None and reading.over:
+        reading.over, reading.covered, reading.reason = False, True, known
         reading.facts = {"layer": reading.pair.key.layer or "(net)"}
 
 

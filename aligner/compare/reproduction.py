@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Optional
 from aligner.compare.net import is_input
 from aligner.compare.verdict import Comparison, Origin, Side
 from aligner.dtypes import DTYPES
-from aligner.errors import UsageError
+from aligner.errors import Reason, UsageError
 from aligner.explain.repro import Repro, Tensor
 from aligner.record import Call, Key, Phase, display
 
@@ -85,7 +85,7 @@ def _building(port: Dump, layer: str) -> tuple[Optional[str], str]:
             return (None if python is None else str(python)), str(facts.get("reason", ""))
     known = port.layers.get(layer)
     settings = {} if known is None else {known.spec.kind: dict(known.spec.attributes)}
-    return None, f"the dump has its settings only, {settings}"
+    return None, Reason("why-settings-only", settings).told
 
 
 def _given(pairs: list[Sides], call: Call, reference: Dump, port: Dump) -> Iterator[tuple[str, Tensor]]:

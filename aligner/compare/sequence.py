@@ -39,6 +39,8 @@ class Feature:
     """The last part of the path and the part before it."""
     after: Hashable = None
     """What ran before it inside the same layer, where that is known on both sides."""
+    idle: bool = False
+    """It hands on what it is given."""
 
 
 def likeness(one: Sequence[Feature], other: Sequence[Feature]) -> _Scorer:
@@ -64,6 +66,7 @@ class _Scorer:
         self._inputs = coded("inputs")
         self._weights = coded("weights")
         self._after = coded("after")
+        self._idle = [np.array([feature.idle for feature in row], np.bool_) for row in (one, other)]
         self._last = _words([f.names[0] for f in one], [f.names[0] for f in other])
         self._before = _words([f.names[1] for f in one], [f.names[1] for f in other])
 
@@ -81,8 +84,12 @@ class _Scorer:
         outputs = np.where(known(self._outputs), np.where(same(self._outputs), 3.0, -2.0), 0.0)
         inputs = np.where(known(self._inputs), np.where(same(self._inputs), 1.0, -1.0), 0.0)
         has = (self._weights[0][rows] > 0).astype(np.int64) + (self._weights[1][columns] > 0)
-        weights = np.where(has == 0, 1.0, np.where(has == 1, -3.0, np.where(same(self._weights), 3.0, -3.0)))
         names = np.where(same(self._last) & known(self._last), 0.6, 0.0)
+        # Steps without weights of other classes: one that takes another shape, or does nothing, is not the other one.
+        shapes = known(self._inputs) & ~same(self._inputs)
+        apart = shapes | np.not_equal(self._idle[0][rows], self._idle[1][columns])
+        kinds = np.where(apart & (has == 0) & ~same(self._kind) & ~families & (names == 0.0), -9.0, kinds)
+        weights = np.where(has == 0, 1.0, np.where(has == 1, -3.0, np.where(same(self._weights), 3.0, -3.0)))
         names = names + np.where(same(self._before) & known(self._before), 0.4, 0.0)
         after = np.where(same(self._after) & known(self._after), 0.5, 0.0)  # of two activations, the one of this norm
         return np.asarray(kinds + outputs + inputs + weights + names + after, np.float32)

@@ -39,6 +39,8 @@ class Tally:
     nan: list[int] = field(default_factory=lambda: [0, 0])
     inf: list[int] = field(default_factory=lambda: [0, 0])
     nonfinite: int = 0
+    top: float = 0.0
+    """The rule's figure at `worst`; rule "l2", which looks at the whole tensor, has the difference there."""
     worst: int = NOWHERE
     worst_values: tuple[float, float] = (0.0, 0.0)
     apart: int = NOWHERE
@@ -71,14 +73,16 @@ class Tally:
     def settle(self, reference: Numbers, port: Numbers, positions: Numbers) -> Numbers:
         """Take these finite elements into the maxima, in float64; says which of them are over tolerance."""
         difference, size = np.abs(port - reference), np.abs(reference)
-        scaled = difference / (self.scale + size)
-        at = int(np.argmax(scaled))
-        if scaled[at] > self.scaled:
-            self.scaled = float(scaled[at])
+        scaled, allclose = difference / (self.scale + size), difference / (1.0 + size)
+        ruled = {"scaled": scaled, "allclose": allclose}.get(self.tolerance.rule, difference)
+        at = int(np.argmax(ruled))
+        if ruled[at] > self.top:
+            self.top = float(ruled[at])
             self.worst = int(positions[at])
             self.worst_values = (plain(reference[at]), plain(port[at]))
+        self.scaled = max(self.scaled, float(scaled.max()))
         self.max_abs = max(self.max_abs, float(difference.max()))
-        self.allclose = max(self.allclose, float((difference / (1.0 + size)).max()))
+        self.allclose = max(self.allclose, float(allclose.max()))
         return self.over(difference, size)
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Optional
 
-from aligner.errors import DumpError
+from aligner.errors import DumpError, Reason, because, form_of
 from aligner.explain.fork import fork
 from aligner.explain.line import Fork
 from aligner.explain.trail import Trail
 from aligner.findings import CODE
 from aligner.fingerprint import fingerprint
+from aligner.record import display
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump, Entry
@@ -46,6 +47,6 @@ class Trails:
             return None
         try:
             return Trail.parsed(facts)
-        except (LookupError, TypeError, ValueError) as error:
-            reason = f"the steps of {layer or '(net)'} are damaged ({type(error).__name__}: {error})"
-            raise DumpError("dump-bad", path=self._dumps[side].path, reason=reason) from error
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            reason = Reason("why-bad-steps", display(layer)[:80], form_of(error))
+            raise DumpError("dump-bad", path=self._dumps[side].path, reason=because(reason)) from error

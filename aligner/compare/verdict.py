@@ -13,7 +13,9 @@ from typing import Any, Optional
 
 from aligner.compare.casts import Cast
 from aligner.compare.deviation import Deviation
+from aligner.compare.mixup import Mixup
 from aligner.compare.place import Place
+from aligner.compare.stop import Stop
 from aligner.compare.tolerance import Tolerance as Tolerance
 from aligner.explain.line import Fork
 from aligner.explain.suspect import Cause
@@ -36,13 +38,15 @@ class Outcome(Enum):
     """Has no counterpart, or one in another form, but the value itself or its effect was compared elsewhere."""
     UNMATCHED = "unmatched"
     """Stands in one dump only."""
+    NOT_RUN = "not_run"
+    """Stands in one dump only, because the other net had stopped with an exception."""
     INCOMPARABLE = "incomparable"
     """Paired, but shapes or kinds of dtype rule out a comparison of values."""
 
     @property
     def fails(self) -> bool:
         """Whether this outcome makes the comparison diverged."""
-        return self not in (Outcome.ALIGNED, Outcome.ROUNDING, Outcome.COVERED)
+        return self not in (Outcome.ALIGNED, Outcome.ROUNDING, Outcome.COVERED, Outcome.NOT_RUN)
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,8 @@ class Origin:
     input_error: Optional[float]
     deviation: Optional[Deviation]
     between: Optional[tuple[str, str]] = None
+    seen: str = ""
+    """The layer whose record `slot`, `call` and `order` are: of wrong code, one of those around it."""
     calls: int = 1
     """How many calls of this layer are wrong by themselves."""
     ratio: Optional[float] = None
@@ -120,13 +126,30 @@ class Origin:
     """Why it is wrong, the likeliest first; those that a trial has proved before the others."""
     line: Optional[Fork] = None
     """The line of the port's own code that is not the reference's, where both were followed."""
+    untried: tuple[str, ...] = ()
+    """Rules that were not asked to the end, for all that is asked is bounded; "numbers": none was asked,
+    "whole": of a value that is very large they saw a part."""
+    like: str = ""
+    """The layer whose explanation stands for this one: the same line of code, of which nothing was proved there."""
     place: Optional[Place] = field(default=None, repr=False, compare=False)
     """The records it was seen in."""
     others: tuple[Place, ...] = field(default=(), repr=False, compare=False)
     """Other values that the same code makes, and makes wrong, the worst first."""
 
+    @property
+    def measured(self) -> Optional[Key]:
+        """The record that `own_error`, `ratio` and `deviation` are of: the worst, which need not be the first one."""
+        return None if self.place is None else self.place.key or self.place.port
+
+    @property
+    def apart(self) -> bool:
+        """Whether that is another record than the first one."""
+        key = self.measured
+        first = self.step, self.seen or self.layer, self.call, self.slot
+        return key is not None and (key.step, key.layer, key.call, key.slot) != first
+
     def __repr__(self) -> str:
-        return f"<origin {display(self.layer)} ({self.kind}), {self.where}: {self.slot} is off by {self.own_error:.1e}>"
+        return f"<origin {display(self.layer)} ({self.kind}), {self.where}: {self.slot}, error {self.own_error:.1e}>"
 
 
 @dataclass(frozen=True)
@@ -137,7 +160,8 @@ class LayerPair:
     port: str
     confidence: float
     by: str
-    """"name", "map", "structure" (type, shape and order) or "replay" (the mapping the weights were loaded by)."""
+    """"name", "map", "structure" (type, shape and order), "replay" (the mapping the weights were loaded by) or "values"
+    (what a run showed that the two are given)."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -168,6 +192,15 @@ class Comparison:
     or behind; each has a warning as well."""
     checked: int = 0
     """Places that a forced pass judged one by one; 0: there was none, and origins are from the free run alone."""
+    held: int = 0
+    """Calls of the port that the forced pass held to the reference."""
+    left: tuple[str, ...] = ()
+    """Layers of the port that could not take the reference's values; they were left with their own."""
+    mixup: Optional[Mixup] = None
+    """How the dumps were mixed up, if so; the first of the warnings too. Where it is void, `outcome` is "incomparable"
+    and there are no origins."""
+    stops: tuple[Stop, ...] = ()
+    """Nets that stopped with an exception, the reference first; then `outcome` is not "aligned"."""
     casts: tuple[Cast, ...] = ()
     """What layers compute in, where that is not float32 on both sides; in the reference's order."""
 
@@ -219,6 +252,9 @@ def _summary(comparison: Comparison) -> str:
     """One line: the outcome, how much was compared, and the first divergence."""
     paired = [v.error for v in comparison.pairs if v.error is not None]
     words = f"{comparison.outcome}, {len(paired)} pairs"
+    if comparison.mixup is not None:
+        words += f", {comparison.mixup.text()}"
+    words += "".join(f", {stop.summary()}" for stop in comparison.stops)
     first = comparison.first
     if first is not None:
         error = "" if first.error is None else f" error {first.error:.1e}"

@@ -11,6 +11,7 @@ from aligner.dump.sections import Content, Row
 from aligner.dump.userblock import Section, UserBlock
 
 FIXED = 1 << 15  # room for the groups' fixed parts and the sections' frames
+LAST = 1 << 14  # room for what is told of a capture when it is over, which may be because the disk is full
 PER_GROUP = 2560  # a step's and a phase's tree, symbol node and name heap, however few records
 PER_LINE = 64  # what a layer, call or note may take besides its line in the journal
 

@@ -9,8 +9,10 @@ from typing import Union
 import numpy as np
 
 from aligner.dtypes import DTYPES
+from aligner.dump import locks
 from aligner.dump.checksum import Checksum
 from aligner.dump.reserve import Reserve
+from aligner.errors import Reason
 from aligner.record import Array
 
 PIECE = 1 << 20  # bytes at a time: written and summed while they are in the processor's cache
@@ -21,14 +23,14 @@ def flat_bytes(array: Array, dtype: str) -> Array:
     """The array's bits in storage type as flat bytes; copied only if it is not contiguous or big-endian.
 
     Raises:
-        ValueError: the array is not what `dtype` is stored as.
+        Reason: the array is not what `dtype` is stored as.
     """
     if dtype not in DTYPES:
-        raise ValueError(f"dtype {dtype!r}")
+        raise Reason("why-unknown-dtype", repr(dtype))
     storage = DTYPES[dtype].storage
     if array.dtype != storage:
         if array.dtype.newbyteorder("<") != storage:
-            raise ValueError(f"array of {array.dtype} for {dtype!r}, which is stored as {storage}")
+            raise Reason("why-other-storage", array.dtype, repr(dtype), storage)
         array = array.astype(storage)
     if not array.flags.c_contiguous:
         array = np.ascontiguousarray(array)
@@ -101,11 +103,7 @@ class DataFile:
 
     def stands_at(self, path: Path) -> bool:
         """Whether the file is still the one that `path` names."""
-        try:
-            found = os.stat(path)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(found, os.fstat(self._descriptor))
+        return locks.stands_at(self._descriptor, path)
 
     def cut(self, size: int) -> None:
         """End the file here."""
@@ -113,6 +111,6 @@ class DataFile:
 
     def close(self) -> None:
         """Give the file back to the system; harmless when it was already."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)

@@ -88,10 +88,13 @@ class Entry:
         """Whether the dump was made of what operators tell (`aligner import`)."""
         return "imported" in self._dump.header
 
-    def same_place(self, other: Entry) -> bool:
-        """Whether both are names of one stored array: their values are the same without looking."""
-        mine, others = self._dump._index, other._dump._index
-        return mine is others and mine.offsets[self._row] == others.offsets[other._row] and self.shape == other.shape
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Equal for two records of one dump that are names of one stored array: their values are the same unseen."""
+        index = self._dump._index
+        if not index.sizes[self._row]:
+            return (self._row,)
+        return index.offsets[self._row], index.dtypes[self._row], index.shapes[self._row]
 
     def stream(self, buffer: Array, verify: bool = True) -> Iterator[Array]:
         """Successive pieces of the raw bits, flat and in storage type, as views into `buffer`.
@@ -170,7 +173,8 @@ class Entry:
             values = decode(piece, self.dtype)
             if values.dtype.kind == "c":
                 values = np.abs(values)
-            wide = values.astype(np.float64)
+            with np.errstate(invalid="ignore"):  # a NaN that signals, among values that any bits may be
+                wide = values.astype(np.float64)
             finite = wide[np.isfinite(wide)]
             nan += int(np.isnan(wide).sum())
             inf += int(np.isinf(wide).sum())

@@ -97,7 +97,7 @@ def main(path: str) -> None:
     except MemoryError:
         finding = Finding("guard-memory", {"gigabytes": MEMORY >> 30})
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # whatever HDF5 makes of bad metadata
-        finding = Finding("guard-malformed", {"reason": _shown(str(error))})
+        finding = Finding("guard-malformed", {"reason": _shown(str(error.args[0] if len(error.args) == 1 else error))})
     sys.stdout.write(json.dumps(finding))
 
 
@@ -143,7 +143,7 @@ def _walk(path: str) -> None:
             if isinstance(inside, h5py.h5d.DatasetID):
                 _check_dataset(inside, _shown(shown), size)
             elif not isinstance(inside, h5g.GroupID):
-                _refuse("guard-type", name=_shown(shown), kind="committed datatype")
+                _refuse("guard-type", name=_shown(shown), kind="H5O_TYPE_NAMED_DATATYPE")
             elif _address(h5o.get_info(inside)) in seen:
                 _refuse("guard-cycle", name=_shown(shown))
             else:
@@ -220,16 +220,16 @@ def _check_type(datatype: Any, shown: str) -> None:
         if members == [h5t.FLOAT, h5t.FLOAT]:
             return
     words = {
-        h5t.STRING: "variable-length string",
-        h5t.VLEN: "variable-length",
-        h5t.REFERENCE: "reference",
-        h5t.COMPOUND: "compound",
-        h5t.OPAQUE: "opaque",
-        h5t.ARRAY: "array",
-        h5t.BITFIELD: "bitfield",
-        h5t.TIME: "time",
+        h5t.STRING: "H5T_STRING (H5T_VARIABLE)",
+        h5t.VLEN: "H5T_VLEN",
+        h5t.REFERENCE: "H5T_REFERENCE",
+        h5t.COMPOUND: "H5T_COMPOUND",
+        h5t.OPAQUE: "H5T_OPAQUE",
+        h5t.ARRAY: "H5T_ARRAY",
+        h5t.BITFIELD: "H5T_BITFIELD",
+        h5t.TIME: "H5T_TIME",
     }
-    _refuse("guard-type", name=shown, kind=words.get(kind, f"class {kind}"))
+    _refuse("guard-type", name=shown, kind=words.get(kind, f"H5T_class_t({kind})"))
 
 
 def _check_attributes(thing: Any, shown: str) -> None:

@@ -1,14 +1,15 @@
 """The journal beside a dump that is being written: one line for each thing, written after its data.
 
 After a crash the journal and the data are all the reader needs. A line is a CRC-32, a space and a JSON list; the
-last line may be torn. The writer holds a lock on the file, so that a reader can tell a dump in the making from one
-whose writer died. Closing the dump removes the journal.
+last line may be torn. The writer holds a lock on the file and is named in its first line, so that a reader can tell
+a dump in the making from one whose writer died. Closing the dump removes the journal.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aligner.dump import sections
-from aligner.dump.sections import Content, Row
+from aligner.dump import locks, owner, sections
+from aligner.dump.reserve import allowed
+from aligner.dump.sections import LARGEST, Content, Row
+from aligner.dump.structures import structure_from
+from aligner.errors import Reason
 from aligner.record import Key, Phase
+
+_FIRST = 4096
+"""Bytes that the first line fits in."""
+_GLANCES = 5
+"""How often a beginning writer looks whether another one lives: readers that look have the lock for a moment, too."""
+_PAUSE = 0.01
 
 
 def path_of(dump: Path) -> Path:
@@ -31,81 +41,106 @@ def line(content: bytes) -> bytes:
     return b"%08x %s\n" % (zlib.crc32(content), content)
 
 
-def lock(descriptor: int) -> bool:
-    """Take the writer's lock; False if a living process holds it. Where locks are not to be had, True."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a network file system without locks
-        return True
-    return True
-
-
 def is_live(path: Path) -> bool:
     """Whether a living process writes the dump that this journal belongs to."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        return not lock(descriptor)
+        free = locks.lock(descriptor, fcntl.LOCK_SH)  # for an exclusive one some systems want to write
+        if free:
+            return False
+        lives = owner.lives(_owner(os.pread(descriptor, _FIRST, 0)))
+        return lives is True if free is None else lives is not False
     finally:
         os.close(descriptor)
+
+
+def _owner(start: bytes) -> object:
+    """Who writes it, out of its first line."""
+    first = next(_items(start), None)
+    return first[3] if isinstance(first, list) and len(first) > 3 else None
 
 
 class Journal:
     """A journal that is being written, under its lock."""
 
-    def __init__(self, path: Path) -> None:
-        """Start a new journal in the place of an abandoned one.
+    def __init__(self, path: Path, token: str) -> None:
+        """Begin a journal for `path`; until it is settled, the one that stands there stays as it is.
 
         Raises:
             BlockingIOError: a living process writes one here.
         """
+        _see_abandoned(path)
         self._path = path.absolute()  # the user's process may change its working directory
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o666)
-        self._size = 0
-        if not lock(self._descriptor):
-            os.close(self._descriptor)
-            raise BlockingIOError(path)
-        os.ftruncate(self._descriptor, 0)
+        self._place = self._path.with_name(path.name + ".new")
+        self._torn = -1
+        self._place.unlink(missing_ok=True)
+        self._file = locks.Locked(self._place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        try:
+            self.append(sections.to_json(["aligner journal", 1, token, owner.ourselves()]))
+        except BaseException:
+            self.remove()
+            raise
+
+    def settle(self) -> None:
+        """Take the place of an abandoned journal."""
+        self._place.replace(self._path)
+        self._place = self._path
 
     def append(self, content: bytes) -> None:
         """Add a line, wholly or not at all."""
-        data = line(content)
+        self._mend()
+        data, descriptor = line(content), self._file.descriptor
+        start = os.lseek(descriptor, 0, os.SEEK_END)
+        allowed(start + len(data))
         try:
-            count = os.write(self._descriptor, data)
+            count = os.write(descriptor, data)
             while count < len(data):  # the disk is nearly full; the next write says so
-                count += os.write(self._descriptor, data[count:])
+                count += os.write(descriptor, data[count:])
         except BaseException:
-            os.ftruncate(self._descriptor, self._size)
+            self._torn = start
+            self._mend()
             raise
-        self._size += len(data)
+
+    def _mend(self) -> None:
+        """Take away the part of a line that could not be written: the next one would be damaged by it."""
+        if self._torn >= 0:
+            os.ftruncate(self._file.descriptor, self._torn)
+            self._torn = -1
 
     def close(self) -> None:
         """Leave the journal to whoever reads the dump."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        self._file.close()
 
     def remove(self) -> None:
-        """The dump needs its journal no longer; somebody may have cleared it away."""
-        self._path.unlink(missing_ok=True)
-        self.close()
+        """The dump needs its journal no longer. Somebody may have cleared it away, or have put another there."""
+        try:
+            if self._file.descriptor >= 0 and locks.stands_at(self._file.descriptor, self._place):
+                self._place.unlink(missing_ok=True)
+        finally:
+            self.close()
+
+
+def _see_abandoned(path: Path) -> None:
+    for _ in range(_GLANCES):
+        try:
+            if not is_live(path):
+                return
+        except FileNotFoundError:
+            return
+        time.sleep(_PAUSE)
+    raise BlockingIOError(path)
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
-    """The writer's lock on the journal of a dump that nobody writes any more.
+def held(dump: Path) -> Iterator[None]:
+    """The journal of a dump that nobody writes any more, nor begins to write or recovers meanwhile.
 
     Raises:
-        BlockingIOError: a living process writes it.
+        BlockingIOError: a living process does.
     """
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        if not lock(descriptor):
-            raise BlockingIOError(path)
+    with locks.alone(dump):
+        _see_abandoned(path_of(dump))
         yield
-    finally:
-        os.close(descriptor)
 
 
 @dataclass
@@ -121,13 +156,13 @@ def read(data: bytes) -> Story:
     """The story of a journal's bytes.
 
     Raises:
-        ValueError: it is no journal of this format.
+        Reason: it is no journal of this format.
     """
     story = Story("", Content({}, {}, [], [], []), 0)
     for number, item in enumerate(_items(data)):
         if number == 0:
-            if not (isinstance(item, list) and item[:2] == ["aligner journal", 1] and len(item) == 3):
-                raise ValueError("the first line is not that of a journal")
+            if not (isinstance(item, list) and item[:2] == ["aligner journal", 1] and len(item) in (3, 4)):
+                raise Reason("why-journal-start")
             story.token = str(item[2])
         elif item is None:
             story.damaged += 1
@@ -137,9 +172,8 @@ def read(data: bytes) -> Story:
             except (ValueError, TypeError, IndexError, KeyError, OverflowError):
                 story.damaged += 1
     if not story.token:
-        raise ValueError("it is empty")
+        raise Reason("why-journal-empty")
     story.content.rows.sort(key=lambda row: row.order)
-    story.content.calls.sort(key=lambda call: call.first)
     return story
 
 
@@ -163,8 +197,8 @@ def _tell(content: Content, item: Any) -> None:
         content.rows.append(_row(rest))
     elif word == "call":
         step, phase, layer, number, first, last, *structures = rest
-        inputs, outputs = structures
-        call_ = sections.call_from(step, Phase(phase), sections.text(layer), number, first, last, inputs, outputs)
+        inputs, outputs = map(structure_from, structures)
+        call_ = sections.call_from(step, Phase(phase), sections.path(layer), number, first, last, inputs, outputs)
         content.calls.append(call_)
     elif word == "layer":
         layer_ = sections.layer_from(rest)
@@ -174,7 +208,7 @@ def _tell(content: Content, item: Any) -> None:
     elif word == "finding":
         content.findings.append(sections.finding_from(rest))
     elif word == "header":
-        sections.demand(isinstance(rest[0], dict), "a header is none")
+        sections.demand(isinstance(rest[0], dict), "why-bad-header")
         content.header.update(rest[0])
     else:
         raise ValueError(word)
@@ -183,6 +217,6 @@ def _tell(content: Content, item: Any) -> None:
 def _row(item: Any) -> Row:
     step, phase, layer, call, slot, order, dtype, shape, offset, size, checksum, form = item
     numbers = (step, call, order, offset, size, checksum, *shape)
-    sections.demand(all(type(n) is int and n >= 0 for n in numbers), "a record's number is none")
-    key = Key(step, Phase(phase), sections.text(layer), call, sections.text(slot))
+    sections.demand(all(type(n) is int and 0 <= n < LARGEST for n in numbers), "why-record-number")
+    key = Key(step, Phase(phase), sections.path(layer), call, sections.text(slot))
     return Row(key, order, sections.text(dtype), tuple(shape), offset, size, checksum, sections.text(form))

@@ -7,6 +7,7 @@ means is not seen here either, so before the first data are read the seal over a
 from __future__ import annotations
 
 import os
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
 import numpy as np
 
-from aligner.dump import index, journal, kinds, sections, userblock
+from aligner.dump import columns, header, index, journal, kinds, sections, userblock
 from aligner.dump.entry import Entry as Entry
 from aligner.dump.hdf5 import BASE, SUPERBLOCK_SIZE
+from aligner.dump.opening import descriptor_of, size_of
 from aligner.dump.sections import Finding, Row
 from aligner.dump.userblock import Section, UserBlock
-from aligner.errors import DumpError
+from aligner.errors import DumpError, Reason, because, form_of
 from aligner.record import Array, Call, Key, Layer, Note
 
 if TYPE_CHECKING:
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 20
 _SECTIONS = ("header", "index", "layers", "calls")
+_PASSING = ("dump-no-journal", "dump-other-journal", "dump-journal-alone")
+"""What is so for a moment while a dump is closed, or put in another one's place."""
+_PAUSES = (0.001, 0.01)
 
 
 class Entries(Sequence[Entry]):
@@ -71,9 +76,9 @@ class Dump:
     def __init__(self, path: Union[str, os.PathLike[str]]) -> None:
         """Open the dump; see `open_dump`."""
         self.path = Path(path)
-        self._descriptor = _open(self.path)
+        self._descriptor = descriptor_of(self.path)
         try:
-            self._size = os.fstat(self._descriptor).st_size
+            self._size = size_of(self._descriptor, self.path)
             block = self._block()
             self._guard_passed = False
             self._extra_notes: list[Note] = []
@@ -110,10 +115,11 @@ class Dump:
             raise self._changed(DumpError("dump-longer", path=self.path, found=self._size, wanted=block.size))
         try:
             for name in _SECTIONS:
-                sections.demand(name in block.sections, f"the section {name} is missing")
-            self.header = sections.header_from(self._section("header"))
-            content = self._section("index")
+                sections.demand(name in block.sections, "why-section-missing", name)
+            self.header = header.header_from(self._section("header"))
+            content = columns.from_json_with("records", self._bytes("index"))
             self._index = index.decode(content, BASE + SUPERBLOCK_SIZE, block.seal.offset)
+            sections.demand(isinstance(content["notes"], list), "why-no-list", "notes")
             self._notes = [sections.note_from(item) for item in content["notes"]]
         except (ValueError, KeyError, TypeError) as error:
             raise self._damaged(error) from error
@@ -125,16 +131,21 @@ class Dump:
             story = journal.read(beside.read_bytes())
         except FileNotFoundError as error:
             raise DumpError("dump-no-journal", path=self.path, journal=beside.name) from error
-        except (OSError, ValueError) as error:
-            raise DumpError("dump-bad-journal", path=self.path, journal=beside.name, reason=error) from error
+        except (OSError, Reason) as error:
+            reason = because(error) if isinstance(error, Reason) else error.strerror or error
+            raise DumpError("dump-bad-journal", path=self.path, journal=beside.name, reason=reason) from error
         if story.token != block.token:
             raise DumpError("dump-other-journal", path=self.path, journal=beside.name)
         self._start = block
         self.recovered = True
         self._guard_passed = True  # there are no HDF5 objects yet
         self._story = story
-        self.header = {**sections.header_from(story.content.header), "complete": False}
-        self._index, lost = index.from_rows(story.content.rows, self._size)
+        try:
+            self.header = {**header.header_from(story.content.header), "complete": False}
+            story.content.calls = sections.nested(story.content.calls)
+        except ValueError as error:
+            raise self._damaged(error) from error
+        self._index, lost = index.from_rows(story.content.rows, BASE + SUPERBLOCK_SIZE, self._size)
         self._notes = story.content.notes
         if live:
             self._notes = [*self._notes, Note("", "dump-being-written", {"path": str(self.path)})]
@@ -219,6 +230,15 @@ class Dump:
         entries = [Entry(self, row) for row in self._by_layer.get(path, ())]
         return entries, self._calls_by_layer.get(path, ())
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all records; those that two share count twice."""
+        return sum(self._index.sizes)
+
+    def first_outputs(self) -> Mapping[str, Entry]:
+        """Of each layer that ran, the first output of its first call."""
+        return {layer: Entry(self, row) for layer, row in self._index.first_outputs().items()}
+
     def rows(self) -> list[Row]:
         """All that is known of each record; what recovery writes again."""
         return self._index.rows()
@@ -290,13 +310,16 @@ class Dump:
             self.verify()
 
     def _section(self, name: str) -> Any:
+        return sections.from_json(self._bytes(name))
+
+    def _bytes(self, name: str) -> bytes:
         place = self._start.sections[name]
         if place.offset + place.size > self._size:
-            raise ValueError(f"the section {name} lies outside the file")
+            raise Reason("why-section-outside", name)
         data = self._read(place.offset, place.size)
         if zlib.crc32(data) != place.crc:
-            raise ValueError(f"the checksum of the section {name} does not fit")
-        return sections.from_json(data)
+            raise Reason("why-section-checksum", name)
+        return data
 
     def _crc(self, place: Section, crc: int) -> int:
         for at in range(0, place.size, _PIECE):
@@ -322,8 +345,9 @@ class Dump:
                 raise DumpError("dump-truncated", path=self.path, found=offset + done, wanted=offset + piece.size)
             done += count
 
-    def _damaged(self, reason: object) -> DumpError:
-        return DumpError("dump-bad", path=self.path, reason=reason)
+    def _damaged(self, error: Exception) -> DumpError:
+        reason = error if isinstance(error, Reason) else Reason("why-other-form", form_of(error))
+        return DumpError("dump-bad", path=self.path, reason=because(reason))
 
     def close(self) -> None:
         """Close the file; entries cannot be read afterwards."""
@@ -343,30 +367,17 @@ class Dump:
         self.close()
 
 
-def _open(path: Path) -> int:
-    """A descriptor of the file.
-
-    Raises:
-        DumpError: there is none, or it is not a file.
-    """
-    if path.is_dir():
-        raise DumpError("dump-is-folder", path=path)
-    try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
-    except FileNotFoundError as error:
-        beside = journal.path_of(path)
-        if beside.exists():
-            raise DumpError("dump-journal-alone", path=path, journal=beside.name) from error
-        raise DumpError("dump-missing", path=path) from error
-    except OSError as error:
-        raise DumpError("dump-unreadable", path=path, reason=error.strerror or error) from error
-    return descriptor
-
-
 def open_dump(path: Union[str, os.PathLike[str]]) -> Dump:
     """Open a dump for reading, also one whose capture was killed or is still running.
 
     Raises:
         DumpError: it is no dump of this format, or is damaged; says what was found and what to do.
     """
+    for pause in _PAUSES:
+        try:
+            return Dump(path)
+        except DumpError as error:
+            if error.message not in _PASSING:
+                raise
+        time.sleep(pause)
     return Dump(path)

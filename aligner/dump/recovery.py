@@ -6,6 +6,7 @@ The data stay where they are. Being killed here as well does no harm: the journa
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Union
 
@@ -30,16 +31,25 @@ def recover(path: Union[str, os.PathLike[str]]) -> int:
     with open_dump(path) as dump:
         if not dump.recovered:
             return len(dump.entries)
+    with reported(path, len(dump.entries)), journal.held(path):
+        return _close(path)
+
+
+def _close(path: Path) -> int:
+    """Close the dump; what it holds is looked at only now, when nobody writes it any more."""
+    with open_dump(path) as dump:
         rows = dump.rows()
+        if not dump.recovered:  # its writer has closed it just now, or somebody else who recovers it
+            return len(rows)
         header = {**dump.header, "recovered": True}
         content = Content(header, dict(dump.layers), rows, list(dump.calls), list(dump.notes), dump.findings)
         token = dump.token
-    with reported(path, len(rows)), journal.held(journal.path_of(path)):
-        end = max((row.offset + row.size for row in rows), default=0)
-        file = DataFile(path, max(end, BASE + SUPERBLOCK_SIZE), new=False)
-        try:
-            finish(file, content, token)
-        finally:
-            file.close()
+    end = max((row.offset + row.size for row in rows), default=0)
+    file = DataFile(path, max(end, BASE + SUPERBLOCK_SIZE), new=False)
+    try:
+        finish(file, content, token)
+    finally:
+        file.close()
+    with suppress(OSError):  # nobody reads it any more: the dump says that it is closed
         journal.path_of(path).unlink()
     return len(rows)

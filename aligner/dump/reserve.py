@@ -9,10 +9,22 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 
 FULL = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
 _STEP = 1 << 20
 _ZEROS = 1 << 16
+
+
+def allowed(end: int) -> None:
+    """See that files may become so long: where a process has not switched it off, a signal would end it.
+
+    Raises:
+        OSError: they may not.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit not in (resource.RLIM_INFINITY, -1) and end > limit:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 
 class Reserve:
@@ -26,7 +38,7 @@ class Reserve:
         """Make sure that bytes up to `end` can be written.
 
         Raises:
-            OSError: there is no such room; what was allocated before stays so, and nothing else is kept.
+            OSError: there is no such room; the file is as long as it was.
         """
         if end <= self._end:
             return
@@ -38,22 +50,26 @@ class Reserve:
             self._allocate(end)  # nearly full: take no more than what is asked for
 
     def _allocate(self, end: int) -> None:
-        try:
-            self._take(end)
-        except OSError:
-            os.ftruncate(self._descriptor, self._end)  # others may need what is left of the disk
-            raise
+        """Make the file longer. What it holds is not touched: some was written without asking here."""
+        size = os.fstat(self._descriptor).st_size
+        if size < end:
+            allowed(end)
+            try:
+                self._take(size, end)
+            except OSError:
+                os.ftruncate(self._descriptor, size)  # others may need what is left of the disk
+                raise
         self._end = end
 
-    def _take(self, end: int) -> None:
+    def _take(self, at: int, end: int) -> None:
         if hasattr(os, "posix_fallocate"):  # macOS lacks it
             try:
-                os.posix_fallocate(self._descriptor, self._end, end - self._end)
+                os.posix_fallocate(self._descriptor, at, end - at)
             except OSError as error:
                 if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                     raise
             else:
                 return
-        at, zeros = self._end, bytes(_ZEROS)
+        zeros = bytes(_ZEROS)
         while at < end:
             at += os.pwrite(self._descriptor, zeros[: end - at], at)

@@ -8,15 +8,30 @@ may have been written by anybody.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from aligner.dump import names
+from aligner.dump.structures import HUGE, structure_from
+from aligner.errors import Reason, form_of
 from aligner.record import Attribute, Call, Key, Layer, LayerSpec, Note, Phase
 
 Finding = tuple[str, Mapping[str, Any]]
 """A word for the kind of thing that was found out about the net, and plain facts."""
+
+DEEPEST = 200
+"""Levels of JSON in a dump. A value that is nested as deep as aligner.structure looks takes half of that, and who walks
+through what was read may do so with a call for each level."""
+
+MOST_LEVELS = 1000
+"""Levels of layers in layers and of calls in calls: Python's own limit to how deep it calls keeps true nets below."""
+
+LARGEST = 1 << 62
+"""No number that says where something stands reaches this."""
 
 VALUES = "values"  # a record holds its values; later formats of a record have other words
 
@@ -56,12 +71,39 @@ def from_json(data: bytes) -> Any:
     """What `to_json` wrote.
 
     Raises:
-        ValueError: it is no JSON, or nested too deep.
+        Reason: it is no JSON, or nested too deep.
     """
     try:
-        return json.loads(data.decode("utf-8"))
+        value = json.loads(data.decode("utf-8"), parse_int=_PARSE_INT)
     except RecursionError as error:
-        raise ValueError("nested too deep") from error
+        raise Reason("why-deep") from error
+    except UnicodeDecodeError as error:
+        raise Reason("why-not-text") from error
+    except json.JSONDecodeError as error:
+        raise Reason("why-no-json", error.lineno, error.colno) from error
+    except ValueError as error:  # of the number's own digits
+        raise Reason("why-digits") from error
+    demand(data.count(b"[") + data.count(b"{") <= DEEPEST or _depth(data) <= DEEPEST, "why-deep")
+    return value
+
+
+def _bounded(digits: str) -> int:
+    if len(digits) > 400:
+        raise Reason("why-digits")
+    return int(digits)
+
+
+# Since 3.9.14 Python itself refuses what it would take hours to read.
+_PARSE_INT = None if hasattr(sys, "set_int_max_str_digits") else _bounded
+_BUT_BRACKETS = bytes(set(range(256)) - set(b'[]{}"'))
+
+
+def _depth(data: bytes) -> int:
+    """How deep JSON is nested, from its text: at the speed of the processor, unlike a walk through its values."""
+    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _BUT_BRACKETS)
+    brackets = np.frombuffer(b"".join(bare.split(b'"')[::2]), np.uint8)  # what stands between two texts
+    opening = (brackets == ord("[")) | (brackets == ord("{"))
+    return int(np.cumsum(np.where(opening, np.int8(1), np.int8(-1)), dtype=np.int64).max(initial=0))
 
 
 def _plain(value: object) -> object:
@@ -195,26 +237,50 @@ def _calls(calls: Iterable[Call]) -> dict[str, Any]:
     return {"tables": {**tables, "structure": structures}, "calls": _columns(_CALL, numbers)}
 
 
-# --- Back from JSON. Whatever does not fit raises ValueError.
+# --- Back from JSON. Whatever does not fit raises a Reason.
 
 
-def demand(good: bool, what: str) -> None:
-    """Stop at something that cannot be."""
+def demand(good: bool, what: str, *parts: object) -> None:
+    """Stop at something that cannot be: a reason's id, and its parts."""
     if not good:
-        raise ValueError(what)
+        raise Reason(what, *parts)
+
+
+def code_of(value: object) -> str:
+    """What stands where it should not, as code: the start of a text, a number, of anything else its type."""
+    if isinstance(value, str):
+        return repr(value[:80])
+    return repr(value)[:80] if isinstance(value, int) else f"`{type(value).__name__}`"
 
 
 def text(value: object) -> str:
     """A word that may be printed."""
     if not isinstance(value, str) or not names.is_plain(value):
-        raise ValueError(f"{str(value)[:80]!r} is no name")
+        raise Reason("why-no-name", code_of(value))
     return value
+
+
+def phase_from(word: object) -> Phase:
+    """A phase by its word."""
+    try:
+        return Phase(word)
+    except ValueError as error:
+        raise Reason("why-no-phase", code_of(word)) from error
+
+
+def path(value: object) -> str:
+    """A layer's path. No net nests a thousand levels, and who asks for all layers around one takes a step for each."""
+    found = text(value)
+    demand(found.count(".") <= MOST_LEVELS, "why-inside-layers")
+    return found
 
 
 def spelled(value: Any) -> Any:
     """JSON from a dump with what would write into a terminal spelled out in every text."""
     if isinstance(value, str):
         return names.plain(value)
+    if isinstance(value, int):
+        demand(abs(value) < HUGE, "why-number-bounds")
     if isinstance(value, list):
         return [spelled(item) for item in value]
     if isinstance(value, dict):
@@ -222,52 +288,45 @@ def spelled(value: Any) -> Any:
     return value
 
 
-def header_from(value: Any) -> dict[str, Any]:
-    """The header as it may be shown."""
-    demand(isinstance(value, dict), "the header is damaged")
-    header: dict[str, Any] = spelled(value)
-    return header
-
-
 def layers_from(value: object) -> dict[str, Layer]:
     """The layers of the layers section, by path."""
-    demand(isinstance(value, list), "the layers are no list")
+    demand(isinstance(value, list), "why-no-list", "layers")
     layers = [layer_from(item) for item in value]  # type: ignore[attr-defined]  # demanded to be a list
     return {layer.path: layer for layer in layers}
 
 
 def layer_from(item: Any) -> Layer:
     """A layer from its list."""
-    demand(isinstance(item, list) and len(item) == 6 and isinstance(item[3], dict), "a layer is damaged")
-    path, kind_of, kind, attributes, children, training = item
-    spec = LayerSpec(text(kind), {text(name): attribute_from(a) for name, a in attributes.items()})
-    return Layer(text(path), text(kind_of), spec, bool(children), bool(training))
+    demand(isinstance(item, list) and len(item) == 6 and isinstance(item[3], dict), "why-bad-layer")
+    name, kind_of, kind, attributes, children, training = item
+    spec = LayerSpec(text(kind), {text(word): attribute_from(a) for word, a in attributes.items()})
+    return Layer(path(name), text(kind_of), spec, bool(children), bool(training))
 
 
 def attribute_from(value: Any) -> Attribute:
     """A setting: lists were tuples."""
     if isinstance(value, list):
         return tuple(attribute_from(item) for item in value)
-    demand(not isinstance(value, dict), "a setting is damaged")
+    demand(not isinstance(value, dict), "why-bad-setting")
     attribute: Attribute = spelled(value)
     return attribute
 
 
 def note_from(item: Any) -> Note:
     """A note from its list."""
-    demand(isinstance(item, list) and len(item) == 3 and isinstance(item[2], dict), "a note is damaged")
+    demand(isinstance(item, list) and len(item) == 3 and isinstance(item[2], dict), "why-bad-note")
     return Note(text(item[0]), text(item[1]), spelled(item[2]))
 
 
 def findings_from(value: object) -> list[Finding]:
     """The findings of the findings section."""
-    demand(isinstance(value, list), "the findings are no list")
+    demand(isinstance(value, list), "why-no-list", "findings")
     return [finding_from(item) for item in value]  # type: ignore[attr-defined]  # demanded to be a list
 
 
 def finding_from(item: Any) -> Finding:
     """A finding from its list."""
-    demand(isinstance(item, list) and len(item) == 2 and isinstance(item[1], dict), "a finding is damaged")
+    demand(isinstance(item, list) and len(item) == 2 and isinstance(item[1], dict), "why-bad-finding")
     return text(item[0]), spelled(item[1])
 
 
@@ -275,23 +334,38 @@ def calls_from(value: Any) -> list[Call]:
     """The calls of the calls section."""
     try:
         tables, columns = value["tables"], value["calls"]
-        phases = [Phase(word) for word in tables["phase"]]
-        layers = [text(word) for word in tables["layer"]]
-        structures = tables["structure"]
+        phases = [phase_from(word) for word in tables["phase"]]
+        layers = [path(word) for word in tables["layer"]]
+        structures = [structure_from(item) for item in tables["structure"]]
         rows = zip(*(columns[name] for name in _CALL))
-        demand(len({len(columns[name]) for name in _CALL}) == 1, "the columns of the calls differ in length")
-        return [
+        demand(len({len(columns[name]) for name in _CALL}) == 1, "why-call-columns")
+        return nested(
             call_from(step, phases[phase], layers[layer], number, first, last, structures[given], structures[made])
             for step, phase, layer, number, first, last, given, made in rows
-        ]
+        )
     except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"the calls are damaged ({type(error).__name__}: {error})") from error
+        raise Reason("why-bad-calls", form_of(error)) from error
+
+
+def nested(calls: Iterable[Call]) -> list[Call]:
+    """The calls in the order they began, none inside too many others."""
+    found = sorted(calls, key=lambda call: call.first)
+    ends: dict[tuple[int, Phase], list[int]] = {}
+    for call in found:
+        around = ends.setdefault((call.step, call.phase), [])
+        while around and around[-1] < call.first:
+            around.pop()
+        if call.last is not None:
+            around.append(call.last)
+        demand(len(around) <= MOST_LEVELS, "why-inside-calls")
+    return found
 
 
 def call_from(
     step: Any, phase: Phase, layer: str, number: Any, first: Any, last: Any, inputs: object, outputs: object
 ) -> Call:
     """A call with its numbers checked; `last` is -1 where the layer raised."""
-    demand(all(type(n) is int for n in (step, number, first, last)), "a call's number is none")
-    ended: Optional[int] = None if last < 0 else last
-    return Call(step, phase, layer, number, first, ended, inputs, outputs)
+    whole = all(type(n) is int and -1 <= n < LARGEST for n in (step, number, first, last))
+    demand(whole and min(step, number, first) >= 0, "why-call-number")
+    demand(last == -1 or last >= first, "why-call-ends")
+    return Call(step, phase, layer, number, first, None if last < 0 else last, inputs, outputs)

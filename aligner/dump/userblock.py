@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from aligner.dump.sections import code_of, demand
+from aligner.errors import Reason, form_of
+
 FORMAT = 1
 SIZE = 512
 MARK = b"aligner dump, format "
@@ -63,25 +66,33 @@ def decode(data: bytes) -> UserBlock:
     """The block of a dump of this format.
 
     Raises:
-        ValueError: it is damaged.
+        Reason: it is damaged.
     """
     text, crc = data[: SIZE - _TAIL], data[SIZE - _TAIL : SIZE]
     if crc != b"crc32 %08x\n" % zlib.crc32(text):
-        raise ValueError("the checksum of the first 512 bytes does not fit")
-    content = json.loads(text.split(b"\n")[1])
+        raise Reason("why-first-checksum")
     try:
-        if content["format"] != format_of(data):
-            raise ValueError(f"the first 512 bytes name format {format_of(data)} and format {content['format']}")
+        content = json.loads(text.split(b"\n")[1])
+        found = content["format"]
+        demand(found == format_of(data), "why-first-formats", format_of(data), code_of(found))
         if content["state"] == "open":
             return UserBlock(str(content["token"]), False)
         sections = {str(name): _section(place) for name, place in content["sections"].items()}
-        block = UserBlock(str(content["token"]), True, int(content["size"]), sections, _section(content["seal"]))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the first 512 bytes lack {error}") from error
+        block = UserBlock(str(content["token"]), True, _number(content["size"]), sections, _section(content["seal"]))
+    except Reason:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise Reason("why-first-form", form_of(error)) from error
     return block
 
 
 def _section(place: object) -> Section:
-    if not isinstance(place, list) or len(place) != 3 or any(type(n) is not int or n < 0 for n in place):
-        raise ValueError("the first 512 bytes name a place that is none")
-    return Section(*place)
+    if not isinstance(place, list) or len(place) != 3:
+        raise Reason("why-first-place")
+    return Section(*map(_number, place))
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise Reason("why-first-number")
+    return value

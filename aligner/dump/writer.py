@@ -12,23 +12,24 @@ import errno
 import json
 import os
 import secrets
-import stat
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional, Union
 
 import numpy as np
 
-from aligner.dump import closing, journal, names, sections, userblock
+from aligner import messages
+from aligner.dump import closing, journal, locks, names, sections, userblock
 from aligner.dump.checksum import checksum
 from aligner.dump.data import DataFile, flat_bytes
 from aligner.dump.hdf5 import BASE, SUPERBLOCK_SIZE
+from aligner.dump.place import check_place
 from aligner.dump.reserve import FULL
 from aligner.dump.sections import VALUES, Content, Row
-from aligner.errors import DumpError
+from aligner.errors import DumpError, OutputError, because, beside
 from aligner.record import Array, Call, Key, Layer, Note, Phase, Record, display
 
 _SPOT = 48  # bytes looked at in three places before a large array's checksum is worked out ahead of writing it
@@ -59,17 +60,18 @@ class DumpWriter:
         self._token = secrets.token_hex(8)
         self._process = os.getpid()
         self._lock = threading.RLock()
-        self._room = closing.FIXED
+        self._room = closing.FIXED + closing.LAST
+        self._spare = 0
         self._orders: set[int] = set()
         self._groups: set[tuple[int, Phase]] = set()
         self._twins: dict[tuple[str, tuple[int, ...], int], int] = {}
         self._spots: set[tuple[str, tuple[int, ...], bytes]] = set()
         self._words: dict[str, tuple[str, str]] = {}
-        with reported(self.path):
-            _check_place(self.path, force)
-            self._journal = journal.Journal(journal.path_of(self.path))
+        check_place(path, force)
+        with reported(self.path), locks.alone(self.path):
+            check_place(path, force)  # another one may have finished there since
+            self._journal = journal.Journal(journal.path_of(self.path), self._token)
             try:
-                self._journal.append(sections.to_json(["aligner journal", 1, self._token]))
                 self._begin()
             except BaseException:
                 self._journal.remove()
@@ -84,6 +86,9 @@ class DumpWriter:
         try:
             self._file.put(0, userblock.encode(userblock.UserBlock(self._token, False)))
             self._tell(["header", self._content.header])
+            if journal.path_of(self.path).exists():  # an abandoned dump must not come to stand beside our journal
+                self.path.unlink(missing_ok=True)
+            self._journal.settle()
             new.replace(self.path)
         except BaseException:
             self._file.close()
@@ -98,10 +103,10 @@ class DumpWriter:
     ) -> None:
         try:
             self.close(complete=kind is None)
-        except DumpError:
-            if kind is None:
+        except Exception as ours:
+            if error is None:
                 raise
-            # The error under way matters more, and the journal keeps everything readable.
+            beside(error, ours, messages.language())  # that one matters more, and the journal keeps everything readable
 
     def layer(self, layer: Layer) -> None:
         """Declare a layer; once more to correct what was said of it."""
@@ -145,8 +150,10 @@ class DumpWriter:
                 flat = flat_bytes(array, record.dtype)
                 self._accept(record.key, order, record.dtype, array.shape, flat)
             except ValueError as error:
-                raise DumpError("dump-dtype", path=self.path, layer=display(record.key.layer), found=error) from error
-            except OSError as error:
+                raise DumpError(
+                    "dump-dtype", path=self.path, layer=display(record.key.layer), found=because(error)
+                ) from error
+            except (OSError, MemoryError) as error:
                 raise _trouble(error, self.path, self.records) from error
 
     def _accept(self, key: Key, order: int, dtype: str, shape: tuple[int, ...], flat: Array) -> None:
@@ -213,6 +220,10 @@ class DumpWriter:
             self._tell(["header", plain])
             self._content.header.update(plain)
 
+    def ending(self) -> None:
+        """The capture is over: what is told from now on has room on a full disk, too, in the dump if not beside it."""
+        self._spare = closing.LAST
+
     def close(self, complete: bool = True) -> None:
         """Make the dump a complete HDF5 file; harmless when it was closed already.
 
@@ -223,34 +234,58 @@ class DumpWriter:
             DumpError: it could not be closed; the journal stays, so that everything can still be read. Or somebody
                 has deleted or replaced it meanwhile.
         """
-        with self._lock:
-            if not self._open:
-                return
-            self._open = False
-            try:
-                if self._process == os.getpid():  # a fork's copy has nothing to say
-                    with reported(self.path, self.records):
-                        self._finish(complete and self._complete)
-                    if not self._file.stands_at(self._place):
-                        raise DumpError("dump-gone", path=self.path)
-            finally:
-                self._file.close()
-                self._journal.close()
+        with self._lock, self._last_time() as ours:
+            if ours:
+                self._finish(complete and self._complete)
+
+    def discard(self) -> None:
+        """Take the dump away: there is nothing in it.
+
+        Raises:
+            DumpError: it could not be deleted.
+        """
+        with self._lock, self._last_time() as ours:
+            if ours:
+                if self._file.stands_at(self._place):
+                    self._place.unlink()
+                self._journal.remove()
+
+    @contextmanager
+    def _last_time(self) -> Iterator[bool]:
+        """Files are closed behind it; false where there is nothing to do: it was done, or this is a fork's copy."""
+        was_open, self._open = self._open, False
+        try:
+            with reported(self.path, self.records):
+                yield was_open and self._process == os.getpid()
+        finally:
+            self._file.close()
+            self._journal.close()
 
     def _finish(self, complete: bool) -> None:
         self._content.header["complete"] = complete
         self._content.rows.sort(key=lambda row: row.order)
         self._content.calls.sort(key=lambda call: call.first)
         finish(self._file, self._content, self._token)
-        self._journal.remove()
+        there = self._file.stands_at(self._place)
+        self._file.close()  # network file systems tell only now that they are full
+        with suppress(OSError):  # nobody reads it any more: the dump says that it is closed
+            self._journal.remove()
+        if not there:
+            raise DumpError("dump-gone", path=self.path)
 
     def _tell(self, item: list[Any]) -> None:
         """A line for the journal, and room for what it will cost when the dump is closed."""
         data = sections.to_json(item)
-        room = self._room + len(data) + closing.PER_LINE
-        self._file.keep(room)
-        self._journal.append(data)
-        self._room = room
+        cost = len(data) + closing.PER_LINE
+        try:
+            self._file.keep(self._room + cost)
+            self._journal.append(data)
+        except OSError as error:
+            if error.errno not in FULL or cost > self._spare:
+                raise
+            self._spare -= cost  # it will be in the sections
+        else:
+            self._room += cost
 
     def _check(self) -> None:
         if not self._open:
@@ -275,37 +310,25 @@ def finish(file: DataFile, content: Content, token: str) -> None:
     file.put(0, userblock.encode(end.block))
 
 
-def _check_place(path: Path, force: bool) -> None:
-    """See that a new file may stand at `path`."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if stat.S_ISDIR(mode):
-        raise DumpError("dump-is-folder", path=path)
-    if not force:
-        raise DumpError("dump-exists", path=path)
-    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-        raise DumpError("dump-no-file", path=path)
-
-
 @contextmanager
 def reported(path: Path, captured: int = 0) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise _trouble(error, path, captured) from error
 
 
-def _trouble(error: OSError, path: Path, captured: int) -> DumpError:
+def _trouble(error: Union[OSError, MemoryError], path: Path, captured: int) -> DumpError:
     """The error in the user's words."""
     folder = path.parent
+    if isinstance(error, MemoryError):
+        return DumpError("dump-no-memory", path=path, captured=captured)
     if isinstance(error, BlockingIOError):
-        return DumpError("dump-in-use", path=path)
+        return OutputError("dump-in-use", path=path)
     if error.errno in FULL:
         return DumpError("dump-disk-full", path=path, captured=captured, reason=os.strerror(error.errno or 0))
     if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not folder.is_dir():
-        return DumpError("dump-no-folder", path=path, folder=folder)
+        return OutputError("dump-no-folder", path=path, folder=folder)
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-        return DumpError("dump-not-writable", path=path, folder=folder, reason=os.strerror(error.errno or 0))
+        return OutputError("dump-not-writable", path=path, folder=folder, reason=os.strerror(error.errno or 0))
     return DumpError("dump-write-failed", path=path, captured=captured, reason=error.strerror or error)

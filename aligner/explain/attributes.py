@@ -198,7 +198,7 @@ def _told_of_missing(case: Case, roles: tuple[str, ...]) -> dict[str, Scalar]:
     if not roles:
         return {}
     shapes = [str(case.parameters[role].shape) for role in roles if role in case.parameters]
-    return {"role": ", ".join(roles), "shape": ", ".join(shapes)}
+    return {"role": ", ".join(roles), "shape": ", ".join(shapes) or "?"}
 
 
 def _of_kind(case: Case) -> Iterator[Suspect]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
+from aligner.explain.inquiry import spend
 from aligner.record import Array, LayerSpec
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ MINDSPORE, TORCH = "mindspore", "torch"
 
 HUGE = 1e4
 """A value this far from zero stands for minus infinity in a mask; no layer's own values are of this size."""
+
+BLOCK = 1 << 16
+"""Elements at a time in float64: what is made of them stays in the cache, however large the values are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +91,10 @@ class Case:
     """Glue: settings of the reference's layer that the value goes into; None where the parent returns it."""
     order: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
     """Glue: the layers that the parent calls, in the order of reference and port, where it has to be the same."""
+    types: tuple[str, str] = ("", "")
+    """Classes of the layer, in reference and port."""
+    batch: Optional[int] = None
+    """How many items the net was given at once, where that is the first axis of all it was given."""
     words: str = MINDSPORE
     """Whose words the port is written in: MINDSPORE or TORCH."""
 
@@ -96,17 +105,55 @@ def distance(found: Array, wanted: Array) -> float:
     Infinities at the same places agree, and so do values beyond HUGE of one sign (masks write either).
     """
     if found.shape != wanted.shape:
-        return float("inf")
-    kind = np.complex128 if found.dtype.kind == "c" or wanted.dtype.kind == "c" else np.float64
-    one, other = wanted.astype(kind).reshape(-1), found.astype(kind).reshape(-1)
-    if kind is np.float64:
-        hidden = (np.abs(one) >= HUGE) & (np.abs(other) >= HUGE) & (np.sign(one) == np.sign(other))
-        if hidden.any() and not hidden.all():
-            one, other = one[~hidden], other[~hidden]
-    both = np.isnan(one) & np.isnan(other)
-    one, other = one[~both], other[~both]
-    if not (np.isfinite(one).all() and np.isfinite(other).all()):
-        return float("inf")
-    norm = float(np.linalg.norm(one))
-    apart = float(np.linalg.norm(other - one))
-    return apart / norm if norm else (0.0 if apart == 0.0 else float("inf"))
+        return math.inf
+    spend(wanted.size)
+    real = "c" not in (found.dtype.kind, wanted.dtype.kind)
+    norm, apart, hidden = _squares(found, wanted, real)
+    if real and hidden and hidden == wanted.size:  # nothing else is left to compare by
+        norm, apart, _ = _squares(found, wanted, real, hide=False)
+    if not (math.isfinite(norm) and math.isfinite(apart)):
+        return math.inf
+    return math.sqrt(apart) / math.sqrt(norm) if norm else (0.0 if apart == 0.0 else math.inf)
+
+
+def _squares(found: Array, wanted: Array, real: bool, hide: bool = True) -> tuple[float, float, int]:
+    """Sums of squares of what is wanted and of the difference, block by block in float64, and how many were hidden."""
+    kind = np.float64 if real else np.complex128
+    blocks = np.nditer(
+        (wanted, found),
+        flags=["external_loop", "buffered", "zerosize_ok"],
+        op_flags=[["readonly"], ["readonly"]],
+        op_dtypes=[kind, kind],
+        casting="unsafe",
+        order="C",
+        buffersize=BLOCK,
+    )
+    norm = apart = 0.0
+    hidden = 0
+    for one, other in blocks:
+        if hide and real and (far := _hidden(one, other)) is not None:
+            hidden += int(np.count_nonzero(far))
+            one, other = one[~far], other[~far]  # what is left of the block
+        size, difference = _square(one), _square(other - one)
+        if not (math.isfinite(size) and math.isfinite(difference)):
+            both = np.isnan(one) & np.isnan(other)
+            one, other = one[~both], other[~both]
+            if not (np.isfinite(one).all() and np.isfinite(other).all()):
+                return math.inf, math.inf, hidden
+            size, difference = _square(one), _square(other - one)
+        norm += size
+        apart += difference
+    return norm, apart, hidden
+
+
+def _hidden(one: Array, other: Array) -> Optional[Array]:
+    """Where a mask hides on both sides; None where nowhere."""
+    far = np.abs(one) >= HUGE
+    if far.any():
+        far &= (np.abs(other) >= HUGE) & (np.sign(one) == np.sign(other))
+        return far if far.any() else None
+    return None
+
+
+def _square(values: Array) -> float:
+    return float(np.vdot(values, values).real)  # type: ignore[arg-type]  # of floats as of booleans

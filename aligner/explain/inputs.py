@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Optional
 
 import numpy as np
 
 from aligner.explain.case import Case
 from aligner.explain.glue.pixels import line, listed
+from aligner.explain.inquiry import current
 from aligner.explain.patterns import limits, rearranged, scales, slices
 from aligner.explain.patterns.pair import Floats, Pair, figure, numbers
 from aligner.explain.patterns.resized import suspects as resized
+from aligner.explain.phrase import Phrase, phrase
 from aligner.explain.suspect import Suspect
 
 CHANNELS = (1, 3, 4)
@@ -38,11 +41,15 @@ def suspects(case: Case) -> Iterator[Suspect]:
     pair = Pair.of(case) if case.where == "inputs" else None
     if pair is None:
         return
-    swapped = _exchanged(case, pair)
-    found = [swapped] if swapped is not None else _related(pair)
+    found = current().ask("inputs", partial(_found, case, pair))
     yield from found
     if not any(suspect.error is not None for suspect in found):
         yield from _unrelated(pair)
+
+
+def _found(case: Case, pair: Pair) -> list[Suspect]:
+    swapped = _exchanged(case, pair)
+    return [swapped] if swapped is not None else _related(pair)
 
 
 def _exchanged(case: Case, pair: Pair) -> Optional[Suspect]:
@@ -87,7 +94,7 @@ def _in_words(pair: Pair, suspect: Suspect) -> Suspect:
         codes = {"reference_code": "x", "port_code": f"flip(x, {image})"}
         return replace(suspect, cause="rgb-bgr", facts={**facts, **codes}, weight=0.9)
     if facts.get("axis") == 0 and pair.expected.ndim > 1 and cause in {"axis-order", "axis-flipped", *STEPPED}:
-        return replace(suspect, cause="dataset-shuffle-default", facts={"order": "reversed", **facts})
+        return replace(suspect, cause="dataset-shuffle-default", facts={"order": phrase("reversed"), **facts})
     if cause in STEPPED and _tokens(pair) and facts.get("axis") == pair.expected.ndim - 1:
         return replace(suspect, cause="tokens-shifted", weight=0.85)
     if cause == "picture-shifted" and image is not None:
@@ -133,10 +140,11 @@ def _other_colours(pair: Pair) -> Optional[Suspect]:
 
 def _cropped(pair: Pair, suspect: Suspect) -> Suspect:
     """Fewer samples in a batch, or tokens around a text, are told as such."""
-    part = str(suspect.facts.get("part", ""))
-    if pair.expected.ndim == 2 and part.startswith("axis 1 ") and _whole_numbers(pair):
+    part = suspect.facts.get("part")
+    axis = part.parts[0] if isinstance(part, Phrase) else None
+    if pair.expected.ndim == 2 and axis == 1 and _whole_numbers(pair):
         return replace(suspect, cause="special-tokens")
-    if part.startswith("axis 0 ") and ";" not in part:
+    if axis == 0:
         return replace(suspect, cause="batch-drop-remainder")
     return suspect
 
@@ -207,9 +215,11 @@ def _unrelated(pair: Pair) -> Iterator[Suspect]:
     one, other = pair.sample
     spread = float(np.std(one) * np.std(other))
     together = float(np.mean((one - one.mean()) * (other - other.mean()))) / spread if spread else 0.0
-    share = figure(float(np.mean(one != other)))
     if together >= ALIKE and _channel_axis(pair.expected.shape) is not None:
         largest = figure(float(np.abs(one - other).max() / max(float(np.ptp(one)), 1e-30)))
         yield pair.suspect("picture-made-otherwise", None, 0.4, correlation=figure(together), largest=largest)
     elif abs(together) <= APART:
-        yield pair.suspect("inputs-unrelated", None, 0.3, correlation=figure(together), share=share)
+        differing = int(np.count_nonzero(one != other))
+        yield pair.suspect(
+            "inputs-unrelated", None, 0.3, correlation=figure(together), differing=differing, total=int(one.size)
+        )

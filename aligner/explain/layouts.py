@@ -18,6 +18,7 @@ from aligner.explain.case import Case, Value, distance
 from aligner.explain.patterns import rearranged, scales, slices
 from aligner.explain.patterns.limits import grid
 from aligner.explain.patterns.pair import Floats, Pair, at, numbers, spots
+from aligner.explain.phrase import Fact
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
 
@@ -57,17 +58,18 @@ class Place:
         """What every suspect of the place is told with."""
         return named(self.case, self.role, self.expected, self.actual)
 
-    def suspect(self, cause: str, left: float, **told: Scalar) -> Suspect:
+    def suspect(self, cause: str, left: float, **told: Fact) -> Suspect:
         """A suspect that the numbers have proved."""
-        known: dict[str, Scalar] = {**self.facts, "left": f"{left:.1e}" if left else "0", **told}
+        known: dict[str, Fact] = {**self.facts, "left": f"{left:.1e}" if left else "0", **told}
         return Suspect(cause, known, parameters=(self.role,), error=left, weight=PROVED)
 
 
 def named(case: Case, role: str, expected: Optional[Value], actual: Optional[Value]) -> dict[str, Scalar]:
     """Names, shapes and types of a parameter on both sides."""
-    own = port_words.parameter(case, role)
+    layer, there = (case.port_layer, role) if actual is None else (actual.layer, actual.slot)
+    own = port_words.parameter(case, there)
     told: dict[str, Scalar] = {**facts(case), "role": role}
-    told["port_parameter"] = f"{case.port_layer}.{own}" if case.port_layer else own
+    told["port_parameter"] = f"{layer}.{own}" if layer else own
     for prefix, value in (("", expected), ("port_", actual)):
         if value is not None:
             told.update({f"{prefix}shape": str(tuple(value.shape)), f"{prefix}dtype": value.dtype})

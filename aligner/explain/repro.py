@@ -2,29 +2,35 @@
 
 For the author of the layer, or of the framework: the layer is built, given the reference's inputs, and what it makes is
 set against the reference's output. Dumps are not trusted, so what a program is made of is looked at before: names are
-quoted, and of Python only calls of the framework's layer classes are taken over.
+quoted, and of Python only calls of the framework's layer classes are written (aligner.explain.building). Before it
+calls these, the program sees for itself that they are layer classes of the framework's own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import keyword
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
 
+from aligner import messages
 from aligner.dtypes import DTYPES
 from aligner.errors import UsageError
-from aligner.explain.speech import SPEECHES, Speech, is_harmless
+from aligner.explain.building import Building, building
+from aligner.explain.speech import SPEECHES, Speech
 from aligner.record import Array, display
 
 LIMIT = 1e-5
 """Relative L2 that a layer may be off by in float32; in a shorter type, its spacing at 1."""
 
-LONGEST_NAME = 120
+_SHOWN = 200
+"""Characters of a text that a comment shows."""
+_ENTRY = re.compile(r"[\w.~-]{1,1000}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,55 +65,43 @@ class Repro:
     """By the framework's own name inside the layer, in the dtype that the port has."""
 
 
-@dataclass(frozen=True)
-class Written:
-    """What was written for a layer."""
-
-    layer: str
-    script: Path
-    complete: bool
-    """Nothing needs to be filled in."""
-    reason: str
-
-
-def write(repro: Repro, folder: Path) -> Written:
-    """Write `<layer>.repro.py` and `<layer>.repro.npz`.
-
-    Raises:
-        UsageError: they are there already, the folder cannot be written, or the call cannot be made again.
-    """
-    text = script(repro)
-    # A name with a dot in it can be no module: a layer called "token" must not be taken for Python's own.
-    path = folder / f"{_file_name(repro.layer)}.repro.py"
-    if path.exists():
-        raise UsageError("repro-exists", script=path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        np.savez(path.with_suffix(".npz"), **arrays(repro))
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError("repro-folder", folder=folder, reason=error.strerror or error) from error
-    reason = _cannot_be_built(repro)
-    return Written(repro.layer, path, not reason, reason)
-
-
 def arrays(repro: Repro) -> dict[str, Array]:
     """What the npz file holds; `dtypes` names the types that numpy lacks."""
-    groups = {"": repro.given, "parameter.": repro.parameters, "expected.": repro.expected}
-    found = {prefix + name: value for prefix, group in groups.items() for name, value in group.items()}
+    groups = {"parameter.": repro.parameters, "expected.": repro.expected}
+    found = {_given(slot): value for slot, value in repro.given.items()}
+    found.update({prefix + _entry(name): value for prefix, group in groups.items() for name, value in group.items()})
     words = json.dumps({name: value.dtype for name, value in found.items()})
     return {"dtypes": np.array(words), **{name: value.numbers for name, value in found.items()}}
+
+
+def _given(slot: str) -> str:
+    """An input's name in the npz file: its slot."""
+    return slot if slot.startswith("input.") and _ENTRY.fullmatch(slot) else f"input.{_entry(slot)}"
+
+
+def _entry(name: str) -> str:
+    """The name where a zip archive and numpy take it as it is, else one that stands for it."""
+    return name if _ENTRY.fullmatch(name) else hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def built(repro: Repro) -> Optional[Building]:
+    """How the layer is built, if the dump tells of nothing but layers of the framework's."""
+    speech = SPEECHES.get(repro.framework)
+    return None if speech is None or not repro.python else building(repro.python, speech.grammar)
 
 
 def script(repro: Repro) -> str:
     """The program.
 
     Raises:
-        UsageError: an argument of the call is in no dump, or this framework's words are not known here.
+        UsageError: an argument or all results of the call are in no dump, or this framework's words are unknown here.
     """
     speech = SPEECHES.get(repro.framework)
     if speech is None:
         raise UsageError("repro-framework", framework=repro.framework, layer=display(repro.layer))
+    made = list(_made(repro, speech))
+    if not made:
+        raise UsageError("repro-nothing", layer=display(repro.layer))
     parts = [
         f'"""{_heading(repro)}\n\nExit code 1: it is off by more than {limit(repro):.0e} (relative L2).\n"""\n',
         "import sys\nfrom pathlib import Path\n",
@@ -116,7 +110,7 @@ def script(repro: Repro) -> str:
         "    data = dict(file)\n",
         *_building(repro, speech),
         f"result = layer({_arguments(repro, speech)})",
-        f"made = {{{', '.join(_made(repro, speech))}}}\n",
+        f"made = {{{', '.join(made)}}}\n",
         _JUDGING.format(limit=f"{limit(repro):.0e}"),
     ]
     return "\n".join(parts)
@@ -155,14 +149,17 @@ def _heading(repro: Repro) -> str:
 
 def _building(repro: Repro, speech: Speech) -> Iterator[str]:
     """Lines that make `layer` and give it its values and mode."""
-    if _cannot_be_built(repro):
-        yield f"# Fill in how this layer is built: {_plain(repro.reason) or 'the dump does not tell'}."
+    known = built(repro)
+    if known is None:
+        why = _plain(str(messages.said(repro.reason, "en"))) or _REFUSED[bool(repro.python)]
+        yield f"# Fill in how this layer is built: {why}."
         yield "layer = None"
         yield "if layer is None:"
         yield '    print("Fill in how `layer` is built: see the comment in this file.")'
         yield "    sys.exit(2)"
     else:
-        yield f"layer = {repro.python}"
+        yield _KNOWN.format(classes="".join(f"{name}, " for name in known.classes).rstrip(), base=speech.base)
+        yield f"layer = {known.text}"
     short = {value.dtype for value in repro.parameters.values() if not DTYPES[value.dtype].exact} - {"float32"}
     if len(short) == 1:
         yield speech.short.format(dtype=short.pop())
@@ -170,20 +167,25 @@ def _building(repro: Repro, speech: Speech) -> Iterator[str]:
     yield speech.mode.format(repro.training) + "\n"
 
 
-def _cannot_be_built(repro: Repro) -> str:
-    """Why the program has a gap; empty if it has none."""
-    speech = SPEECHES.get(repro.framework)
-    if repro.python and speech is not None and is_harmless(repro.python, speech.roots):
-        return ""
-    return repro.reason or "-"
+_REFUSED = ("the dump does not tell", "what the dump tells is more than layers of the framework's own, and left out")
+
+_KNOWN = """\
+for kind in ({classes}):  # nothing is called but layers of the framework's own
+    package = {base}.__module__.partition(".")[0]
+    if not (isinstance(kind, type) and issubclass(kind, {base}) and kind.__module__.partition(".")[0] == package):
+        print(f"{{kind}} is no layer class of {{package}}: it is not called.")
+        sys.exit(2)"""
 
 
 def _arguments(repro: Repro, speech: Speech) -> str:
     structure = repro.arguments
+    if "args" not in structure:
+        raise UsageError("repro-opaque", layer=display(repro.layer), kind="?")
     words = [_value(item, repro, speech) for item in structure["args"]]
     for name, item in structure.get("kwargs", []):
         value = _value(item, repro, speech)
-        words.append(f"{name}={value}" if _is_name(name) else f"**{{{name!r}: {value}}}")
+        plain = _is_name(name) and name.isascii()  # Python takes two spellings of a letter for one
+        words.append(f"{name}={value}" if plain else f"**{{{name!r}: {value}}}")
     return ", ".join(words)
 
 
@@ -199,6 +201,8 @@ def _value(structure: Any, repro: Repro, speech: Speech) -> str:
         return "None"
     if "value" in structure:
         value = structure["value"]
+        if not (value is None or isinstance(value, (bool, int, float, str))):
+            raise UsageError("repro-opaque", layer=display(repro.layer), kind=type(value).__name__)
         return f'float("{value}")' if isinstance(value, float) and not np.isfinite(value) else repr(value)
     if "list" in structure:
         return "[" + ", ".join(_value(item, repro, speech) for item in structure["list"]) + "]"
@@ -214,14 +218,14 @@ def _tensor(slot: str, repro: Repro, speech: Speech) -> str:
     value = repro.given.get(slot)
     if value is None:
         raise UsageError("repro-opaque", layer=display(repro.layer), kind=slot)
-    made = speech.tensor.format(f"data[{slot!r}]")
+    made = speech.tensor.format(f"data[{_given(slot)!r}]")
     return (
         made if value.numbers.dtype.name == value.dtype else speech.cast.format(made, dtype=_word(value.dtype, speech))
     )
 
 
 def _word(dtype: str, speech: Speech) -> str:
-    return "bool_" if dtype == "bool" and "ms" in speech.roots else dtype
+    return "bool_" if dtype == "bool" and speech.base == "nn.Cell" else dtype
 
 
 def _made(repro: Repro, speech: Speech) -> Iterator[str]:
@@ -230,7 +234,7 @@ def _made(repro: Repro, speech: Speech) -> Iterator[str]:
         if slot in repro.expected:
             if DTYPES[repro.expected[slot].dtype].decode is not None:
                 place = speech.cast.format(place, dtype="float32")
-            yield f"{slot!r}: {speech.numbers.format(place)}"
+            yield f"{_entry(slot)!r}: {speech.numbers.format(place)}"
 
 
 def _places(structure: Any, place: str) -> Iterator[tuple[str, str]]:
@@ -248,14 +252,11 @@ def _places(structure: Any, place: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name.isidentifier()
+    """Whether it may stand in the program as a name; what Python itself has names with two underscores for may not."""
+    return isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name) and not name.startswith("__")
 
 
 def _plain(text: str) -> str:
     """Text for a comment: nothing in it ends the line or the string."""
-    return "".join(c if c.isprintable() and c not in '\\"' else "?" for c in text)
-
-
-def _file_name(layer: str) -> str:
-    name = re.sub(r"[^\w.-]", "_", layer).strip(".")[-LONGEST_NAME:]
-    return name or "net"
+    shown = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return "".join(c if c.isprintable() and c not in '\\"' else "?" for c in shown)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from aligner.dtypes import DTYPES
+from aligner.explain.building import Grammar
+from aligner.explain.layer_classes import ACTIVATIONS, MINDSPORE, MINT, TORCH
 
 
 @dataclass(frozen=True)
@@ -12,8 +15,10 @@ class Speech:
     """How one framework says what the program needs; `{}` stands for the value."""
 
     imports: str
-    roots: frozenset[str]
-    """Names under which its classes and constants are found."""
+    grammar: Grammar
+    """What a layer may be built of, under these imports."""
+    base: str
+    """The class that all its layers come from."""
     tensor: str
     cast: str
     """`{}` is a tensor, `{dtype}` a word of aligner.dtypes."""
@@ -57,10 +62,20 @@ else:
     from mindtorch import nn
 """
 
+_WORDS = frozenset(DTYPES) | {"bool_"}
+_MINDSPORE = Grammar(
+    {"nn": MINDSPORE, "ms.nn": MINDSPORE, "mint.nn": MINT, "ms.mint.nn": MINT},
+    dict.fromkeys(("ops", "ms.ops", "mint.nn.functional"), ACTIVATIONS),
+    {"ms": _WORDS},
+    casts=True,
+)
+_TORCH = Grammar({"nn": TORCH, "torch.nn": TORCH}, {}, {"torch": _WORDS})
+
 SPEECHES: Mapping[str, Speech] = {
     "mindspore": Speech(
         "import mindspore as ms\nfrom mindspore import mint, nn, ops",
-        frozenset({"ms", "mindspore", "mint", "nn", "ops"}),
+        _MINDSPORE,
+        "nn.Cell",
         "ms.Tensor({})",
         "{}.astype(ms.{dtype})",
         "{}.asnumpy()",
@@ -70,7 +85,8 @@ SPEECHES: Mapping[str, Speech] = {
     ),
     "torch": Speech(
         "import torch\nfrom torch import nn",
-        frozenset({"torch", "nn"}),
+        _TORCH,
+        "nn.Module",
         "torch.from_numpy({})",
         "{}.to(torch.{dtype})",
         "{}.detach().numpy()",
@@ -80,7 +96,8 @@ SPEECHES: Mapping[str, Speech] = {
     ),
     "mindtorch": Speech(
         _MINDTORCH_IMPORTS,
-        frozenset({"torch", "nn"}),
+        _TORCH,
+        "nn.Module",
         "torch.tensor({})",
         "{}.to(torch.{dtype})",
         "{}.asnumpy()",
@@ -90,32 +107,3 @@ SPEECHES: Mapping[str, Speech] = {
     ),
 }
 """Framework -> its way of saying it."""
-
-
-def is_harmless(python: str, roots: frozenset[str]) -> bool:
-    """Whether this builds layers and nothing else: calls of classes of these modules, constants, and `to_float`."""
-    try:
-        tree = ast.parse(python, mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    plain = (ast.Expression, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.keyword, ast.UnaryOp, ast.USub, ast.Load)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            if not _builds(node.func):
-                return False
-        elif isinstance(node, ast.Name):
-            if node.id not in roots and node.id != "float":
-                return False
-        elif isinstance(node, ast.Attribute):
-            if node.attr.startswith("_"):
-                return False
-        elif not isinstance(node, plain):
-            return False
-    return True
-
-
-def _builds(function: ast.expr) -> bool:
-    """`nn.Conv2d`, `mint.nn.Linear`, `float`, or `.to_float` of what was built."""
-    if isinstance(function, ast.Name):
-        return function.id == "float"
-    return isinstance(function, ast.Attribute) and (function.attr[:1].isupper() or function.attr == "to_float")

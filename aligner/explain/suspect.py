@@ -6,19 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Optional
 
-from aligner.record import Attribute, Scalar
+from aligner.explain.phrase import Fact
+from aligner.record import Attribute
 
 
 @dataclass(frozen=True)
 class Suspect:
     """A cause that fits a case. `facts` fill the catalogue's sentences; numbers stand in them ready to be printed.
 
+    What they hold can be told in any language: numbers, names, code (of values in hand too: "mean([net.a output.0],
+    axis=1)"), and phrases by their ids.
+
     A cause with `change` or `parameters` is tried on a copy of the port's layer. One with `error` has been tried in
     numbers already: with this mistake undone in the port, or done to the reference, that relative L2 is left.
     """
 
     cause: str
-    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    facts: Mapping[str, Fact] = field(default_factory=dict)
     change: Mapping[str, Attribute] = field(default_factory=dict)
     """Settings of the reference that a copy of the port's layer is given, in canonical words."""
     dtype: str = ""
@@ -46,7 +50,7 @@ class Cause:
 
     id: str
     confirmed: bool
-    facts: Mapping[str, Scalar]
+    facts: Mapping[str, Fact]
     error_before: Optional[float]
     error_after: Optional[float]
     change: Mapping[str, Attribute] = field(default_factory=dict)

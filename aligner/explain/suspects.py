@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from typing import Optional, cast
 
 import numpy as np
 
 from aligner.explain.case import Case
+from aligner.explain.inquiry import WHOLE, Inquiry, held
+from aligner.explain.sample import LOCAL, sampled
 from aligner.explain.suspect import Suspect
 
 Rule = Callable[[Case], Iterable[Suspect]]
@@ -22,20 +23,37 @@ NUMBERS: tuple[str, ...] = ("patterns", "glue", "inputs")
 """Packages that look into the tensors, which takes longer."""
 
 
-def suspects(case: Case, thorough: bool = True) -> list[Suspect]:
+def suspects(case: Case, thorough: bool = True, inquiry: Optional[Inquiry] = None) -> list[Suspect]:
     """What may have caused it: what numbers have proved already first, then by belief. None twice.
 
-    Each family has `suspects(case)` and leaves alone what it is not made for.
+    Each family has `suspects(case)` and leaves alone what it is not made for. `inquiry` bounds those that look into
+    the tensors, and knows afterwards what was not asked.
     """
     found: dict[str, Suspect] = {}
-    for family in (*SETTINGS, *NUMBERS) if thorough else SETTINGS:
-        rule = cast(Rule, import_module(f"aligner.explain.{family}").suspects)
-        with np.errstate(all="ignore"):  # what overflows fits nothing
-            for suspect in map(partial(_in_full_precision, case), rule(case)):
-                found[suspect.name] = _joined(found.get(suspect.name), suspect)
+    inquiry = inquiry or Inquiry()
+    with np.errstate(all="ignore"), held(inquiry):  # what overflows fits nothing
+        for suspect in (*_asked(SETTINGS, case), *(_of_numbers(case, inquiry) if thorough else ())):
+            told = _in_full_precision(case, suspect)
+            found[told.name] = _joined(found.get(told.name), told)
     return sorted(
         _kind_proved([*found.values()]), key=lambda s: (not _is_overflow(s, case), _unproved(s, case), -s.weight)
     )
+
+
+def _asked(families: Iterable[str], case: Case) -> Iterator[Suspect]:
+    for family in families:
+        yield from cast(Rule, import_module(f"aligner.explain.{family}").suspects)(case)
+
+
+def _of_numbers(case: Case, inquiry: Inquiry) -> Iterator[Suspect]:
+    """What the tensors tell, or part of them where they are too large."""
+    sample = sampled(case)
+    if sample is None:
+        yield from _asked(NUMBERS, case)
+        return
+    inquiry.leave_out(WHOLE)
+    with inquiry.narrowed(None if sample.items else LOCAL):
+        yield from map(sample.told, _asked(NUMBERS, sample.case))
 
 
 def _joined(first: Optional[Suspect], other: Suspect) -> Suspect:

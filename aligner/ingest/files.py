@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Optional
 
 from aligner.errors import IngestError
+from aligner.ingest.holes import hollow
 
 DEEPEST = 8
 MOST_TEXT = 1 << 26
@@ -72,6 +73,9 @@ class Folder:
     serials: int = 0
     strange: int = 0
     """Files ending with .npy whose name is of another form."""
+    apparent: int = 0
+    """Bytes of all values, and how many of them the disk holds."""
+    stored: int = 0
 
     @property
     def ranks(self) -> list[int]:
@@ -101,6 +105,8 @@ def survey(path: str) -> Folder:
         raise IngestError("ingest-unreadable", path=error.filename or path, reason=reason) from error
     if not folder.values:
         raise _nothing(folder)
+    if hollow(folder.apparent, folder.stored):
+        raise IngestError("ingest-hollow", path=path, apparent=folder.apparent, stored=folder.stored)
     return folder
 
 
@@ -127,6 +133,9 @@ def _note(above: tuple[str, ...], entry: os.DirEntry[str], folder: Folder) -> No
             folder.strange += 1
         elif place is not None:
             folder.values.setdefault(place, []).append(value)
+            found = entry.stat(follow_symlinks=False)
+            folder.apparent += found.st_size
+            folder.stored += 512 * getattr(found, "st_blocks", 0)
     elif ORDER.fullmatch(name):
         folder.orders.append(entry.path)
     elif GRAPH.fullmatch(name):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
-from aligner.errors import IngestError
+from aligner.errors import IngestError, because
 from aligner.ingest import npy, weights
 from aligner.ingest.calls import Told, told
 from aligner.ingest.files import Folder, ValueFile
@@ -105,7 +105,7 @@ class _Reader:
             form, content = npy.fingerprint(file.path)
             npy.word(form, file.dtype)
         except (ValueError, OSError) as error:
-            self.done.unread[os.path.basename(file.path)] = getattr(error, "strerror", None) or str(error)
+            self.done.unread[os.path.basename(file.path)] = getattr(error, "strerror", None) or because(error)
             return unread
         self.bytes += form.size
         return Value(file, content, form.shape, form.dtype.kind in "fc")

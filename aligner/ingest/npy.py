@@ -12,10 +12,14 @@ from typing import BinaryIO
 import numpy as np
 
 from aligner.dtypes import DTYPES, encode
+from aligner.errors import Reason
+from aligner.ingest import holes
 from aligner.record import Array
 
 MAGIC = b"\x93NUMPY"
 LONGEST_HEADER = 1 << 14
+LARGEST_TURNED = 1 << 26
+"""Bytes of an array in Fortran's order: it is turned in memory."""
 PIECE = 1 << 20
 FIXED = frozenset({"DefaultFormat", "NCHW", "ND", "NCDHW", "NHWC", "HWCN", "NCL", "NHW"})
 """Formats in which the bytes are an array as it is written; the others are the device's own tiles."""
@@ -70,7 +74,7 @@ def fingerprint(path: str) -> tuple[Form, bytes]:
         while left:
             piece = file.read(min(PIECE, left))
             if not piece:
-                raise ValueError("it ends before its data do")
+                raise Reason("why-cut-short")
             digest.update(piece)
             left -= len(piece)
     return form, digest.digest()
@@ -86,13 +90,25 @@ def load(path: str, named: str) -> tuple[str, Array]:
     with _opened(path) as file:
         form = _form(file, path)
         dtype = word(form, named)
-        flat = np.fromfile(file, form.dtype, form.size // form.dtype.itemsize)
+        flat = holes.read(file, form.start, form.size // form.dtype.itemsize, form.dtype)
     if flat.size * form.dtype.itemsize != form.size:
-        raise ValueError("it ends before its data do")
-    array = flat.reshape(form.shape, order="F" if form.fortran else "C")
+        raise Reason("why-cut-short")
     storage = DTYPES[dtype].storage
-    stored = encode(array, dtype) if form.narrow or dtype in WIDENED else np.asarray(array, storage)
-    return dtype, np.ascontiguousarray(stored).reshape(form.shape)  # a scalar stays one
+    if form.narrow or dtype in WIDENED or flat.dtype != storage:
+        flat = _converted(flat, dtype)
+    if form.fortran and flat.ndim and flat.any():
+        return dtype, np.ascontiguousarray(flat.reshape(form.shape, order="F"))
+    return dtype, flat.reshape(form.shape)
+
+
+def _converted(flat: Array, dtype: str) -> Array:
+    """The numbers in the type's storage, piece by piece; zeros are zeros in every type, and take no memory."""
+    made = np.zeros(flat.shape, DTYPES[dtype].storage)
+    for at in range(0, flat.size, PIECE):
+        piece = flat[at : at + PIECE]
+        if piece.view(np.uint8).any():  # minus zero is no zero
+            made[at : at + PIECE] = encode(piece, dtype)
+    return made
 
 
 def _opened(path: str) -> BinaryIO:
@@ -101,18 +117,18 @@ def _opened(path: str) -> BinaryIO:
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
-        raise ValueError("it is no plain file")
+        raise Reason("why-no-file")
     return file
 
 
 def _form(file: BinaryIO, path: str) -> Form:
     start = file.read(8)
     if len(start) < 8 or not start.startswith(MAGIC) or start[6] not in (1, 2, 3):
-        raise ValueError("it is no .npy file")
+        raise Reason("why-no-npy")
     wide = 2 if start[6] == 1 else 4
     length = int.from_bytes(file.read(wide), "little")
     if length > LONGEST_HEADER:
-        raise ValueError(f"its header has {length} bytes")
+        raise Reason("why-long-header", length)
     header = file.read(length)
     form = _parsed(header, 8 + wide + length)
     found = os.fstat(file.fileno()).st_size - form.start
@@ -120,7 +136,7 @@ def _form(file: BinaryIO, path: str) -> Form:
         # A kernel of the CPU's without float16 computes in float32; the header has the type that the graph wants.
         form = replace(form, dtype=np.dtype(np.float32), narrow=True)
     if found != form.size:
-        raise ValueError(f"it has {found} bytes of data where {form.dtype} {form.shape} has {form.size}")
+        raise Reason("why-other-size", found, form.dtype, form.shape, form.size)
     return form
 
 
@@ -130,12 +146,14 @@ def _parsed(header: bytes, start: int) -> Form:
         descr, fortran, shape = said["descr"], said["fortran_order"], said["shape"]
         dtype = np.dtype(descr) if isinstance(descr, str) else np.dtype(object)
     except (SyntaxError, ValueError, TypeError, KeyError, RecursionError, MemoryError) as error:
-        raise ValueError("its header is of another form") from error
+        raise Reason("why-other-header") from error
     plain = isinstance(fortran, bool) and isinstance(shape, tuple)
     if not plain:
-        raise ValueError("its header is of another form")
+        raise Reason("why-other-header")
     if dtype.kind not in "biufc":  # "O" is a pickle
-        raise ValueError(f"it holds {dtype}, not numbers")
+        raise Reason("why-no-numbers", dtype)
+    if fortran and len(shape) > 1 and dtype.itemsize * int(np.prod(shape, dtype=object)) > LARGEST_TURNED:
+        raise Reason("why-columns-first")
     if len(shape) > 32 or not all(type(axis) is int and axis >= 0 for axis in shape):
-        raise ValueError(f"its shape is {shape}"[:80])
+        raise Reason("why-shape", str(shape)[:68])
     return Form(dtype, shape, fortran, start)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Optional, Protocol
 
 from aligner.dtypes import DTYPES
+from aligner.errors import because
 from aligner.ingest import npy, weights
 from aligner.ingest.calls import LayerCall, Told, results
 from aligner.ingest.kinds import is_library, kind, plain_class
@@ -104,7 +105,7 @@ class Pen:
         try:
             dtype, array = npy.load(value.file.path, value.file.dtype)
         except (ValueError, OSError, MemoryError) as error:
-            self.unread[os.path.basename(value.file.path)] = str(error) or "memory"
+            self.unread[os.path.basename(value.file.path)] = because(error)
             return False
         self._order += 1
         self._writer.write(Record(key, self._order, dtype, array.reshape(shape)))

@@ -13,7 +13,19 @@ from importlib import import_module
 from typing import Optional
 
 LANGUAGES = ("en", "zh")
-AREAS = ("adapters", "capture", "cli", "compare", "dump", "ingest", "mindtorch", "replay")
+AREAS = (
+    "adapters",
+    "capture",
+    "cli",
+    "compare",
+    "damage",
+    "dump",
+    "ingest",
+    "mindtorch",
+    "mixups",
+    "reasons",
+    "replay",
+)
 
 
 @cache
@@ -30,7 +42,20 @@ def catalogue() -> Mapping[str, tuple[str, str]]:
 
 def text(message: str, language: str, facts: Mapping[str, object]) -> str:
     """The sentence with the facts filled in."""
-    return catalogue()[message][LANGUAGES.index(language)].format_map(dict(facts))
+    told = {name: said(fact, language) for name, fact in facts.items()}
+    return catalogue()[message][LANGUAGES.index(language)].format_map(told)
+
+
+def said(fact: object, language: str) -> object:
+    """A reason in words, where the fact is the id of one with its parts ("why-sparse|COOTensor"); else the fact."""
+    if not isinstance(fact, str) or not fact.startswith("why-"):
+        return fact
+    name, *parts = fact.split("|")
+    pair = catalogue().get(name)
+    try:
+        return fact if pair is None else pair[LANGUAGES.index(language)].format(*parts)
+    except (LookupError, ValueError):  # of another version of aligner
+        return fact
 
 
 def language(chosen: Optional[str] = None, environ: Optional[Mapping[str, str]] = None) -> str:

@@ -16,6 +16,30 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Give a path (net.py:build), or run this in the folder that holds the package.",
         "此处没有可导入的模块 '{module}'。\n请给出文件路径（net.py:build），或在包含该包的目录下运行。",
     ),
+    "target-form": (
+        "{text} names no factory: wanted FILE.py:NAME or package.module:NAME, with the bare name of one function.\n"
+        "Write it like this: {example}.",
+        "{text} 不是工厂函数的写法；应为 FILE.py:NAME 或 package.module:NAME，其中 NAME 只是一个函数名。\n请写成：{example}。",
+    ),
+    "target-not-python": (
+        "{path} is a file whose name does not end in .py, so it was looked for as a module, and there is none.\n"
+        "Rename the file to {path}.py and give that.",
+        "{path} 是文件，但文件名不以 .py 结尾，因此按模块查找，而没有该模块。\n请将文件改名为 {path}.py 后再指定。",
+    ),
+    "target-folder": (
+        "{path} is a folder, and a factory stands in a file.\nGive the file inside it: {path}/net.py:{name}.",
+        "{path} 是目录，而工厂函数应在文件中。\n请给出其中的文件：{path}/net.py:{name}。",
+    ),
+    "factory-not-callable": (
+        "{target}: '{name}' is a value of type {kind}, not a function; its functions: {names}.\n"
+        "Name a function without arguments that returns the model, or (model, inputs).",
+        "{target}：'{name}' 是 {kind} 类型的值，不是函数；现有函数：{names}。\n请指定一个无参数、返回模型或 (模型, 输入) 的函数。",
+    ),
+    "factory-is-model": (
+        "{target} is a model itself ({kind}), and wanted is a function that returns one.\n"
+        "Write one below it: def build(): return {name}, (x,)",
+        "{target} 本身就是模型（{kind}），而这里需要返回模型的函数。\n请在其下写一个函数：def build(): return {name}, (x,)",
+    ),
     "factory-missing": (
         "{target}: there is no function '{name}' in it; it has: {names}.\n"
         "Name a function without arguments that returns the model, or (model, inputs).",
@@ -98,6 +122,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "A net in another process cannot be seen, nor one in a script that ends before it is called. Call it as net(x), or use a factory: FILE.py:NAME.",
         "{script} 中没有模型运行，未采集任何内容。\n其他进程中的网络不可见；脚本在调用网络之前结束时也是如此。请以 net(x) 调用，或使用工厂函数：FILE.py:NAME。",
     ),
+    "only-bare-ran": (
+        "Only {ran} ran in {script}, and nothing of it has a parameter, so it was taken for a loss or the like.\n"
+        "If it is the net, say so: --model {first}.",
+        "{script} 中只运行了 {ran}，而它们都没有参数，因此被当作损失函数之类而未采集。\n若它就是要采集的网络，请指定：--model {first}。",
+    ),
     "model-not-found": (
         "No model called '{wanted}' ran in {script}; these did: {ran}.\nChoose one of them with --model.",
         "{script} 中没有名为 '{wanted}' 的模型运行；运行过的有：{ran}。\n请用 --model 选择其中之一。",
@@ -158,8 +187,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "下一步：aligner capture PORT.py:build --from {path} -o port.h5",
     ),
     "forced-told": (
-        "forced pass: {checked} places checked one by one ({seconds} s); wrong by itself: {wrong}",
-        "强制对齐运行：逐一检查 {checked} 处（{seconds} 秒），其中自身有误的：{wrong} 处",
+        "forced pass: {checked} values checked one by one ({seconds} s); wrong by themselves: {wrong}",
+        "强制对齐运行：逐一检查 {checked} 个值（{seconds} 秒），其中自身有误的：{wrong} 个",
     ),
     "trials-told": (
         "trials: {trials} made, {confirmed} brought the error down to rounding",
@@ -191,6 +220,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "output-is-reference": (
         "{path} is both the reference to replay and the dump to write.\nGive the port's dump another name with -o.",
         "{path} 既是要回放的标杆，又是要写入的转储。\n请用 -o 为待比对网络的转储另取一个名字。",
+    ),
+    "weights-changed": (
+        "The weights were changed while the net was captured, first seen in step {step}: by an optimizer, or by code of yours.\n"
+        "What ran on weights that are not those recorded is not judged layer by layer; everything before is.",
+        "采集期间网络的权重被修改（首次发现于第 {step} 步）：由优化器或你的代码所致。\n"
+        "权重与所记录的不一致时得到的数值不会逐层判断；此前的数值照常判断。",
     ),
     "caution": ("caution: {layer}: {text}", "注意：{layer}：{text}"),
     "output-after-script": (

@@ -9,8 +9,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "did-you-mean": (" Did you mean {names}?", "您是否想输入 {names}？"),
     "interrupted": (
-        "Interrupted.\nA dump that was being written is readable up to here: `aligner show DUMP`.",
-        "已中断。\n正在写入的转储在此之前的内容仍可读取：`aligner show 转储文件`。",
+        "Interrupted; no dump was being written.\nRun the same command again to have its answer.",
+        "已中断；当时没有正在写入的转储。\n如需结果，请重新运行同一命令。",
+    ),
+    "interrupted-dump": (
+        "Interrupted.\n{path} is readable up to here: `aligner show {path}`.",
+        "已中断。\n{path} 在此之前的内容仍可读取：`aligner show {path}`。",
     ),
     "internal-error": (
         "aligner itself failed, this is not an answer about your nets: {reason}\n"
@@ -59,8 +63,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "容差 '{value}' 不是大于等于 0 的数。\n请给出形如 1e-3 的数。",
     ),
     "usage-count": (
-        "'{value}' is no whole number from 1 up.\nGive one like 20.",
-        "'{value}' 不是大于等于 1 的整数。\n请给出形如 20 的整数。",
+        "{value} is no value of {option}: wanted a whole number from 1 up.\nGive one like 20.",
+        "{value} 不是 {option} 的有效值：应为大于等于 1 的整数。\n请给出形如 20 的整数。",
+    ),
+    "usage-integer": (
+        "{value} is no value of {option}: wanted a whole number.\nGive one like 0.",
+        "{value} 不是 {option} 的有效值：应为整数。\n请给出形如 0 的整数。",
     ),
     "compare-progress": (
         "{done} of {total} pairs, {size} ({speed}/s)",
@@ -78,6 +86,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{script}: {layer} by itself, but how it is built must be filled in first ({reason})",
         "{script}：单独运行 {layer}，但需先填写该层的构造方式（{reason}）",
     ),
+    "repro-refused": (
+        "{script}: {layer} by itself, but how it is built must be filled in first: what the dump says of it is more than "
+        "a layer of {framework}'s own, and was left out",
+        "{script}：单独运行 {layer}，但需先填写该层的构造方式：转储中的描述不只是 {framework} 自带的层，已弃用",
+    ),
     "repro-none": (
         "--repro: no layer is wrong by itself; nothing is written.\nName a layer with --repro-layer to have it all the same.",
         "--repro：没有任何一层自身有误，因此未写出文件。\n如仍需要，请用 --repro-layer 指定层。",
@@ -93,6 +106,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "repro-folder": (
         "{folder} cannot be written to: {reason}.\nGive another folder with --repro.",
         "无法写入 {folder}：{reason}。\n请用 --repro 指定其他目录。",
+    ),
+    "repro-unwritten": (
+        "{script} cannot be written: {reason}.\nGive another folder with --repro.",
+        "无法写入 {script}：{reason}。\n请用 --repro 指定其他目录。",
     ),
     "repro-nothing": (
         "{layer} has no call with a recorded output on both sides, so it cannot be run by itself.\n"

@@ -27,9 +27,43 @@ MESSAGES: dict[str, tuple[str, str]] = {
         '请写成 {{"encoder.0": "layers.0"}} 或 [["encoder.0", "layers.0"]]。',
     ),
     "map-unknown": (
-        "The layer map names '{name}', which is no layer of the {side}; close ones: {close}.\n"
+        "The layer map{place} names '{name}', which is no layer or parameter of the {side}; close ones: {close}.\n"
         "Run `aligner show` on the dump for its layers and mend the map.",
-        "层映射中的 '{name}' 不是 {side} 中的层；相近的层有：{close}。\n请对转储运行 `aligner show` 查看各层并修正映射。",
+        "层映射{place} 中的 '{name}' 不是 {side} 中的层或参数；相近的有：{close}。\n"
+        "请对转储运行 `aligner show` 查看各层并修正映射。",
+    ),
+    "map-nothing": (
+        "The pattern '{name}' of the layer map{place} fits no layer or parameter of the {side}; close ones: {close}.\n"
+        "* is one part of a name between dots; mend the pattern.",
+        "层映射{place} 中的模式 '{name}' 不匹配 {side} 中的任何层或参数；相近的有：{close}。\n"
+        "* 表示名称中以点分隔的一个部分；请修正该模式。",
+    ),
+    "map-stars": (
+        "The layer map{place} has '{reference} = {port}' with another number of * on either side.\n"
+        "Each * of the right side takes what the same one of the left side was: write as many on both.",
+        "层映射{place} 中的 '{reference} = {port}' 两侧的 * 个数不同。\n右侧的每个 * 取左侧对应 * 的内容：请使两侧个数相同。",
+    ),
+    "map-twice": (
+        "The layer map{place} gives {port} of the port to {other}, and it belongs to {one} already.\n"
+        "Give each layer one counterpart.",
+        "层映射{place} 把待比对侧的 {port} 指派给 {other}，但它已属于 {one}。\n请让每一层只有一个对应层。",
+    ),
+    "map-shapes": (
+        "The map says that {reference} is {port}, but their shapes are {wanted} and {found}.\n"
+        "Mend that pair: these weights cannot be the same.",
+        "映射指定 {reference} 对应 {port}，但两者的形状为 {wanted} 和 {found}。\n请修正这一对：它们不可能是相同的权重。",
+    ),
+    "map-exists": (
+        "There is a file {path} already, which may have been corrected by hand.\nGive --write-map another name.",
+        "文件 {path} 已存在，可能经过手工修正。\n请为 --write-map 指定其他名称。",
+    ),
+    "map-unwritable": (
+        "The map cannot be written to {path}: {reason}.\nGive --write-map a name in a folder that can be written.",
+        "无法把映射写入 {path}：{reason}。\n请为 --write-map 指定可写文件夹中的名称。",
+    ),
+    "map-written": (
+        "map: {path} holds the {count} pairs that were used; correct it and give it back with --map {path}",
+        "映射：{path} 中是所用的 {count} 对；修正后可用 --map {path} 交回",
     ),
     "nothing-matched": (
         "No layer of {reference_model} in {reference} has a counterpart in {port_model} in {port}: these are two models.\n"
@@ -37,9 +71,32 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{reference} 中的 {reference_model} 没有任何层能与 {port} 中的 {port_model} 配对：它们是两个不同的模型。\n"
         "请确认两个转储来自同一网络；如果只是层名不同，请使用 --map。",
     ),
+    "pairs-too-many": (
+        "These dumps hold {count} pairs of records, and a comparison takes {limit} at most.\n"
+        "Capture fewer steps (--steps) or layers (--layers) on both sides.",
+        "这两个转储共有 {count} 对记录，一次比对最多 {limit} 对。\n请在两侧减少采集的步数（--steps）或层（--layers）。",
+    ),
+    "values-repeated": (
+        "Comparing these dumps would read {total} bytes out of {there} that they hold: each array is set against more than "
+        "{limit} others, which no net does.\nCapture both again; if somebody sent you one, do not trust it.",
+        "比对这两个转储需要读取 {total} 字节，而其中只存有 {there} 字节：每个数组要与 {limit} 个以上的数组比对，任何网络都不会如此。\n"
+        "请重新采集两者；若文件由他人提供，请勿信任。",
+    ),
     "only-reference": (
         "Only the reference has this.\nIf that is meant, allow it with --allow-unmatched; else look for it in the port.",
         "仅标杆中存在。\n如属预期，请用 --allow-unmatched 允许；否则请在待比对网络中查找。",
+    ),
+    "only-reference-ended": (
+        "Only the reference has this: the port's capture ended early.\nCapture the port again, to its end.",
+        "仅标杆中存在：待比对网络的采集提前结束。\n请重新采集待比对网络，直至结束。",
+    ),
+    "not-run": (
+        "The {side} had stopped before it came to this.\nMend what made it stop, and capture it again.",
+        "{side}在此之前已经停止。\n请先修复使其停止的问题，再重新采集。",
+    ),
+    "only-port-ended": (
+        "Only the port has this: the reference's capture ended early.\nCapture the reference again, to its end.",
+        "仅待比对网络中存在：标杆的采集提前结束。\n请重新采集标杆，直至结束。",
     ),
     "only-port": (
         "Only the port has this.\nIf that is meant, allow it with --allow-unmatched; else look for it in the reference.",
@@ -48,6 +105,36 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "unmatched-left-out": (
         "The other dump was captured without this (--layers, --no-weights), or it was imported and does not tell.",
         "另一个转储采集时未包含此项（--layers、--no-weights），或者它是导入的，无法得知此项。",
+    ),
+    "unmatched-one-sided": (
+        "Only this side's layer hands this out: it was not compared. What is made of it shows in the layers behind.",
+        "仅本侧的层给出此值，未作比对；由它得到的结果会在其后的层中体现。",
+    ),
+    "one-sided": (
+        "Not compared, for the {side} alone gives it: {names} ({count} in all).",
+        "未作比对（仅由{side}给出）：{names}（共 {count} 个）。",
+    ),
+    "outputs-lacking": (
+        "Of the net's own outputs the port does not give {slots} ({count} in all).\nHave it return what is used of them.",
+        "标杆网络自身的输出中，待比对网络未给出 {slots}（共 {count} 个）。\n若需使用，请让待比对网络返回它们。",
+    ),
+    "outputs-none": (
+        "The port gives none of the net's own outputs ({slots}): only what ran inside was compared.\n"
+        "Have the port return what the reference returns.",
+        "待比对网络未给出标杆网络自身的任何输出（{slots}），仅比对了内部数据。\n请让待比对网络返回与标杆相同的结果。",
+    ),
+    "outputs-unseen": (
+        "What the reference's net returns could not be looked into: {kinds}. What ran inside was compared.\n"
+        "Have it return tensors, or a tuple, dict or dataclass of them.",
+        "无法查看标杆网络的返回值：{kinds}。内部数据已比对。\n请返回张量，或由张量组成的元组、字典。",
+    ),
+    "outputs-order": (
+        "The port gives the net's outputs in another order: {slots} stand elsewhere.\nUse the reference's order.",
+        "待比对网络输出的顺序不同：{slots} 的位置不同。\n请使用与标杆相同的顺序。",
+    ),
+    "outputs-arranged": (
+        "The port hands out the net's outputs in another arrangement: their numbers were compared, not their places.",
+        "待比对网络输出的排列方式不同：仅比对了数值，未比对其位置。",
     ),
     "unmatched-behind": (
         "Only one side has this as a layer; what comes before it already disagrees, so its effect cannot be judged.\n"
@@ -122,9 +209,18 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Operators do not tell which value of {layer} this is, and its shape is another one; the layers inside were compared.",
         "算子无法说明这是 {layer} 的哪个数据，且其形状不同；其内部各层已比对。",
     ),
+    "covered-folded": (
+        "The port has {layer} folded into the layer before it; what both of them make was compared.",
+        "待比对网络已将 {layer} 折叠进前一层；两层合起来的结果已比对。",
+    ),
     "covered-argument": (
         "The sides pass this argument in different forms; everything inside {layer} and its outputs agree.",
         "两侧传入该参数的形式不同；{layer} 内部的数值及其输出均一致。",
+    ),
+    "covered-border-held": (
+        "{layer} ends at another value than its counterpart. Made of the reference's values it is right, and so is what the "
+        "port makes of it.",
+        "{layer} 与其对应层的输出边界不同。以标杆数据作输入时，该数据及其后续结果均正确。",
     ),
     "shapes-differ": (
         "The reference's shape is {reference}, the port's {port}.\nCompare the two layers' settings and inputs.",
@@ -182,6 +278,68 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{count} pairs hold NaN at the same places on both sides, first {layer} {slot}; their other values were compared.",
         "有 {count} 对数据在两侧相同位置含有 NaN，首先是 {layer} 的 {slot}；其余数值已比对。",
     ),
+    "no-finite-value": (
+        "{count} pairs hold no finite number on either side, only NaN or Inf, first {layer} {slot}: nothing was compared there.\n"
+        "Mend the reference first: look for the layer that makes the first NaN or Inf, and at its inputs.",
+        "有 {count} 对数据两侧均不含任何有限数值，只有 NaN 或 Inf，首先是 {layer} 的 {slot}：该处没有进行比对。\n"
+        "请先修正标杆：查找最先产生 NaN 或 Inf 的层及其输入。",
+    ),
+    "no-element": (
+        "All {count} values that the layers took or made are empty, first {layer} {slot}: nothing of the run was compared.\n"
+        "Run both nets on inputs that hold something.",
+        "各层输入和输出的 {count} 个数据全部为空，首先是 {layer} 的 {slot}：运行结果没有进行比对。\n请用非空的输入运行两个网络。",
+    ),
+    "output-zero": (
+        "The net's outputs are zero everywhere on both sides ({slot}): whatever is wrong before them may not show.\n"
+        "Compare on weights and inputs that make other outputs.",
+        "两侧网络的输出处处为零（{slot}）：此前的错误可能无法显现。\n请使用能得到非零输出的权重和输入进行比对。",
+    ),
+    "weights-moved": (
+        "Both nets ran on weights that were changed after they were recorded ({count} layers, first {layer}): from step {step} "
+        "on {records} values differ, and no layer is judged by them.\n"
+        "Compare what changes the weights: the optimizer and its settings, the learning rate, the loss and its gradients.",
+        "两个网络的权重在记录之后都被修改（{count} 层，首先是 {layer}）：从第 {step} 步起有 {records} 个数据不同，不据此判断任何层。\n"
+        "请核对修改权重的环节：优化器及其设置、学习率、损失及其梯度。",
+    ),
+    "weights-moved-reference": (
+        "The reference's weights were changed after they were recorded ({count} layers, first {layer}), the port's were not: "
+        "from step {step} on {records} values cannot be set side by side.\n"
+        "Run both nets with or both without what changes the weights (an optimizer), or compare the steps before.",
+        "标杆的权重在记录之后被修改（{count} 层，首先是 {layer}），而待比对网络没有：从第 {step} 步起有 {records} 个数据无法比对。\n"
+        "请让两个网络都执行或都不执行修改权重的环节（优化器），或只比对此前的步。",
+    ),
+    "weights-moved-port": (
+        "The port's weights were changed after they were recorded ({count} layers, first {layer}), the reference's were not: "
+        "from step {step} on {records} values cannot be set side by side.\n"
+        "Run both nets with or both without what changes the weights (an optimizer), or compare the steps before.",
+        "待比对网络的权重在记录之后被修改（{count} 层，首先是 {layer}），而标杆没有：从第 {step} 步起有 {records} 个数据无法比对。\n"
+        "请让两个网络都执行或都不执行修改权重的环节（优化器），或只比对此前的步。",
+    ),
+    "steps-not-compared": (
+        "{steps} steps stand in one dump only, from step {step} on, and ran on weights that were changed after they were "
+        "recorded: they were not compared.\nWhat was compared are the steps before.",
+        "有 {steps} 步（从第 {step} 步起）只存在于一个转储中，且其权重在记录之后被修改：这些步没有比对。\n已比对的是此前的步。",
+    ),
+    "unjudged-both": (
+        "Made of weights that both sides have changed since they were recorded; no layer is judged by it.",
+        "由两侧记录之后修改过的权重得到；不据此判断任何层。",
+    ),
+    "unjudged-reference": (
+        "Made of weights that the reference alone has changed since they were recorded.",
+        "由记录之后仅标杆修改过的权重得到。",
+    ),
+    "unjudged-port": (
+        "Made of weights that the port alone has changed since they were recorded.",
+        "由记录之后仅待比对网络修改过的权重得到。",
+    ),
+    "unjudged-mixup": (
+        "The dumps were mixed up: the difference means nothing.",
+        "转储弄混了：此差异没有意义。",
+    ),
+    "unmatched-moved": (
+        "The other dump does not have this step, which ran on weights that were changed since they were recorded.",
+        "另一个转储没有这一步；该步使用的权重在记录之后被修改过。",
+    ),
     "forced-other-reference": (
         "The port's forced pass was made on another capture of the reference ({made}) than {reference}; it is not used.\n"
         "Capture the port again with --from {reference} for exact origins and causes.",
@@ -224,12 +382,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "查找原因时出错：{failure}。误差源头本身不受影响。\n请将此信息与 `aligner doctor` 的输出一并反馈。",
     ),
     "below-tolerance": (
-        "{layer} ({kind}, {where}) is off by {error} by itself: within tolerance, but far more than round-off explains.\n"
+        "{layer} ({kind}, {where}) has an error of {error} by itself: within tolerance, but far more than round-off explains.\n"
         "Compare its settings with the reference's.",
         "{layer}（{kind}，{where}）自身误差为 {error}：未超过容差，但远大于舍入误差。\n请与标杆核对其设置。",
     ),
     "short-by-cast": (
-        "{layer} ({kind}, {where}) computes in {type}, the reference does not: it is off by {error}, as {type} explains.\n"
+        "{layer} ({kind}, {where}) computes in {type}, the reference does not: its error is {error}, as {type} explains.\n"
         "If that is not meant, compute it in float32.",
         "{layer}（{kind}，{where}）以 {type} 计算，而标杆不是：误差为 {error}，由 {type} 即可解释。\n若非有意为之，请改用 float32 计算。",
     ),

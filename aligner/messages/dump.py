@@ -17,6 +17,14 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{path} is a folder, not a dump.\nName a file, for example {path}/net.h5.",
         "{path} 是目录，不是转储文件。\n请给出文件名，例如 {path}/net.h5。",
     ),
+    "dump-name-folder": (
+        "{path} ends like a folder's name, and there is no such folder.\nName a file, for example {path}net.h5.",
+        "{path} 的写法是目录名，而该目录不存在。\n请给出文件名，例如 {path}net.h5。",
+    ),
+    "dump-name": (
+        "Cannot create {path}: {reason}.\nChoose another name.",
+        "无法创建 {path}：{reason}。\n请另取文件名。",
+    ),
     "dump-no-file": (
         "{path} is not a regular file and is not replaced.\nChoose another name.",
         "{path} 不是普通文件，不会被覆盖。\n请另取文件名。",
@@ -38,6 +46,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Make room or choose another disk, or capture less: --layers GLOB, --no-weights, fewer --steps.",
         "写入 {path} 时磁盘已满（{reason}）；此前采集的 {captured} 条记录可以读取。\n"
         "请清理空间或换一块磁盘，或减少采集内容：--layers GLOB、--no-weights、减少 --steps。",
+    ),
+    "dump-no-memory": (
+        "No memory was left while writing {path}; the {captured} records captured so far are readable.\n"
+        "Free memory, or capture less: --layers GLOB, fewer --steps, a smaller batch.",
+        "写入 {path} 时内存不足；此前采集的 {captured} 条记录可以读取。\n"
+        "请释放内存，或减少采集内容：--layers GLOB、减少 --steps、减小批大小。",
     ),
     "dump-write-failed": (
         "Writing {path} failed: {reason}; {captured} records were captured before.\nCheck the disk, then capture again.",
@@ -110,6 +124,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "dump-bad": (
         "{path} is damaged: {reason}.\nCopy it again from where it was captured, or capture again.",
         "{path} 已损坏：{reason}。\n请从采集它的机器重新复制，或重新采集。",
+    ),
+    "dump-hollow": (
+        "{path} claims {size} bytes, of which the disk holds {stored}: nearly all of it is holes.\n"
+        "Copy it again from where it was captured, or capture again.",
+        "{path} 声称有 {size} 字节，而磁盘上只有 {stored} 字节：几乎全是空洞。\n请从采集它的机器重新复制，或重新采集。",
     ),
     "dump-damaged": (
         "{path} is damaged: the values of {layer} do not fit their checksum.\n"
@@ -220,8 +239,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "读取 {path} 不安全：'{name}' 有 {count} 个属性，最多允许 {limit} 个。\n" + _UNSAFE[1],
     ),
     "guard-malformed": (
-        "{path} is not safe to read: its HDF5 structure is malformed ({reason}).\n" + _UNSAFE[0],
-        "读取 {path} 不安全：其 HDF5 结构有误（{reason}）。\n" + _UNSAFE[1],
+        "{path} is not safe to read: its HDF5 structure is malformed (HDF5: `{reason}`).\n" + _UNSAFE[0],
+        "读取 {path} 不安全：其 HDF5 结构有误（HDF5：`{reason}`）。\n" + _UNSAFE[1],
     ),
     "guard-memory": (
         "{path} is not safe to read: looking at it takes more than {gigabytes} GiB of memory.\n" + _UNSAFE[0],

@@ -17,6 +17,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{path} 中没有 MindSpore 转储的数据（其他名称的文件：{strange}，未跟随的链接：{links}）。\n"
         "只有 GRAPH_MODE 和 @ms.jit 会写出数据：`aligner import --config {path}` 可生成配置并说明如何运行。",
     ),
+    "ingest-hollow": (
+        "The values in {path} claim {apparent} bytes, of which the disk holds {stored}: nearly all of it is holes.\n"
+        "Dump again, or copy the folder again from where it was made.",
+        "{path} 中的数据声称共 {apparent} 字节，而磁盘上只有 {stored} 字节：几乎全是空洞。\n请重新转储，或从生成它的机器重新复制该目录。",
+    ),
     "ingest-statistics-only": (
         "{path} holds statistics only (statistic.csv), no values.\n"
         'Dump again with "saved_data": "tensor"; `aligner import --config {path}` writes such a configuration.',

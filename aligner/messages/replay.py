@@ -31,9 +31,59 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "weights: {count} parameters from {reference} ({named} by name, {structure} by structure)",
         "权重：来自 {reference} 的 {count} 个参数（按名称 {named} 个，按结构 {structure} 个）",
     ),
+    "weights-by-values": (
+        "  {count} of them by the values that their layers are given: names and order do not tell",
+        "  另有 {count} 个按各层收到的数值对应：名称与顺序都不足以判断",
+    ),
     "weights-by-structure": (
         "  {reference} -> {port}  (confidence {confidence})",
         "  {reference} -> {port}（置信度 {confidence}）",
+    ),
+    "weights-in-rows": (
+        "  {reference} -> {port}, as its rows {rows}{times}",
+        "  {reference} -> {port}，作为其第 {rows} 行{times}",
+    ),
+    "weights-of-rows": (
+        "  {reference}, its rows {rows} -> {port}{times}",
+        "  {reference} 的第 {rows} 行 -> {port}{times}",
+    ),
+    "weights-turned": (
+        "  {reference} -> {port}, with its axes turned{times}",
+        "  {reference} -> {port}，转置{times}",
+    ),
+    "weights-reshaped": (
+        "  {reference} -> {port}, in another shape{times}",
+        "  {reference} -> {port}，变形{times}",
+    ),
+    "weights-folded": (
+        "  {reference}, with {norm} folded in -> {port}{times}",
+        "  {reference}（已将 {norm} 折叠进去）-> {port}{times}",
+    ),
+    "weights-unfolded": (
+        "  {reference} -> {port}, and {norm} of the port does nothing but add the bias{times}",
+        "  {reference} -> {port}，待比对网络的 {norm} 仅用于加上偏置{times}",
+    ),
+    "weights-normed": (
+        "  {reference}, as its direction and length (weight norm) make it -> {port}{times}",
+        "  {reference}（由其方向与长度合成，即权重归一化）-> {port}{times}",
+    ),
+    "weights-unnormed": (
+        "  {reference} -> {port}, as a direction and a length (weight norm){times}",
+        "  {reference} -> {port}，拆成方向与长度（即权重归一化）{times}",
+    ),
+    "weights-raised": (
+        "  {reference} {rows} -> {port}{times}: the port's own weights held it so before, and so its norm comes out right",
+        "  {reference} {rows} -> {port}{times}：待比对网络原有的权重即为此形式，且归一化结果因此一致",
+    ),
+    "weights-folded-training": (
+        "The {side} runs in train mode, where {norm} goes by its batch: it cannot stand for a part of {layer}.\n"
+        "Capture the reference in eval mode, or give both sides the norm.",
+        "{side} 处于训练模式，{norm} 使用当前批次的统计量，无法与 {layer} 合并。\n"
+        "请在推理（eval）模式下采集标杆，或让两侧都保留该归一化层。",
+    ),
+    "weights-times": (
+        " ({count} times)",
+        "（共 {count} 处）",
     ),
     "weights-told": (
         "not loaded, and not needed or allowed: reference {left_reference}; port {left_port}",
@@ -48,6 +98,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "The forced pass did not get through ({error}); origins are worked out from the free run alone.\n"
         "They may be less exact: a second mistake behind the first one can stay hidden.",
         "强制对齐运行未能完成（{error}）；只能根据自由运行推断误差源头。\n结果可能不够精确：第一个错误之后的第二个错误可能被掩盖。",
+    ),
+    "steps-left-out": (
+        "{count} steps of {reference} are left out, from step {step} on: it ran them on weights that were changed after they "
+        "were recorded (training). Steps run: {run}",
+        "跳过 {reference} 的 {count} 步（从第 {step} 步起）：这些步使用的权重在记录之后被修改（训练）。运行步数：{run}",
     ),
     "rename-unknown": (
         "--rename: the {side} has no layer or parameter '{name}'; close ones: {close}.\n"

@@ -9,19 +9,21 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Optional
 
 from aligner import messages
+from aligner.compare.cover import ONE_SIDED
 from aligner.compare.verdict import Comparison, Outcome, Verdict
 from aligner.notebook.curve import curve
 from aligner.notebook.markup import badge, block, code, facts, line, listed, quiet, table, text
 from aligner.record import Phase, display
 from aligner.report import origins
+from aligner.report.answer import answer
 from aligner.report.casts import cast_rows
 from aligner.report.causes import Row
 from aligner.report.cautions import below, plain_warnings
-from aligner.report.compared import dump_line, layers_line, origins_line, pairs_line
+from aligner.report.compared import covered_line, dump_line, layers_line, origins_line, pairs_line
 from aligner.report.dump_text import contents, settings_text, shape_text
 from aligner.report.families import Family, families
 from aligner.report.figures import exact, figure
-from aligner.report.text import answer
+from aligner.report.stops import not_run
 from aligner.report.words import say, told
 
 if TYPE_CHECKING:
@@ -74,8 +76,8 @@ def _suspect(family: Family, comparison: Comparison, language: str) -> str:
 
 
 def _failing(comparison: Comparison, language: str) -> str:
-    failing = [verdict for verdict in comparison.verdicts if verdict.outcome.fails]
-    if not failing:
+    failing = [v for v in comparison.verdicts if v.outcome.fails and v.reason != ONE_SIDED]
+    if not failing or (comparison.mixup is not None and comparison.mixup.void):
         return ""
     titles = [say(f"column-{name}", language) for name in ("name", "outcome", "error", "max")]
     rows = [
@@ -126,6 +128,12 @@ def _compared(comparison: Comparison, language: str) -> str:
         f"{text(say('port', language))}: {text(dump_line(comparison.port, language))}",
         f"{text(say('pairs', language))}: {text(pairs_line(comparison, language))}",
         f"{text(say('layers', language))}: {text(layers_line(comparison.layers, language))}",
+        *(
+            [f"{text(say('covered', language))}: {text(covered_line(comparison, language))}"]
+            if comparison.counts.get("covered")
+            else []
+        ),
+        *(f"{text(say('label-not-run', language))}: {text(line)}" for line in not_run(comparison, language)),
         f"{text(say('origins-from', language))}: {text(origins_line(comparison, language))}",
         text(say(f"rule-{comparison.rule}", language, tolerance=exact(comparison.tolerance))),
     )
@@ -172,8 +180,8 @@ def pair_html(pair: TensorPair) -> str:
     rows = [
         [text(say("column-error", language)), text(figure(pair.error, pair.tolerance))],
         [text(say("column-max", language)), text(figure(deviation.max_abs))],
-        ["L2", text(figure(deviation.rel_l2))],
-        ["cos", text(f"{deviation.cosine:.9g}")],
+        [text(say("rel-l2", language)), text(figure(deviation.rel_l2))],
+        [text(say("cosine", language)), text(f"{deviation.cosine:.9g}")],
     ]
     shown = [say("mismatched", language, count=deviation.mismatched, total=deviation.total)]
     shown += origins.worst_facts(deviation, language)

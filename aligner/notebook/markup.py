@@ -19,6 +19,7 @@ TINTS = {
     "inherited": "217,130,43",
     "nonfinite": "190,75,219",
     "unmatched": "134,142,150",
+    "not_run": "134,142,150",
     "covered": "134,142,150",
     "incomparable": "134,142,150",
 }

@@ -59,13 +59,13 @@ class Worst(Sequence[Element]):
 
     def rows(self, language: str) -> list[list[str]]:
         """Titles, then one row of text for each element."""
-        titles = [say(f"column-{name}", language) for name in ("index", "reference", "port", "difference")]
-        found = [[index(e.index), *(_digits(v) for v in (e.reference, e.port, e.difference))] for e in self._found]
-        return [titles, *found]
+        titles = [say(f"column-{name}", language) for name in ("index", "reference", "port", "difference", "error")]
+        values = ((e, (e.reference, e.port, e.difference)) for e in self._found)
+        return [titles, *([index(e.index), *map(_digits, numbers), figure(e.error)] for e, numbers in values)]
 
     def __repr__(self) -> str:
         rows = self.rows(messages.language())
-        widths = [max(width(row[i]) for row in rows) for i in range(4)]
+        widths = [max(width(row[i]) for row in rows) for i in range(len(rows[0]))]
         return "\n".join("  ".join(pad(cell, widths[i], right=i > 0) for i, cell in enumerate(row)) for row in rows)
 
     def _repr_html_(self) -> str:
@@ -136,8 +136,8 @@ class TensorPair:
         return wide, other
 
     def worst(self, count: int = 10) -> Worst:
-        """The places that differ most."""
-        return Worst(elements.worst(*self._beside(), count), self.name)
+        """The places that are worst by the comparison's rule."""
+        return Worst(elements.worst(*self._beside(), count, self._comparison.rule), self.name)
 
     def __getitem__(self, at: Any) -> Values:
         reference, port = self.reference[at], self.port[at]
@@ -316,6 +316,7 @@ _RANK = (
     Outcome.ROUNDING,
     Outcome.ALIGNED,
     Outcome.COVERED,
+    Outcome.NOT_RUN,
 )
 
 

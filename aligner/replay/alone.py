@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
@@ -13,15 +13,22 @@ from aligner.compare.checks import Check
 from aligner.compare.held import Held
 from aligner.compare.pairing import Pair
 from aligner.compare.reading import LOW_PRECISION, read
+from aligner.compare.reformed import Part, parts
 from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.record import Array, Attribute, Call, Key, Phase
 from aligner.replay.code import Again, Code, numbers_before
+from aligner.replay.forms import laid, laid_out
 from aligner.replay.frames import Plan
+from aligner.replay.judgement import as_entry
 from aligner.structure import Tensors, flatten_result, rebuild_arguments
 
 if TYPE_CHECKING:
+    from aligner.compare.formed import Formed
     from aligner.dump.reader import Dump
+
+LAID = 1e-4
+"""A value that is off by no more is known again in another order of axes."""
 
 
 class Alone:
@@ -41,6 +48,7 @@ class Alone:
         self._owners = {id(p.tensor): (p.layer, p.role) for p in adapter.parameters(model)}
         """A tied weight is known by the first of its layers."""
         self._rule = Tolerance()
+        self._reformed = _reformed(parts(reference, port))
 
     def layer(self, path: str) -> Optional[object]:
         """The port's layer."""
@@ -190,7 +198,13 @@ class Alone:
             if owner is None:
                 continue
             layer = self._plan.layers.get(owner[0], owner[0])
-            entry = self._reference.find(Key(0, Phase.PARAMETER, layer, 0, owner[1]))
+            key = Key(0, Phase.PARAMETER, owner[0], 0, owner[1])
+            if key in self._reformed:
+                part = self._reformed[key]
+                if part is not None and part.shape == parameter.shape:
+                    self._adapter.load(parameter, part.raw(), part.dtype)
+                continue
+            entry = self._reference.find(key._replace(layer=layer))
             if entry is not None and entry.shape == parameter.shape and not DTYPES[entry.dtype].exact:
                 self._adapter.load(parameter, entry.raw(), entry.dtype)
 
@@ -216,4 +230,19 @@ class Alone:
     def _severity(self, address: Key, tensor: object) -> float:
         """How far off a value is that has a counterpart."""
         held: Any = Held(address, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
-        return read(Pair(self._plan.entries[address], held), self._rule).severity
+        entry = self._plan.entries[address]
+        if entry.shape != held.shape:
+            wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())
+            order = laid_out(wanted, held.raw(), held.dtype, LAID)
+            if order is not None:
+                return read(Pair(as_entry(laid(wanted, order, held.shape)), held), self._rule).severity
+        return read(Pair(entry, held), self._rule).severity
+
+
+def _reformed(parts: Iterable[Part]) -> Mapping[Key, Optional[Formed]]:
+    """By the port's record of a parameter in another form: the reference's so; None where that is no single one."""
+    found: dict[Key, Optional[Formed]] = {}
+    for part in parts:
+        whole = part.port.key == part.whole[1] and part.port.key not in found
+        found.update(dict.fromkeys(part.keys(1), part.reference if whole else None))
+    return found

@@ -10,27 +10,33 @@ The port is left as it was found: its buffers, its random numbers, its mode.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
 from aligner.adapter import Adapter
-from aligner.compare.cases import Cases
+from aligner.compare import reformed
+from aligner.compare.arranged import arranged
+from aligner.compare.cases import Cases, ran
 from aligner.compare.casts import lowered, lowered_alone, switched
 from aligner.compare.checks import LIMIT, Check, in_float32, to_facts
+from aligner.compare.folded import ends
 from aligner.compare.layers import Pairing, pair_layers
+from aligner.compare.looped import loops
 from aligner.compare.net import CallId, is_input, survey
 from aligner.compare.pairing import Pair, pair_records
 from aligner.compare.reading import LOW_PRECISION
 from aligner.dtypes import DTYPES
 from aligner.dump.reader import Dump, Entry, open_dump
+from aligner.errors import DumpError
 from aligner.findings import CHECK
 from aligner.record import Array, Key, Phase
-from aligner.replay import angles
+from aligner.replay import coordinates
 from aligner.replay.alone import Alone
+from aligner.replay.borders import uses
 from aligner.replay.forced import ForcedPass
 from aligner.replay.frames import Plan
 from aligner.replay.hearing import followed, heard
@@ -62,6 +68,10 @@ class Subject:
     """The layers that got each other's weights: reference, port, confidence."""
     buffers: Callable[[], object] = lambda: None
     """Gives the port the reference's buffers again: the ones it had before the free run."""
+    stopped: Optional[int] = None
+    """The step in which the free run raised: the forced pass may come no further, and counts as far as it came."""
+    given: Mapping[str, str] = field(default_factory=dict)
+    """The user's map."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +90,19 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
     started = time.monotonic()
     with open_dump(path) as port:
         nets = survey(subject.reference), survey(port)
-        pairing = pair_layers(*nets, {}, list(subject.mapping))
-        plan = _plan(subject.reference, port, pairing)
+        pairing = pair_layers(*nets, subject.given, list(subject.mapping))
+        plan = _plan(subject.reference, port, pairing, nets[1].inner)
         with as_it_was(subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
-            forced = ForcedPass(subject.adapter, subject.model, plan, sink, order)
+            forced = ForcedPass(subject.adapter, subject.model, plan, sink, order, subject.stopped)
             listened = heard(subject.adapter, subject.model, port, sink.finding)
             following = followed(subject.adapter, subject.model, subject.reference, sink.finding)
-            with listened, following as forced.settle:
+            with listened, following as forced.values.settle:
                 for step in subject.steps:
                     forced.run(step, lambda step=step: subject.run(step))  # type: ignore[misc]  # bound now
+            plan = forced.plan
             checks = _explained(subject, path, plan, forced)
         checks = _cast(checks, subject, path, plan)
-        checks = _rounded(checks, path, plan, _lonely(subject, port, plan))
+        checks = _rounded(checks, path, plan, _lonely(subject, port, plan), subject.reference)
         if plan.short is not None or plan.cast or any(check.cast for check in checks):
             alone = _lonely(subject, port, plan)
             checks = _alone(checks, subject, alone, forced, plan)
@@ -101,7 +112,13 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
         sink.finding(CHECK, to_facts(check))
     ended = time.monotonic()
     timing = {"free_s": round(free, 3), "forced_s": round(middle - started, 3), "trials_s": round(ended - middle, 3)}
-    sink.update_header(forced=True, reference_token=subject.reference.token, precision=plan.short, timing=timing)
+    left = forced.left
+    told = {
+        "forced": True,
+        "held": len(plan.calls) - len(left),
+        "left": list(dict.fromkeys(layer for layer, _ in left)),
+    }
+    sink.update_header(**told, reference_token=subject.reference.token, precision=plan.short, timing=timing)
     wrong = {(check.owner, check.where, check.between) for check in checks if check.fails}
     return Summary(len(checks), len(wrong), trials[0], trials[1], ended - started)
 
@@ -110,8 +127,9 @@ def _lonely(subject: Subject, port: Dump, plan: Plan) -> Alone:
     return Alone(subject.adapter, subject.model, subject.reference, port, plan, subject.silence_dropout)
 
 
-def _plan(reference: Dump, port: Dump, pairing: Pairing) -> Plan:
+def _plan(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> Plan:
     pairs = pair_records(reference, port, pairing)
+    calls = {other: one for one, other in pairing.calls.items()}
     entries = {
         pair.port.key: pair.reference
         for pair in pairs
@@ -120,22 +138,51 @@ def _plan(reference: Dump, port: Dump, pairing: Pairing) -> Plan:
     layers: dict[str, str] = {}
     for found in pairing.layers:
         layers.setdefault(found.port, found.reference)
+    made = reformed.made(reference, port)
+    entries.update(reformed.counterparts(made, reference))  # type: ignore[arg-type]  # they read like records
+    for part in made:
+        (one, other) = part.whole
+        if CallId(other.layer, other.call) not in calls:
+            calls[CallId(other.layer, other.call)] = CallId(one.layer, one.call)
+            layers.setdefault(other.layer, one.layer)
+            given = reference.find(one._replace(slot="input.0"))
+            if given is not None:
+                entries.setdefault(other._replace(slot="input.0"), given)
+    folded = ends(reference, port)
+    entries.update(folded.given)  # type: ignore[arg-type]  # as above
+    for call, counterpart in folded.calls.items():
+        calls[call] = counterpart
+        layers.setdefault(call.layer, counterpart.layer)
+    for part in arranged(reference, port):
+        if not part.more[1]:  # of several values of the port each is looked at by itself
+            entries[part.whole[1]] = part.reference  # type: ignore[assignment]  # as above
+    for loop in loops(reference, port, pairing):
+        entries.update(loop.entries)  # type: ignore[arg-type]  # as above
+        calls.update(dict.fromkeys(loop.port, loop.reference))
     short = usual(pairs, port.header.get("amp"))
-    calls = {other: one for one, other in pairing.calls.items()}
     cast = {layers[layer]: dtype for layer, dtype in switched(port).items() if layer in layers}
-    return Plan(entries, calls, _missing(pairs, pairing), _results(pairs), layers, short, lowered(reference), cast)
+    guessed = {pair.port for pair in pairing.layers if pair.by == "structure"}
+    missing, results, moved = _missing(pairs, pairing), _results(pairs), uses(pairs, port.calls, around, guessed)
+    return Plan(entries, calls, missing, results, layers, short, lowered(reference), cast, uses=moved)
 
 
 def _missing(pairs: Sequence[Pair], pairing: Pairing) -> Mapping[tuple[int, CallId], list[Entry]]:
-    """Arguments that only the reference's calls were given."""
+    """Arguments that only the reference's calls were given, but for a value that they were given more than once."""
     found: dict[tuple[int, CallId], list[Entry]] = {}
+    given: set[tuple[int, CallId, object]] = set()
     for pair in pairs:
         key = pair.key
         call = pairing.calls.get(CallId(key.layer, key.call))
-        alone = pair.reference is not None and pair.port is None
-        if alone and call is not None and key.phase is Phase.FORWARD and is_input(key.slot):
+        if pair.reference is None or call is None or key.phase is not Phase.FORWARD or not is_input(key.slot):
+            continue
+        if pair.port is None:
             found.setdefault((key.step, call), []).append(pair.entry)
-    return found
+        else:
+            given.add((key.step, call, pair.reference.content))
+    return {
+        (step, call): [entry for entry in entries if (step, call, entry.content) not in given]
+        for (step, call), entries in found.items()
+    }
 
 
 def _results(pairs: Sequence[Pair]) -> Mapping[tuple[int, CallId], list[Pair]]:
@@ -200,33 +247,29 @@ def _cast(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -> l
     return result
 
 
-def _rounded(checks: Sequence[Check], path: str, plan: Plan, alone: Alone) -> list[Check]:
+def _rounded(checks: Sequence[Check], path: str, plan: Plan, alone: Alone, reference: Dump) -> list[Check]:
     """The checks of code between layers with what its own rounding explains, where noise did not: how far the same code
     comes out in float64. A kernel that approximates (MindSpore's tanh: 1e-5) is no mistake of the code's.
     """
     result, asked = [], 0
-    for check in checks:
-        word = plan.coarsest(check.owner)
-        if check.suspicious and check.kept and not check.cast and word is None and check.ratio < DOUBTFUL:
-            check = replace(check, expected=max(check.expected, _of_angles(check, path, plan)))
-        glue = check.suspicious and check.where == "glue" and check.kept and not check.cast and word is None
-        if glue and check.ratio < DOUBTFUL and asked < MOST:
-            asked += 1
-            check = replace(check, expected=max(check.expected, _own_rounding(check, path, alone)))
-        result.append(check)
+    with open_dump(path) as port:
+        for check in checks:
+            doubted = check.suspicious and check.kept and not check.cast and check.ratio < DOUBTFUL
+            kept = port.find(check.port._replace(phase=Phase.FORCED)) if doubted else None
+            if kept is not None and plan.coarsest(check.owner) is None:
+                made = kept.load()
+                explained = max(check.expected, _of_coordinates(check, made, plan, reference))
+                check = replace(check, expected=explained)
+                if check.suspicious and check.where == "glue" and check.ratio < DOUBTFUL and asked < MOST:
+                    asked += 1
+                    check = replace(check, expected=max(explained, by_itself(check, made, alone, None)))
+            result.append(check)
     return result
 
 
-def _of_angles(check: Check, path: str, plan: Plan) -> float:
-    with open_dump(path) as port:
-        kept = port.find(check.port._replace(phase=Phase.FORCED))
-        return angles.rounded(check, kept.load(), plan.entries) if kept is not None else 0.0
-
-
-def _own_rounding(check: Check, path: str, alone: Alone) -> float:
-    with open_dump(path) as port:
-        kept = port.find(check.port._replace(phase=Phase.FORCED))
-        return by_itself(check, kept.load() if kept is not None else None, alone, None)
+def _of_coordinates(check: Check, made: Array, plan: Plan, reference: Dump) -> float:
+    names = ran(reference, check.owner, *check.between) if check.between else None
+    return max(coordinates.of_angles(check, made, plan.entries), coordinates.of_pixels(made, names))
 
 
 def _grid(check: Check, port: Dump) -> Optional[str]:
@@ -245,6 +288,8 @@ def _alone(checks: list[Check], subject: Subject, alone: Alone, forced: ForcedPa
             widened = Widened(subject.adapter, alone, plan)
             widened.run(subject.steps)
             found = list(judged(checks, widened, forced, plan))
+        except DumpError:
+            raise
         except Exception:  # a port that cannot be copied, or not run in float32: its layers may be, one by one
             pass
     return _one_by_one(found, alone, forced, plan)
@@ -285,7 +330,7 @@ def _in_float32(check: Check, bound: float, alone: Alone, forced: ForcedPass) ->
         return None
     if replace(check, alone=error).hidden:
         for key, dtype, array in made:
-            forced.keep(key._replace(slot=in_float32(key.slot)), dtype, array)
+            forced.values.keep(key._replace(slot=in_float32(key.slot)), dtype, array)
     return error
 
 

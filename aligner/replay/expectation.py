@@ -18,6 +18,7 @@ from aligner.compare.expected import TRUTH
 from aligner.compare.net import CallId
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.dump.reader import Dump, open_dump
+from aligner.errors import DumpError, Reason
 from aligner.findings import EXPECTED
 from aligner.record import Array, Key, Note, Phase
 from aligner.replay.examination import as_it_was
@@ -51,6 +52,8 @@ class Expectation:
                 with open_dump(path) as dump:
                     for facts in self._measured(dump, word):
                         sink.finding(EXPECTED, facts)
+            except DumpError:  # ours
+                raise
             except Exception as error:  # the net's own: not every operation exists in every type
                 facts = {"dtype": word, "error": f"{type(error).__name__}: {error}"[:300]}
                 sink.note(Note("", "expectation-failed", facts))
@@ -97,7 +100,7 @@ class Expectation:
         kept = [(p, dump.find(Key(0, Phase.PARAMETER, p.layer, 0, p.role))) for p in parameters]
         types = {p.dtype for p in parameters}
         if any(entry is None for _, entry in kept) or len(types) > 1:
-            raise ValueError("it needs all weights in the dump, in one float type")
+            raise Reason("why-weights-needed")
         native = next(iter(types), "float32")
         if word == TRUTH:
             self.adapter.cast(self.model, TRUTH)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Numbers = npt.NDArray[Any]
+
+Axes = tuple[int, ...]
 
 FEW = 3
 """Values that a mask has at most: seen, hidden, and one for what does not matter."""
@@ -41,27 +43,49 @@ def other_form(wanted: Held, array: Array, dtype: str) -> bool:
     return one.exact or other.exact or axes or squeezed(wanted.shape) != squeezed(array.shape)
 
 
-def laid_out(wanted: Held, array: Array, dtype: str, limit: float) -> bool:
-    """Whether they are the same numbers with the axes in another order, or some of them taken together.
+def laid_out(wanted: Held, array: Array, dtype: str, limit: float) -> Optional[Axes]:
+    """The order of axes in which the reference's value is the same numbers as the port's, whose shape is another one.
 
     A port may hand (N * L, C) to a BatchNorm that the reference hands (N, C, L), as MindSpore's takes no other.
     """
     if array.size != math.prod(wanted.shape) or array.size == 0 or not 2 <= len(wanted.shape) <= AXES:
-        return False
-    value, found = wanted.load().astype(np.float64), decode(array, dtype).astype(np.float64).reshape(-1)
-    if not (np.isfinite(value).all() and np.isfinite(found).all()):
-        return False
-    few = slice(None, None, max(1, found.size // LOOKED_AT))
+        return None
+    value, found = wanted.load(), decode(array, dtype).reshape(-1)
+    places = np.arange(0, found.size, max(1, found.size // LOOKED_AT))
+    few = found[places].astype(np.float64)
+    if not np.isfinite(few).all():
+        return None
     for order in permutations(range(value.ndim)):
-        laid = value.transpose(order).reshape(-1)
-        if _near(laid[few], found[few], 4.0 * limit) and _near(laid, found, limit):
-            return True
-    return False
+        turned = value.transpose(order)
+        if not _near(turned[np.unravel_index(places, turned.shape)], few, 4.0 * limit):
+            continue
+        whole = turned.reshape(-1).astype(np.float64)
+        if np.isfinite(whole).all() and np.isfinite(found).all() and _near(whole, found, limit):
+            return order
+    return None
+
+
+def laid(wanted: Held, order: Axes, shape: tuple[int, ...]) -> Held:
+    """The reference's value with its axes in this order, and then in this shape."""
+    raw = wanted.raw().transpose(order).reshape(shape)
+    return Held(wanted.key, wanted.order, wanted.dtype, np.ascontiguousarray(raw))
+
+
+def other_orders(wanted: tuple[int, ...], order: Axes, shape: tuple[int, ...]) -> list[Axes]:
+    """The other orders in which the axes of a value give the same shape: height and width may be exchanged, or a value
+    may only have been reshaped."""
+    orders = permutations(range(len(wanted)))
+    return [other for other in orders if other != order and tuple(wanted[axis] for axis in other) == shape]
+
+
+def joined(wanted: tuple[int, ...], order: Axes, shape: tuple[int, ...]) -> bool:
+    """Whether only axes before the last are taken together or apart: to a layer that is the same."""
+    return order == tuple(range(len(wanted))) and wanted[-1:] == shape[-1:]
 
 
 def _near(wanted: Array, found: Array, limit: float) -> bool:
     apart = np.subtract(found, wanted, dtype=np.float64)
-    return bool(np.linalg.norm(apart) <= limit * np.linalg.norm(wanted))
+    return bool(np.linalg.norm(apart) <= limit * np.linalg.norm(np.asarray(wanted, np.float64)))
 
 
 def mask_like(wanted: Held) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Optional
 
 from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
 from aligner.dtypes import DTYPES
 from aligner.record import Key
+from aligner.replay.borders import Uses
 from aligner.replay.repetition import Mistakes
 
 if TYPE_CHECKING:
@@ -40,6 +41,15 @@ class Plan:
     """The float type that all floats are handed on in; None keeps the reference's."""
     held: bool = True
     """Every layer is held to the reference; else only the net's inputs are, and rounding grows as it does."""
+    uses: Uses = field(default_factory=Uses)
+    """Where the port uses its values, and makes the reference's."""
+
+    def moved(self, elsewhere: Mapping[Key, Optional[Entry]]) -> Plan:
+        """The plan with other counterparts for these values of the port, or none."""
+        if not elsewhere:
+            return self
+        entries = {key: elsewhere.get(key, entry) for key, entry in self.entries.items()}
+        return replace(self, entries={key: entry for key, entry in entries.items() if entry is not None})
 
     def coarsest(self, layer: str) -> Optional[str]:
         """The shortest type that a value of this layer of the reference may be rounded to, on either side."""
@@ -72,5 +82,7 @@ class Frame:
     """The reference's layer that ended last before it, in the call around."""
     doubtful: list[int] = field(default_factory=list)
     """Checks of arguments that it got in another form: whether that is wrong, its results tell."""
-    misled: bool = False
-    """One of them says other things than the reference's, whatever the form."""
+    joined: bool = False
+    """It was given in one piece what the reference's call was given in several."""
+    misled: list[int] = field(default_factory=list)
+    """Those of them that say other things than the reference's, whatever the form."""

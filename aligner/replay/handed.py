@@ -1,18 +1,27 @@
-"""Whether an argument that comes in another form was understood: by a call inside that it was handed on to."""
+"""Whether an argument that comes in another form was understood, or is there as a part of another one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Optional
+
+import numpy as np
 
 from aligner.compare.checks import Check
 from aligner.compare.held import Held
 from aligner.compare.net import is_input
-from aligner.record import Key
+from aligner.dtypes import decode
+from aligner.record import Array, Key
 from aligner.replay.forms import mask_like, squeezed, tells_other_things
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Entry
+
+NEAR = 1e-2
+"""Parts are those of one value where they differ from it by no more than this part."""
+
+LEAST_PARTS = 2
 
 
 def understood(doubtful: Sequence[Check], inside: Sequence[Check], entries: Mapping[Key, Entry]) -> bool:
@@ -24,6 +33,28 @@ def understood(doubtful: Sequence[Check], inside: Sequence[Check], entries: Mapp
     wrong = {(check.key.layer, check.key.call) for check in inside if check.suspicious and not is_input(check.key.slot)}
     taken = [entries.get(check.port) for check in inside if _is_taken(check, wrong)]
     return all(any(_same(entries.get(check.port), other) for other in taken) for check in doubtful)
+
+
+def in_one_piece(missing: Sequence[Entry], given: Iterable[tuple[Array, str]]) -> bool:
+    """Whether the arguments that only the reference hands over are the parts of one that the port does.
+
+    Layers that take a list of tensors and join them themselves are given them joined by other people's ports.
+    """
+    if len(missing) < LEAST_PARTS or len({len(entry.shape) for entry in missing}) != 1:
+        return False
+    whole = sum(math.prod(entry.shape) for entry in missing)
+    alike = [(array, dtype) for array, dtype in given if array.size == whole and array.ndim == len(missing[0].shape)]
+    parts = [entry.load() for entry in missing] if alike else []
+    for axis in range(len(missing[0].shape)) if alike else ():
+        if len({part.shape[:axis] + part.shape[axis + 1 :] for part in parts}) != 1:
+            continue
+        joined = np.concatenate(parts, axis).astype(np.float64)
+        for array, dtype in alike:
+            if array.shape == joined.shape:
+                apart = np.linalg.norm(decode(array, dtype).astype(np.float64) - joined)
+                if apart <= NEAR * np.linalg.norm(joined):
+                    return True
+    return False
 
 
 def _is_taken(check: Check, wrong: set[tuple[str, int]]) -> bool:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, Optional, Union
+
+import numpy as np
 
 from aligner import registry
 from aligner.adapter import Adapter
@@ -20,12 +22,16 @@ from aligner.adapter import Parameter as Native
 from aligner.capture.progress import Progress
 from aligner.capture.session import Capture, Options
 from aligner.capture.sink import Sink
-from aligner.dump.reader import Dump, Entry, open_dump
+from aligner.compare.layer_map import LayerMap, Rule, read_map
+from aligner.compare.moved import moved
+from aligner.dtypes import DTYPES
+from aligner.dump.identity import LINEAGE, descended
+from aligner.dump.reader import Dump, open_dump
 from aligner.errors import AlignerError, ReplayError
-from aligner.record import Key, Note, Phase
-from aligner.replay import trial
+from aligner.record import Array, Key, Note, Phase
 from aligner.replay.examination import Subject, Summary, examine
-from aligner.replay.transfer import Item, Slot, Transfer, left_over, plan
+from aligner.replay.loading import Loader
+from aligner.replay.transfer import Transfer
 from aligner.structure import rebuild_arguments
 
 Path = Union[str, "os.PathLike[str]"]
@@ -41,87 +47,35 @@ class Replay:
         self.transfer: Transfer = Transfer((), (), ())
         self.examined: Optional[Summary] = None
         """What the forced pass of the last capture found."""
+        self.given: Mapping[str, str] = {}
+        """The user's map, name by name; compare goes by it as well."""
         self._adapter = adapter
+        self._loader = Loader(reference, adapter, model)
 
     @property
     def steps(self) -> Sequence[int]:
         """The steps that the reference holds inputs for."""
         return [call.step for call in self.reference.calls if call.layer == "" and call.number == 0]
 
-    def load(self, renames: Mapping[str, str], allow_missing: bool) -> None:
-        """Give the port the reference's weights.
+    @property
+    def unmoved_steps(self) -> Sequence[int]:
+        """Those that the reference ran on the weights in its dump; nothing had changed them yet."""
+        changed = moved(self.reference).steps
+        return [step for step in self.steps if step not in changed]
+
+    def load(self, renames: Mapping[str, str], allow_missing: bool, rules: Sequence[Rule] = ()) -> None:
+        """Give the port the reference's weights; `rules` are the user's map.
 
         Raises:
             ReplayError: the dump holds no weights, or parameters are left over on either side.
+            UsageError: the map names what is on neither side.
         """
-        entries = {
-            Slot(entry.key.layer, entry.key.slot): entry
-            for entry in self.reference.entries
-            if entry.key.phase is Phase.PARAMETER
-        }
-        natives = {Slot(p.layer, p.role): p for p in self._adapter.parameters(self.model)}
-        items = _reference_items(self.reference, entries), self._port_items(natives)
-        self.transfer = plan(*items, renames)
-        ours, theirs = self.transfer.failing
-        if (ours or theirs) and not allow_missing:
-            message = (
-                "weights-left-over" if ours and theirs else "weights-left-reference" if ours else "weights-left-port"
-            )
-            raise ReplayError(
-                message if entries else "weights-none",
-                reference=os.fspath(self.reference.path),
-                left_reference=left_over(ours),
-                left_port=left_over(theirs),
-            )
-        self._fill(self.transfer, entries, natives)
-        if trial.doubtful(self.transfer) and self.steps:
-            self._try_other_order(items, renames, entries, natives)
-
-    def _fill(self, transfer: Transfer, entries: Mapping[Slot, Entry], natives: Mapping[Slot, Native]) -> None:
-        for match in transfer.matches:
-            entry = entries[match.reference.slot]
-            self._adapter.load(natives[match.port.slot], entry.raw(), entry.dtype)
-
-    def _try_other_order(
-        self,
-        items: tuple[list[Item], list[Item]],
-        renames: Mapping[str, str],
-        entries: Mapping[Slot, Entry],
-        natives: Mapping[Slot, Native],
-    ) -> None:
-        """Match alike layers in the order they run, where that makes more of the port's layers agree."""
-        first = self.transfer
-        self._adapter.set_training(self.model, False)  # nothing is to be learnt from this run
-        before = self._tried(first)
-        if before is None or before.agreeing == before.judged:
-            return
-        order = trial.executed(self.reference, self.steps[0])
-        other = plan(trial.in_order(items[0], order), trial.in_order(items[1], before.order), renames)
-        if trial.same(first, other) or len(other.matches) != len(first.matches):
-            return
-        self._fill(other, entries, natives)
-        after = self._tried(other)
-        if after is not None and after.agreeing > before.agreeing:
-            position = {match.reference.slot: index for index, match in enumerate(first.matches)}
-            matches = sorted(other.matches, key=lambda match: position.get(match.reference.slot, len(position)))
-            self.transfer = replace(other, matches=tuple(matches))
-        else:
-            self._fill(first, entries, natives)
-
-    def _tried(self, transfer: Transfer) -> Optional[trial.Trial]:
-        """What a run with these weights shows; None where the net does not run: the capture will say why."""
-        step = self.steps[0]
+        steps = self.steps
+        arguments = partial(self.arguments, steps[0]) if steps else None
         try:
-            return trial.run(self.reference, self._adapter, self.model, self.arguments(step), transfer, step)
-        except Exception:
-            return None
-
-    def _port_items(self, natives: Mapping[Slot, Native]) -> list[Item]:
-        kinds = {path: self._adapter.spec(layer).kind for path, layer in self._adapter.layers(self.model)}
-        return [
-            Item(slot, native.shape, native.name, kinds.get(native.layer, ""), _required(native.buffer, native.role))
-            for slot, native in natives.items()
-        ]
+            self._loader.load(renames, allow_missing, arguments, steps[0] if steps else 0, rules)
+        finally:
+            self.transfer, self.given = self._loader.transfer, self._loader.given
 
     def set_training(self, training: Optional[bool]) -> None:
         """Put the port into the mode asked for, or else layer by layer into the reference's."""
@@ -190,45 +144,65 @@ class Replay:
         options.force = options.force or force
         if forced:
             options.then = partial(self._examine, os.path.abspath(os.fspath(path)), options)
+            options.then_stopped = True
         options.header = {
             **options.header,
             "reference": os.fspath(self.reference.path),
-            "mapping": [list(pair) for pair in self.transfer.layers],
+            LINEAGE: descended(self.reference),
+            "mapping": self.transfer.mapping,
+            "map": [list(pair) for pair in self.given.items()],
+            "reformed": self.transfer.reformed,
+            "combined": self.transfer.combined,
         }
         return Capture(self._adapter, self.model, path, options, progress)
 
     def _examine(self, path: str, options: Options, sink: Sink, order: int, seconds: float) -> None:
         """The forced pass and the trials. Whatever goes wrong in them, the free run is kept, and a note tells."""
+        with open_dump(path) as port:
+            changed, stop = moved(port), port.header.get("stopped")
+        last = None if stop is None else int(stop["step"])
+        steps = [step for step in self.unmoved_steps if options.steps is None or step < options.steps]
         subject = Subject(
             self._adapter,
             self.model,
             self.reference,
             self.run,
-            [step for step in self.steps if options.steps is None or step < options.steps],
+            [step for step in steps if step not in changed.steps and (last is None or step <= last)],
             options.silence_dropout,
             options.seed,
-            [list(pair) for pair in self.transfer.layers],
-            self._fill_buffers,
+            self.transfer.mapping,
+            partial(self._loader.refill, self.transfer, True),
+            last,
+            self.given,
         )
         try:
-            self.examined = examine(subject, path, sink, order, seconds)
+            with self._as_loaded(bool(changed.layers)):
+                if subject.steps:
+                    self.examined = examine(subject, path, sink, order, seconds)
         except AlignerError:
             raise
         except BaseException as error:  # the net's own, mostly: a second run may fail where the first did not
             said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            sink.note(Note("", "forced-failed", {"error": said[:300]}))
+            note = Note("", "forced-failed", {"error": said[:300]})
             if not isinstance(error, (Exception, SystemExit)):
+                with suppress(AlignerError):
+                    sink.note(note)
                 raise
+            sink.note(note)
 
-    def _fill_buffers(self) -> None:
-        """The reference's buffers once more: a run in train mode has changed the port's."""
-        buffers = {Slot(p.layer, p.role): p for p in self._adapter.parameters(self.model) if p.buffer}
-        for match in self.transfer.matches:
-            entry = self.reference.find(
-                Key(0, Phase.PARAMETER, match.reference.slot.layer, 0, match.reference.slot.role)
-            )
-            if match.port.slot in buffers and entry is not None:
-                self._adapter.load(buffers[match.port.slot], entry.raw(), entry.dtype)
+    @contextmanager
+    def _as_loaded(self, changed: bool) -> Iterator[None]:
+        """The weights that were loaded, where the program has changed them since; in the end as they were."""
+        kept: list[tuple[Native, Array]] = []
+        if changed:
+            known = [p for p in self._adapter.parameters(self.model) if p.dtype in DTYPES]
+            kept = [(parameter, np.array(self._adapter.read(parameter))) for parameter in known]
+            self._loader.refill(self.transfer, False)
+        try:
+            yield
+        finally:
+            for parameter, values in kept:
+                self._adapter.load(parameter, values, parameter.dtype)
 
     def close(self) -> None:
         """Close the reference."""
@@ -250,24 +224,6 @@ class Replay:
         return f"<Replay of {self.reference.path}: {len(self.transfer.matches)} parameters loaded, {left} left over>"
 
 
-def _required(buffer: bool, role: str) -> bool:
-    """Whether a parameter without counterpart must stop the replay; other buffers are constants nets work out anew."""
-    return not buffer or role in ("running_mean", "running_var")
-
-
-def _reference_items(reference: Dump, entries: Mapping[Slot, Entry]) -> list[Item]:
-    """The dump's parameters; the header's table has their own names and which are buffers."""
-    table = {Slot(row[0], row[1]): row for row in reference.header.get("parameters", [])}
-    items = []
-    for slot, entry in entries.items():
-        row = table.get(slot)
-        layer = reference.layers.get(slot.layer)
-        name = row[2] if row else ".".join(slot).lstrip(".")
-        required = _required(bool(row and row[4]), slot.role)
-        items.append(Item(slot, entry.shape, name, layer.spec.kind if layer else "", required))
-    return items
-
-
 def _fit(model: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Arguments:
     """Arguments that the port's signature takes: unknown keyword names become positions."""
     function = getattr(model, "construct", None) or getattr(model, "forward", None)
@@ -283,7 +239,12 @@ def _fit(model: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Arg
 
 
 def replay(
-    reference: Path, model: Any, *, rename: Optional[Mapping[str, str]] = None, allow_missing: bool = False
+    reference: Path,
+    model: Any,
+    *,
+    rename: Optional[Mapping[str, str]] = None,
+    map: Optional[LayerMap] = None,
+    allow_missing: bool = False,
 ) -> Replay:
     """Load the reference's weights into `model` and make its inputs ready.
 
@@ -291,6 +252,7 @@ def replay(
         reference: the reference's dump.
         model: the port; its framework is found from it. It is put into the reference's train or eval mode.
         rename: reference path or prefix -> port path or prefix, where names and structure do not tell.
+        map: the same as a mapping or a file, in the form that `aligner.compare` takes.
         allow_missing: go on although parameters are left over on either side.
 
     Raises:
@@ -300,7 +262,7 @@ def replay(
     dump.verify()
     result = Replay(dump, registry.of(model), model)
     try:
-        result.load(dict(rename or {}), allow_missing)
+        result.load(dict(rename or {}), allow_missing, read_map(map))
         result.set_training(None)
     except BaseException:
         dump.close()

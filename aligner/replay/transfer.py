@@ -8,44 +8,23 @@ on and how sure it is; what fits nowhere is left over and named.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Optional
+from dataclasses import dataclass, replace
 
-from aligner.errors import ReplayError
 from aligner.record import display
+from aligner.replay import fused
+from aligner.replay.items import Item, Match, Slot, with_meanings, without
+from aligner.replay.likeness import by_structure
+from aligner.replay.naming import by_name, check_renames
+from aligner.replay.reshaping import Form, Sides, forms
+
+PARTS = 0.9
+"""How sure it is that parameters are the rows of another one."""
+
+_Ranks = tuple[Mapping[Slot, int], Mapping[Slot, int]]
 
 IGNORED_ROLES = frozenset({"num_batches_tracked"})
 """Counters that a port has no use for."""
-
-
-class Slot(NamedTuple):
-    """A parameter's place on one side."""
-
-    layer: str
-    role: str
-
-
-@dataclass(frozen=True, eq=False)
-class Item:
-    """What must be known of a parameter to find its counterpart. `name` is the framework's own."""
-
-    slot: Slot
-    shape: tuple[int, ...]
-    name: str
-    kind: str
-    required: bool
-    """False for buffers that nets recompute (masks, tables): left over, they are told but do not fail."""
-
-
-class Match(NamedTuple):
-    """A parameter of the reference, the port's that gets it, and why: "name", "rename" or "structure"."""
-
-    reference: Item
-    port: Item
-    by: str
-    confidence: float
 
 
 @dataclass(frozen=True)
@@ -61,9 +40,54 @@ class Transfer:
         """Layer pairs that the matches imply, with the least confidence of theirs, in the reference's order."""
         pairs: dict[tuple[str, str], float] = {}
         for match in self.matches:
+            if match.by == "parts":
+                continue  # of calls that says nothing: one layer here is several there
             pair = (match.reference.slot.layer, match.port.slot.layer)
             pairs[pair] = min(pairs.get(pair, 1.0), match.confidence)
         return [(reference, port, sure) for (reference, port), sure in pairs.items()]
+
+    @property
+    def mapping(self) -> list[list[object]]:
+        """The same as plain facts; what layers are given told of those with "values" at the end."""
+        told = {(m.reference.slot.layer, m.port.slot.layer) for m in self.matches if m.by == "values"}
+        return [[one, other, sure] + ["values"] * ((one, other) in told) for one, other, sure in self.layers]
+
+    @property
+    def reformed(self) -> list[list[object]]:
+        """Plain facts of the parameters that stand in another form in the port: slot and view on either side."""
+        sides = [(match.reference, match.port) for match in self.matches if match.reformed]
+        return [[[*item.slot, item.view.facts()] for item in pair] for pair in sides]
+
+    @property
+    def combined(self) -> list[list[list[object]]]:
+        """Plain facts of either side's parameters that are made of several: slot and recipe."""
+        sides = [match.reference for match in self.matches], [match.port for match in self.matches]
+        return [[[*i.slot, i.recipe.facts()] for i in side if i.recipe is not None] for side in sides]
+
+    @property
+    def norms(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """By layer the norm that is taken together with it, on either side."""
+        sides = [match.reference for match in self.matches], [match.port for match in self.matches]
+        one, other = (
+            {
+                i.slot.layer: i.recipe.layer("variance")
+                for i in side
+                if i.recipe is not None and i.recipe.layer("variance")
+            }
+            for side in sides
+        )
+        return one, other
+
+    def headed(self, heads: int) -> Transfer:
+        """The same with the rows of parts head by head."""
+
+        def seen(item: Item) -> Item:
+            return replace(item, view=replace(item.view, heads=heads)) if item.view.stop else item
+
+        matches = [
+            m._replace(reference=seen(m.reference), port=seen(m.port)) if m.by == "parts" else m for m in self.matches
+        ]
+        return replace(self, matches=tuple(matches))
 
     @property
     def failing(self) -> tuple[list[Item], list[Item]]:
@@ -71,178 +95,74 @@ class Transfer:
         return [item for item in self.left_reference if item.required], [i for i in self.left_port if i.required]
 
 
-def plan(reference: Sequence[Item], port: Sequence[Item], renames: Mapping[str, str]) -> Transfer:
+def plan(
+    reference: Sequence[Item], port: Sequence[Item], renames: Mapping[str, str], folded: Sequence[Form] = ()
+) -> Transfer:
     """Match the port's parameters to the reference's.
+
+    Where that leaves something over, or rests on order alone, other forms are tried one after the other, and kept
+    where more fits: those that were `folded`, as a direction and a length, without axes of one, with axes turned,
+    several as the rows of one.
 
     Raises:
         ReplayError: a rename names nothing on one side.
     """
-    reference = [item for item in reference if item.slot.role not in IGNORED_ROLES]
-    port = [item for item in port if item.slot.role not in IGNORED_ROLES]
-    _check_renames(reference, port, renames)
-    named = _by_name(reference, port, renames)
-    rest_reference, rest_port = _without(reference, port, named)
+    sides = _counted(reference), _counted(port)
+    check_renames(*sides, renames)
+    best = _planned(*sides, renames)
+    for form in (*folded, *forms(best.failing, any(match.by == "structure" for match in best.matches), sides)):
+        other = form(sides)
+        found = _planned(*other, renames)
+        if _score(found, _ranks(other)) > _score(best, _ranks(sides)):
+            best, sides = found, other
+    bound = [Match(one, part, "parts", PARTS) for part, one in fused.parts(best.failing[1], sides[0])]
+    bound += [Match(part, one, "parts", PARTS) for part, one in fused.parts(best.failing[0], sides[1])]
+    joined = _planned(*sides, renames, bound) if bound else best
+    return joined if _score(joined, _ranks(sides)) > _score(best, _ranks(sides)) else best
+
+
+def _ranks(sides: Sides) -> _Ranks:
+    return {item.slot: i for i, item in enumerate(sides[0])}, {item.slot: i for i, item in enumerate(sides[1])}
+
+
+def _counted(items: Sequence[Item]) -> Sequence[Item]:
+    return with_meanings([item for item in items if item.slot.role not in IGNORED_ROLES])
+
+
+def _score(transfer: Transfer, rank: _Ranks) -> tuple[int, int, float]:
+    """Less left over first, then fewer crossings among alike parameters, then surer matches."""
+    _, crossings, sure = _quality(transfer.matches, rank)
+    return -sum(map(len, transfer.failing)), crossings, sure
+
+
+def _planned(
+    reference: Sequence[Item], port: Sequence[Item], renames: Mapping[str, str], bound: Sequence[Match] = ()
+) -> Transfer:
+    """The matches of parameters in the forms given; `bound` are known beforehand."""
+    free_reference, free_port = without(reference, port, bound)
+    named = by_name(free_reference, free_port, renames)
+    rest_reference, rest_port = without(free_reference, free_port, named)
     if rest_reference and rest_port and not renames:
-        whole = _by_structure(reference, port)
-        joined = named + _by_structure(rest_reference, rest_port)
+        whole = by_structure(free_reference, free_port, bound)
+        joined = named + by_structure(rest_reference, rest_port, [*named, *bound])
         # Names that coincide by chance (two Sequentials numbered differently) leave crossings or gaps behind;
         # then the order of the whole net is the better witness.
-        rank = {item: i for side in (reference, port) for i, item in enumerate(side)}
+        rank = {item.slot: i for i, item in enumerate(reference)}, {item.slot: i for i, item in enumerate(port)}
         matches = whole if _quality(whole, rank) > _quality(joined, rank) else joined
     else:
-        matches = named + _by_structure(rest_reference, rest_port)
+        matches = named + by_structure(rest_reference, rest_port, [*named, *bound])
+    matches = [*matches, *bound]
     position = {item.slot: i for i, item in enumerate(reference)}
     matches.sort(key=lambda match: position[match.reference.slot])
-    left_reference, left_port = _without(reference, port, matches)
+    left_reference, left_port = without(reference, port, matches)
     return Transfer(tuple(matches), tuple(left_reference), tuple(left_port))
 
 
-def _without(
-    reference: Sequence[Item], port: Sequence[Item], matches: Sequence[Match]
-) -> tuple[list[Item], list[Item]]:
-    used = {match.reference.slot for match in matches}, {match.port.slot for match in matches}
-    return [i for i in reference if i.slot not in used[0]], [i for i in port if i.slot not in used[1]]
-
-
-def _check_renames(reference: Sequence[Item], port: Sequence[Item], renames: Mapping[str, str]) -> None:
-    for side, items, wanted in (("reference", reference, renames.keys()), ("port", port, renames.values())):
-        for name in wanted:
-            known = {item.slot.layer for item in items} | {".".join(item.slot).lstrip(".") for item in items}
-            if not any(_inside(path, name) for path in known):
-                close = ", ".join(difflib.get_close_matches(name, sorted(known), n=3)) or "-"
-                raise ReplayError("rename-unknown", name=name, side=side, close=close)
-
-
-def _inside(path: str, prefix: str) -> bool:
-    return path == prefix or prefix == "" or path.startswith(f"{prefix}.")
-
-
-def _renamed(slot: Slot, renames: Mapping[str, str]) -> Optional[Slot]:
-    """The port's slot by the longest rename that covers this slot, or None when no rename does."""
-    whole = ".".join(slot).lstrip(".")
-    for prefix in sorted(renames, key=len, reverse=True):
-        if _inside(whole, prefix):
-            rest = whole[len(prefix) :].lstrip(".")
-            layer, _, role = ".".join(part for part in (renames[prefix], rest) if part).rpartition(".")
-            return Slot(layer, role)
-    return None
-
-
-def _by_name(reference: Sequence[Item], port: Sequence[Item], renames: Mapping[str, str]) -> list[Match]:
-    ports = {item.slot: item for item in port}
-    matches = []
-    for item in reference:
-        renamed = _renamed(item.slot, renames)
-        found = ports.get(renamed or item.slot)
-        if found is not None and found.shape == item.shape:
-            matches.append(Match(item, found, "rename" if renamed else "name", 1.0))
-    return matches
-
-
-def _by_structure(reference: Sequence[Item], port: Sequence[Item]) -> list[Match]:
-    """Layers with the same kind and parameters in order, then layers with the same shapes, then single parameters."""
-    matches = _without_biases(reference, port)
-    for signature in (_strict, _loose):
-        rest_reference, rest_port = _without(reference, port, matches)
-        groups = _groups(rest_reference, signature), _groups(rest_port, signature)
-        for key, layers in groups[0].items():
-            for a, b, sure in _in_order(layers, groups[1].get(key, [])):
-                matches += [Match(x, y, "structure", sure) for x, y in zip(_sorted(a), _sorted(b))]
-    rest_reference, rest_port = _without(reference, port, matches)
-    shapes = {item.shape for item in rest_reference}
-    for shape in shapes:
-        ours = [[item] for item in rest_reference if item.shape == shape]
-        theirs = [[item] for item in rest_port if item.shape == shape]
-        matches += [Match(a[0], b[0], "structure", sure * 0.8) for a, b, sure in _in_order(ours, theirs)]
-    return matches
-
-
-def _without_biases(reference: Sequence[Item], port: Sequence[Item]) -> list[Match]:
-    """Layers of which some lack their bias on one side (has_bias=False is a default): all in order, by the rest.
-
-    Else the row of those that have one would be shorter, and its members would be pushed along.
-    """
-    matches: list[Match] = []
-    ours, theirs = (_groups(items, _biasless) for items in (reference, port))
-    for key, layers in ours.items():
-        others = theirs.get(key, [])
-        biased = [sum(any(item.slot.role == "bias" for item in layer) for layer in side) for side in (layers, others)]
-        if len(layers) != len(others) or biased[0] == biased[1]:
-            continue
-        for a, b, sure in _in_order(layers, others):
-            roles = {item.slot.role: item for item in b}
-            matches += [Match(x, roles[x.slot.role], "structure", sure) for x in _sorted(a) if x.slot.role in roles]
-    return matches
-
-
-def _biasless(items: Sequence[Item]) -> tuple[object, ...]:
-    return (items[0].kind, *sorted((item.slot.role, item.shape) for item in items if item.slot.role != "bias"))
-
-
-def _strict(items: Sequence[Item]) -> tuple[object, ...]:
-    return (items[0].kind, *sorted((item.slot.role, item.shape) for item in items))
-
-
-def _loose(items: Sequence[Item]) -> tuple[object, ...]:
-    return tuple(sorted((item.slot.role, item.shape) for item in items))
-
-
-def _sorted(items: Sequence[Item]) -> list[Item]:
-    return sorted(items, key=lambda item: item.slot.role)
-
-
-def _groups(items: Sequence[Item], signature: object) -> dict[tuple[object, ...], list[list[Item]]]:
-    """The layers of one side by signature, each as the list of its parameters, in order of definition."""
-    layers: dict[str, list[Item]] = {}
-    for item in items:
-        layers.setdefault(item.slot.layer, []).append(item)
-    groups: dict[tuple[object, ...], list[list[Item]]] = {}
-    for members in layers.values():
-        groups.setdefault(signature(members), []).append(members)  # type: ignore[operator]  # one of the two above
-    return groups
-
-
-def _in_order(
-    reference: Sequence[list[Item]], port: Sequence[list[Item]]
-) -> list[tuple[list[Item], list[Item], float]]:
-    """Pair two rows of alike layers without crossings; where one row is longer, likeness of names decides who stays."""
-    if not reference or not port:
-        return []
-    if len(reference) == len(port):
-        sure = 1.0 if len(reference) == 1 else 0.9
-        return [(a, b, sure) for a, b in zip(reference, port)]
-    likeness = [[_likeness(a[0].slot.layer, b[0].slot.layer) for b in port] for a in reference]
-    return [(reference[i], port[j], 0.6) for i, j in best_path(likeness)]
-
-
-def _likeness(a: str, b: str) -> float:
-    return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio() + 0.1
-
-
-def best_path(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
-    """The pairs (i, j), rising in both, whose scores sum to the most (dynamic programming)."""
-    rows, columns = len(scores), len(scores[0])
-    best = [[0.0] * (columns + 1) for _ in range(rows + 1)]
-    for i in range(rows - 1, -1, -1):
-        for j in range(columns - 1, -1, -1):
-            best[i][j] = max(best[i + 1][j + 1] + scores[i][j], best[i + 1][j], best[i][j + 1])
-    pairs, i, j = [], 0, 0
-    while i < rows and j < columns:
-        if best[i][j] == best[i + 1][j + 1] + scores[i][j]:
-            pairs.append((i, j))
-            i, j = i + 1, j + 1
-        elif best[i][j] == best[i + 1][j]:
-            i += 1
-        else:
-            j += 1
-    return pairs
-
-
-def _quality(matches: Sequence[Match], rank: Mapping[Item, int]) -> tuple[int, int, float]:
+def _quality(matches: Sequence[Match], rank: _Ranks) -> tuple[int, int, float]:
     """More matches first, then fewer crossings among alike parameters, then surer ones."""
     rows: dict[tuple[int, ...], list[int]] = {}
-    for match in sorted(matches, key=lambda match: rank[match.reference]):
-        rows.setdefault(match.reference.shape, []).append(rank[match.port])
+    for match in sorted(matches, key=lambda match: rank[0][match.reference.slot]):
+        rows.setdefault(match.reference.shape, []).append(rank[1][match.port.slot])
     crossings = sum(1 for row in rows.values() for a, b in zip(row, row[1:]) if a > b)
     return len(matches), -crossings, sum(match.confidence for match in matches)
 

@@ -7,19 +7,24 @@ layers give the reference's values, or they do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 from typing import Any, Optional
 
 import numpy as np
 
-from aligner.adapter import Adapter, Handle
+from aligner.adapter import Adapter, Arguments, Handle
 from aligner.dtypes import decode
 from aligner.dump.reader import Dump, Entry
 from aligner.record import Array, Key, Phase
-from aligner.replay.transfer import Item, Transfer
-from aligner.structure import Tensors, flatten_result
+from aligner.replay.forms import squeezed
+from aligner.replay.items import Item
+from aligner.replay.transfer import Transfer
+from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments
 
 NEAR = 1e-3
 """An output agrees within this much of its own size: wrong weights are far beyond it, round-off far below."""
@@ -34,8 +39,35 @@ class Trial:
     """What a run showed: when each layer first ran, and how many outputs, the net's among them, agree."""
 
     order: dict[str, int] = field(default_factory=dict)
+    made: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The shape of the first thing that it made, without axes of one."""
     judged: int = 0
     agreeing: int = 0
+    agreed: dict[str, bool] = field(default_factory=dict)
+    """By layer, where what it made could be judged."""
+    fitting: int = 0
+    """Outputs that have as many elements as they should: behind a mistake nothing agrees, but that still tells."""
+
+    @property
+    def score(self) -> tuple[int, int]:
+        """How well what was made agrees."""
+        return self.agreeing, self.fitting
+
+    def telling(self, layers: Collection[str]) -> Optional[str]:
+        """The layer that tells what is made of these: the next one that is judged; None if there was none so far."""
+        if any(layer not in self.order for layer in layers):
+            return None
+        last = max(self.order[layer] for layer in layers)
+        return next((layer for layer, place in self.order.items() if place > last and layer in self.agreed), None)
+
+    def shows(self, layers: Collection[str]) -> bool:
+        """Whether what is made of these layers agrees."""
+        layer = self.telling(layers)
+        return layer is not None and self.agreed[layer]
+
+
+class _EnoughError(Exception):
+    """The run has told what was asked."""
 
 
 def doubtful(transfer: Transfer) -> bool:
@@ -43,12 +75,30 @@ def doubtful(transfer: Transfer) -> bool:
     return any(match.by == "structure" and match.confidence < 1.0 for match in transfer.matches)
 
 
-def run(reference: Dump, adapter: Adapter, model: Any, arguments: Any, transfer: Transfer, step: int) -> Trial:
-    """Call the port once and watch its layers. Whatever the net raises goes up."""
+def run(
+    reference: Dump,
+    adapter: Adapter,
+    model: Any,
+    arguments: Any,
+    transfer: Transfer,
+    step: int,
+    held: Mapping[str, Sequence[Entry]] = MappingProxyType({}),
+) -> Trial:
+    """Call the port once and watch its layers.
+
+    Layers that are to be `held` are given one of these values, and the run ends once it is known what is made of them.
+    Whatever the net raises goes up.
+    """
     trial = Trial()
+
+    def looked(path: str) -> None:
+        if held and trial.telling(held) == path:
+            raise _EnoughError
+
     counterparts: dict[str, str] = {}
-    for ours, theirs, _ in transfer.layers:
-        counterparts.setdefault(theirs, ours)
+    norms = transfer.norms
+    for ours, theirs, _ in transfer.layers:  # of a convolution and its norm, what the norm makes
+        counterparts.setdefault(norms[1].get(theirs, theirs), norms[0].get(ours, ours))
     args, kwargs = arguments
     with ExitStack() as hooks, adapter.running(model):
         for path, layer in adapter.layers(model):
@@ -57,15 +107,45 @@ def run(reference: Dump, adapter: Adapter, model: Any, arguments: Any, transfer:
             def expected(slot: str, ours: Optional[str] = name) -> Optional[Entry]:
                 return None if ours is None else reference.find(Key(step, Phase.FORWARD, ours, 0, slot))
 
-            hooks.callback(_watch(trial, adapter, path, layer, expected).remove)
-        model(*args, **kwargs)
+            if path in held:
+                hooks.callback(adapter.intervene(layer, partial(_given, adapter, held[path]), _as_made).remove)
+            hooks.callback(_watch(trial, adapter, path, layer, expected, looked).remove)
+        try:
+            model(*args, **kwargs)
+        except Exception:  # what is raised in a hook may come back as another exception
+            if not held or trial.telling(held) is None:
+                raise
     return trial
 
 
+def _given(
+    adapter: Adapter, entries: Sequence[Entry], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> Arguments:
+    """The arguments with the first of these values that could be meant in the place of the first tensor."""
+    found: Tensors = []
+    flatten_arguments(args, kwargs, adapter.is_tensor, found)
+    for slot, tensor in found[:1]:
+        shape, dtype = adapter.to_numpy(tensor).shape, adapter.dtype(tensor)
+        for entry in entries:
+            if math.prod(shape) == math.prod(entry.shape) and dtype == entry.dtype:
+                other = adapter.from_numpy(entry.raw().reshape(shape), dtype)
+                return substitute_arguments(args, kwargs, {slot: other})
+    return args, kwargs
+
+
+def _as_made(args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> object:
+    return output
+
+
 def _watch(
-    trial: Trial, adapter: Adapter, path: str, layer: object, expected: Callable[[str], Optional[Entry]]
+    trial: Trial,
+    adapter: Adapter,
+    path: str,
+    layer: object,
+    expected: Callable[[str], Optional[Entry]],
+    looked: Callable[[str], None],
 ) -> Handle:
-    """Hooks that note the layer's first call and judge what it gives."""
+    """Hooks that note the layer's first call and judge what it gives; then it was `looked` at."""
     judged: list[str] = []
 
     def before(args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
@@ -78,16 +158,22 @@ def _watch(
         found: Tensors = []
         flatten_result(output, adapter.is_tensor, found)
         for slot, tensor in found:
+            array = adapter.to_numpy(tensor)
+            trial.made.setdefault(path, squeezed(array.shape))
             entry = expected(slot)
             if entry is not None:
+                agrees = _agrees(decode(array, adapter.dtype(tensor)), entry)
                 trial.judged += 1
-                trial.agreeing += _agrees(adapter, tensor, entry)
+                trial.agreeing += agrees
+                if array.size == math.prod(entry.shape):
+                    trial.fitting += 1
+                    trial.agreed[path] = trial.agreed.get(path, True) and agrees
+        looked(path)
 
     return adapter.observe(layer, before, after)
 
 
-def _agrees(adapter: Adapter, tensor: object, expected: Entry) -> bool:
-    values = decode(adapter.to_numpy(tensor), adapter.dtype(tensor))
+def _agrees(values: Array, expected: Entry) -> bool:
     wanted = expected.load()
     if values.size != wanted.size:
         return False

@@ -14,7 +14,11 @@ from typing import Any, Optional
 from aligner.adapter import Adapter
 from aligner.compare.cases import Cases
 from aligner.compare.checks import LIMIT, Check
+from aligner.compare.kin import Kin, Told, class_of
 from aligner.compare.place import Place
+from aligner.errors import because
+from aligner.explain.case import Case
+from aligner.explain.inquiry import Allowance, Inquiry
 from aligner.explain.suspect import Suspect
 from aligner.explain.suspects import IN_SHORT, suspects, tried_as
 from aligner.findings import LAYER, REPEAT, TRIAL
@@ -47,7 +51,7 @@ def small(checks: list[Check], cases: Cases, alone: Alone) -> Iterable[tuple[str
     for number, check in enumerate(checks):
         if check.where != "layer" or check.suspicious or not check.isolated or not check.ratio >= SMALL:
             continue
-        case = cases.case(Place("layer", check.owner, check.key, check.port, None, check.rounding, False))
+        case = cases.case(_place(check, False))
         if case.reference == case.port:
             continue
         for suspect in _worth_it(suspects(case, thorough=False)):
@@ -61,31 +65,70 @@ def small(checks: list[Check], cases: Cases, alone: Alone) -> Iterable[tuple[str
 def tried(checks: Sequence[Check], cases: Cases, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:
     """Findings, one for each trial. One call stands for a layer: all its calls share the settings."""
     done: set[str] = set()
+    asking = _Asking()
     code = 0
     for check in checks:
         if check.reason == ARGUMENT and check.fails and len(done) < LAYERS:
-            yield from _argument(check, cases, alone)
+            yield from _argument(check, cases, alone, asking)
         if check.where == "glue" and check.fails and code < MOST:
             code += 1
             yield from _in_float32(check, cases, alone)
         if check.where != "layer" or not check.fails or check.key.layer in done or len(done) >= LAYERS:
             continue
         done.add(check.key.layer)
-        kept = check.kept or check.hidden
-        place = Place("layer", check.owner, check.key, check.port, None, check.rounding, kept)
+        place = _place(check, check.kept or check.hidden)
         apart = repeated(check, alone)
         if apart:
             yield REPEAT, {"layer": check.key.layer, "apart": apart}
-        for suspect in _worth_it(suspects(cases.case(place))):
+        for suspect in asking.worth_it(cases.case(place)):
             facts = _trial(check, suspect, alone)
             if suspect.cause != IN_SHORT or math.isfinite(facts.get("after", 0.0)):  # else a constant is short itself
                 yield TRIAL, facts
 
 
-def _argument(check: Check, cases: Cases, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:
+def _place(check: Check, kept: bool) -> Place:
+    """Where its values are; the port's is one that was `kept`, or the free run's."""
+    place = check.where, check.owner, check.key, check.port, check.between, check.rounding
+    return Place(*place, kept, check.against, axes=check.axes)
+
+
+class _Asking:
+    """Suspects of the layers that are tried: of one class with the same settings wrong, the first is looked into in
+    full, and of the others it is asked what told something of it."""
+
+    def __init__(self) -> None:
+        self._allowance = Allowance()
+        self._kin: dict[object, Kin] = {}
+
+    def worth_it(self, case: Case) -> Iterable[Suspect]:
+        """Those that change a layer."""
+        kin = self._kin.setdefault(class_of(case), Kin())
+        for example in kin.usable:
+            found = self._found(case, example.rules)[0]
+            if _told(found) == example.told:
+                return found
+        found, inquiry = self._found(case)
+        kin.add(case.layer, _told(found), inquiry)
+        return found
+
+    def of_code(self, case: Case) -> Sequence[Suspect]:
+        """All of them, for code between layers."""
+        with self._allowance.inquiry() as inquiry:
+            return suspects(case, inquiry=inquiry)
+
+    def _found(self, case: Case, rules: Optional[Sequence[str]] = None) -> tuple[Sequence[Suspect], Inquiry]:
+        with self._allowance.inquiry(rules) as inquiry:
+            return _worth_it(suspects(case, inquiry=inquiry)), inquiry
+
+
+def _told(found: Iterable[Suspect]) -> Told:
+    """A trial decides which of them is right: with several to try, or one, there is nothing more to look for."""
+    return tuple((suspect.cause, True) for suspect in found)
+
+
+def _argument(check: Check, cases: Cases, alone: Alone, asking: _Asking) -> Iterable[tuple[str, dict[str, Any]]]:
     """The layer with the argument that the code around it forgot."""
-    place = Place(check.where, check.owner, check.key, check.port, check.between, check.rounding, False)
-    for suspect in suspects(cases.case(place))[:1]:
+    for suspect in asking.of_code(cases.case(_place(check, False)))[:1]:
         facts: dict[str, Any] = {"layer": check.owner, "suspect": suspect.name}
         try:
             facts["before"] = alone.error(check, {})
@@ -101,8 +144,7 @@ def _in_float32(check: Check, cases: Cases, alone: Alone) -> Iterable[tuple[str,
     it was written right, and where it is as wrong, the short type is not to blame. A cast in the code stays as it is,
     and says nothing.
     """
-    place = Place(check.where, check.owner, check.key, check.port, check.between, check.rounding, check.kept)
-    case = cases.case(place)
+    case = cases.case(_place(check, check.kept))
     for suspect in suspects(case, thorough=False):
         if suspect.cause == IN_SHORT:
             try:
@@ -127,10 +169,10 @@ def described(checks: Sequence[Check], adapter: Adapter, alone: Alone) -> Iterab
         try:
             yield LAYER, {"layer": check.port.layer, "python": adapter.expression(layer), "imports": adapter.preamble()}
         except ValueError as error:
-            yield LAYER, {"layer": check.port.layer, "reason": str(error)}
+            yield LAYER, {"layer": check.port.layer, "reason": because(error)}
 
 
-def _worth_it(found: Sequence[Suspect]) -> Iterable[Suspect]:
+def _worth_it(found: Sequence[Suspect]) -> Sequence[Suspect]:
     """Those that change a layer: the likeliest ones."""
     return [suspect for suspect in found if suspect.change or suspect.parameters or suspect.dtype][:MOST]
 

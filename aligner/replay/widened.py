@@ -20,7 +20,7 @@ from aligner.compare.casts import is_short
 from aligner.compare.checks import OTHER_FORM, ROUNDING, Check, in_float32
 from aligner.dtypes import DTYPES, decode
 from aligner.record import Array, Key, Phase, Record
-from aligner.replay import angles
+from aligner.replay import coordinates
 from aligner.replay.alone import Alone
 from aligner.replay.forced import ForcedPass
 from aligner.replay.frames import Plan
@@ -91,7 +91,7 @@ class Widened:
 
     def _angles(self, check: Check) -> float:
         kept = self.kept(check)
-        return 0.0 if kept is None else angles.rounded(check, kept, self._plan.entries)
+        return 0.0 if kept is None else coordinates.of_angles(check, kept, self._plan.entries)
 
 
 def judged(checks: Sequence[Check], widened: Widened, forced: ForcedPass, plan: Plan) -> Iterator[tuple[Check, bool]]:
@@ -144,7 +144,7 @@ def _judged(check: Check, other: Check, widened: Widened, forced: ForcedPass) ->
     record = widened.record(other.port)
     if record is None or not is_finite(other):
         return check
-    forced.keep(check.port._replace(slot=in_float32(check.port.slot)), record.dtype, record.array)
+    forced.values.keep(check.port._replace(slot=in_float32(check.port.slot)), record.dtype, record.array)
     check = rounded(check, other.error) if layer else check
     return replace(check, alone=other.error, deviation=other.deviation, facts=other.facts, follows=False, isolated=True)
 

@@ -5,41 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from aligner.compare.cover import LEFT_OUT
+from aligner.compare.cover import LEFT_OUT, ONE_SIDED
+from aligner.compare.sides import elsewhere
 from aligner.compare.verdict import Comparison, LayerPair, Outcome, Verdict
 from aligner.record import display
 from aligner.report import lines
+from aligner.report.families import families
 from aligner.report.figures import exact
+from aligner.report.stops import not_run
 from aligner.report.terminal import Terminal
 from aligner.report.words import say, told
 
 GUESSED_SHOWN = 5
+LAYERS_NAMED = 2
 UNSURE = 0.9
 
 
 def compared_lines(comparison: Comparison, terminal: Terminal, limit: Optional[int]) -> list[str]:
-    """The block "compared"."""
+    """The block "compared"; of a port that is right what says how much that means, unless all is asked for."""
     language = terminal.language
-    rows = [(say(side, language), dump_line(getattr(comparison, side), language)) for side in ("reference", "port")]
-    rows += [
-        (say("pairs", language), pairs_line(comparison, language)),
-        (say("layers", language), layers_line(comparison.layers, language)),
-    ]
-    covered = comparison.counts.get("covered", 0)
-    if covered:
-        rows.append((say("covered", language), say("covered-count", language, count=covered)))
+    short = comparison.aligned and not comparison.suspects and limit is not None
+    rows = [(side, dump_line(getattr(comparison, side), language)) for side in ("reference", "port")]
+    if not short:
+        rows.append(("pairs", pairs_line(comparison, language)))
+    rows.append(("layers", layers_line(comparison.layers, language)))
+    if comparison.counts.get("covered", 0):
+        rows.append(("covered", covered_line(comparison, language)))
+    rows += [("label-not-run", line) for line in not_run(comparison, language)]
     left_out = sum(verdict.reason == LEFT_OUT for verdict in comparison.verdicts)
     if left_out:
-        rows.append((say("left-out", language), say("left-out-count", language, count=left_out)))
-    rows.append((say("origins-from", language), origins_line(comparison, language)))
-    rows.append(
-        (say("rule", language), say(f"rule-{comparison.rule}", language, tolerance=exact(comparison.tolerance)))
-    )
-    indent = max(lines.width(label) for label, _ in rows) + 4
-    shown = [say("compared", language)]
-    for label, text in rows:
+        rows.append(("left-out", say("left-out-count", language, count=left_out)))
+    if not short:
+        rows.append(("origins-from", origins_line(comparison, language)))
+        rows.append(("rule", say(f"rule-{comparison.rule}", language, tolerance=exact(comparison.tolerance))))
+    labelled = [(say(word, language), text) for word, text in rows]
+    indent = max(lines.width(label) for label, _ in labelled) + 4
+    shown = [] if short else [say("compared", language)]
+    for label, text in labelled:
         shown += lines.hang("  " + label, text, terminal.width, indent)
-    return shown + _guessed(comparison.layers, terminal, limit)
+    return shown if short else shown + _guessed(comparison.layers, terminal, limit)
 
 
 def dump_line(header: Mapping[str, Any], language: str) -> str:
@@ -51,7 +55,7 @@ def dump_line(header: Mapping[str, Any], language: str) -> str:
         header.get("mode"),
         f"amp {header['amp']}" if header.get("amp") else None,
         None if mode is None else say("train" if mode else "eval", language),
-        say("steps", language, count=steps) if type(steps) is int and steps != 1 else None,
+        say("steps", language, count=steps) if type(steps) is int and steps > 1 else None,
         header.get("model"),
         say("incomplete", language) if header.get("complete") is False else None,
     ]
@@ -64,18 +68,37 @@ def pairs_line(comparison: Comparison, language: str) -> str:
     both = (v for v in comparison.verdicts if v.reference is not None and v.port is not None)
     total = sum(1 for v in both if v.outcome is not Outcome.COVERED)
     counts = [
-        f"{comparison.counts[o.value]} {say('outcome-' + o.value, language)}"
+        f"{comparison.counts[o.value]} {say(('count-' if o is Outcome.ORIGIN else 'outcome-') + o.value, language)}"
         for o in Outcome
-        if comparison.counts.get(o.value) and o not in (Outcome.COVERED, Outcome.UNMATCHED)
+        if comparison.counts.get(o.value) and o not in (Outcome.COVERED, Outcome.UNMATCHED, Outcome.NOT_RUN)
     ]
     return say("pair-counts", language, total=total, counts=", ".join(counts) or "-")
 
 
 def origins_line(comparison: Comparison, language: str) -> str:
-    """What origins were found by."""
+    """How many places are wrong by themselves, by how many mistakes, and what they were found by."""
+    how = say("origins-free", language)
     if comparison.checked:
-        return say("origins-forced", language, count=comparison.checked)
-    return say("origins-free", language)
+        how = say("origins-forced", language, count=comparison.checked)
+    if comparison.left:
+        names = ", ".join(lines.printable(layer) for layer in comparison.left[:LAYERS_NAMED])
+        more = ", ..." if len(comparison.left) > LAYERS_NAMED else ""
+        how += say("origins-left", language, count=len(comparison.left), layers=names + more)
+    if not comparison.origins:
+        return how
+    mistakes = len(families(comparison.origins, comparison.specs))
+    return say("origins-count", language, places=len(comparison.origins), mistakes=mistakes, how=how)
+
+
+def covered_line(comparison: Comparison, language: str) -> str:
+    """How many values were compared where the other side has no such layer, or another border; and whose."""
+    found = elsewhere(comparison.verdicts)
+    names = [lines.printable(display(layer)) for layer in found.layers[:LAYERS_NAMED]]
+    layers = ", ".join(names) + (", ..." if len(found.layers) > len(names) else "")
+    ways = [say("covered-by-value", language, count=found.by_value, layers=layers)] if found.by_value else []
+    ways += [say("covered-by-effect", language, count=found.by_effect)] if found.by_effect else []
+    count = found.by_value + found.by_effect
+    return say("covered-count", language, count=count, ways=", ".join(ways))
 
 
 def layers_line(pairs: tuple[LayerPair, ...], language: str) -> str:
@@ -106,7 +129,8 @@ def unmatched_lines(comparison: Comparison, terminal: Terminal, limit: Optional[
     """What stands in one dump only: by side and layer, with the reason; nothing is dropped."""
     groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for verdict in comparison.verdicts:
-        if verdict.outcome is Outcome.UNMATCHED and verdict.reason != LEFT_OUT:
+        one_sided = verdict.reason == ONE_SIDED and limit is not None  # a line among the warnings tells of them
+        if verdict.outcome is Outcome.UNMATCHED and verdict.reason != LEFT_OUT and not one_sided:
             side = "reference" if verdict.reference is not None else "port"
             groups.setdefault((side, verdict.key.layer, verdict.reason), []).append(verdict)
     if not groups:

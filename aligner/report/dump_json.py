@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
+from aligner.compare.mixup import mixed_up
 from aligner.compare.ulp import max_ulp
 from aligner.record import Layer, Phase
 from aligner.report.elements import select, worst
-from aligner.report.json_ import message_document
+from aligner.report.json_ import message_document, mixup_document
 from aligner.report.layer_text import View, chosen, entries_of
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def against_document(
     """One layer on both sides, record by record, with the elements that differ most; what it did when forced apart."""
     return {
         "schema": SCHEMA,
+        "mixup": mixup_document(mixed_up(dump, port)),
         "reference": {"path": str(dump.path), "layer": _layer(dump.layers[layer])},
         "port": {"path": str(port.path), "layer": _layer(port.layers[other])},
         "pairs": _rows(pairs, view),
@@ -133,6 +135,7 @@ def _worst(entry: Entry, other: Optional[Entry], count: int) -> Optional[list[di
             "reference": _listed(one.reference),
             "port": _listed(one.port),
             "difference": _listed(one.difference),
+            "error": one.error,
         }
         for one in worst(entry.load(), other.load(), count)
     ]

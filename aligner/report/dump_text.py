@@ -5,16 +5,21 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Optional
 
+from aligner.compare.net import ancestors
 from aligner.compare.notes import together
+from aligner.compare.stop import stop_of
 from aligner.record import Layer, LayerSpec, Phase, display
 from aligner.report import lines
 from aligner.report.compared import dump_line
 from aligner.report.figures import size
 from aligner.report.origins import value
+from aligner.report.stops import stopped_in
 from aligner.report.terminal import Terminal
 from aligner.report.words import say, told
+from aligner.selection import matches
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
@@ -34,13 +39,16 @@ def summary_lines(dump: Dump, terminal: Terminal, limit: Optional[int] = 20) -> 
         rows.append((say("command", language), shlex.join(str(word) for word in header["command"])))
     if header.get("reference"):
         rows.append((say("reference", language), str(header["reference"])))
+    stop = stop_of(dump, "", {})
+    if stop is not None:
+        rows.append((say("label-stopped", language), stopped_in(stop, language)))
     indent = max(lines.width(label) for label, _ in rows) + 2
     shown: list[str] = []
     for label, text in rows:
         shown += lines.hang(label, lines.printable(text), terminal.width, indent)
     if dump.recovered:
         shown += lines.hang("", terminal.paint(say("recovered", language), "yellow"), terminal.width, indent)
-    elif not dump.complete:
+    elif not dump.complete and stop is None:
         shown += lines.hang("", terminal.paint(say("not-complete", language), "yellow"), terminal.width, indent)
     return shown + _notes(dump, terminal, limit)
 
@@ -53,7 +61,7 @@ def contents(dump: Dump, language: str) -> str:
         layers=len(dump.layers),
         calls=len(dump.calls),
         records=len(dump.entries),
-        size=size(sum(entry.nbytes for entry in dump.entries)),
+        size=size(dump.nbytes),
         steps=len(dump.steps),
     )
 
@@ -75,37 +83,48 @@ def tree_lines(dump: Dump, terminal: Terminal, root: str = "", depth: Optional[i
     """The layers below `root`, one a line: name, kind with settings, output shape, number of calls."""
     language = terminal.language
     runs = Counter(call.layer for call in dump.calls if call.phase is Phase.FORWARD)
-    walked = _containers(runs)
-    shapes = _output_shapes(dump)
+    seen = begun(dump)
+    walked = _containers([*runs, *seen])
+    shapes = {path: shape_text(entry.shape) for path, entry in dump.first_outputs().items()}
     prefix = f"{root}." if root else ""
     below = [layer for path, layer in dump.layers.items() if path == root or not root or path.startswith(prefix)]
     kept = [layer for layer in below if depth is None or _level(layer.path, root) <= depth]
     names = ["  " * _level(layer.path, root) + _name(layer, root) for layer in kept]
     column = min(max((lines.width(name) for name in names), default=0), terminal.width // 2)
+    inside = Counter(chain.from_iterable(map(ancestors, dump.layers))) if depth is not None else Counter()
     shown = []
     for layer, name in zip(kept, names):
         tail = f" -> {shapes[layer.path]}" if layer.path in shapes else ""
-        if not runs[layer.path] and layer.path not in walked:
-            tail += f"  {say('not-run', language)}"
+        if not runs[layer.path] and layer.path not in walked and layer.path not in seen:
+            tail += f"  {never(dump, layer.path, language)}"
         elif runs[layer.path] > 1:
             tail += f"  {say('times', language, count=runs[layer.path])}"
         if depth is not None and layer.children and _level(layer.path, root) == depth:
-            hidden = sum(1 for path in dump.layers if path.startswith(f"{layer.path}." if layer.path else ""))
-            tail += f"  [{say('inner-hidden', language, count=hidden - (0 if layer.path else 1))}]"
+            tail += f"  [{say('inner-hidden', language, count=inside[layer.path])}]"
         room = terminal.width - column - 1 - lines.width(tail)
         label = lines.pad(lines.cut_left(name, column), column)
         shown.append(f"{label} {short_spec(layer.spec, room)}{tail}".rstrip())
     return shown
 
 
+def never(dump: Dump, path: str, language: str) -> str:
+    """What is said of a layer without a call: that it never ran is known only where it was observed to the end."""
+    selected = dump.header.get("selected")
+    if isinstance(selected, list) and path and not matches(path, [str(pattern) for pattern in selected]):
+        return say("not-selected", language)
+    if dump.header.get("imported"):
+        return say("not-imported", language)
+    return say("not-run" if dump.complete else "not-captured", language)
+
+
+def begun(dump: Dump) -> set[str]:
+    """The layers of which something was captured while they ran; a killed capture has no word of their calls' end."""
+    return {entry.key.layer for entry in dump.entries if entry.key.phase is not Phase.PARAMETER}
+
+
 def _containers(paths: Iterable[str]) -> set[str]:
     """All layers that have one of these inside: a container is only walked through, it never runs itself."""
-    found = {""}
-    for path in paths:
-        while path:
-            path = path.rpartition(".")[0]
-            found.add(path)
-    return found
+    return {"", *chain.from_iterable(map(ancestors, paths))}
 
 
 def _level(path: str, root: str) -> int:
@@ -117,15 +136,6 @@ def _level(path: str, root: str) -> int:
 
 def _name(layer: Layer, root: str) -> str:
     return lines.printable(display(layer.path) if layer.path == root else layer.path.rpartition(".")[2])
-
-
-def _output_shapes(dump: Dump) -> dict[str, str]:
-    """The shape of each layer's first output, at its first call."""
-    found: dict[str, str] = {}
-    for entry in dump.entries:
-        if entry.key.phase is Phase.FORWARD and entry.key.slot.startswith("output"):
-            found.setdefault(entry.key.layer, shape_text(entry.shape))
-    return found
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

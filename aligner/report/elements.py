@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Optional, Union
@@ -19,12 +20,14 @@ _PART = re.compile(r"\s*(?:(?P<index>-?\d+)|(?P<dots>\.\.\.)|(?P<slice>-?\d*:-?\
 
 @dataclass(frozen=True)
 class Element:
-    """One place: the reference's value, the port's, and port - reference."""
+    """One place: the reference's value, the port's, port - reference, and that as the tolerance counts it."""
 
     index: tuple[int, ...]
     reference: float
     port: float
     difference: float
+    error: float = math.nan
+    """What lists of the worst are sorted by; inf where NaN or Inf stand apart."""
 
 
 def difference(reference: Array, port: Array) -> Array:
@@ -38,18 +41,18 @@ def difference(reference: Array, port: Array) -> Array:
         return np.asarray(port.astype(target, copy=False) - reference.astype(target, copy=False))
 
 
-def worst(reference: Array, port: Array, count: int = 10) -> list[Element]:
+def worst(reference: Array, port: Array, count: int = 10, rule: str = "scaled") -> list[Element]:
     """The places that differ most, NaN and Inf on one side first; places that are equal are left out.
 
-    A difference counts as the tolerance counts it, against min(1, rms) + |reference|: next to a mask of -1e9 the
-    elements that matter still come first.
+    A difference counts as the tolerance counts it, by default against min(1, rms) + |reference|: next to a mask of -1e9
+    the elements that matter still come first.
 
     Raises:
         ValueError: the arrays have different shapes.
     """
     if reference.shape != port.shape:
         raise ValueError(f"shapes differ: {reference.shape} and {port.shape}")
-    distances = scaled(reference, port)
+    distances = errors(reference, port, rule)
     same = np.logical_or(reference == port, np.logical_and(_nan(reference), _nan(port)))
     distances[np.isnan(distances)] = np.inf
     distances[same.ravel()] = 0
@@ -58,26 +61,32 @@ def worst(reference: Array, port: Array, count: int = 10) -> list[Element]:
         return []
     chosen = np.argpartition(-distances, count - 1)[:count]
     chosen = chosen[np.lexsort((chosen, -distances[chosen]))]
-    return [_element(reference, port, np.unravel_index(int(at), reference.shape)) for at in chosen]
+    places = (np.unravel_index(int(at), reference.shape) for at in chosen)
+    return [_element(reference, port, place, float(distances[at])) for place, at in zip(places, chosen)]
 
 
-def scaled(reference: Array, port: Array) -> Array:
-    """|port - reference| of each element against the scale of the tolerance rule, flat."""
+def errors(reference: Array, port: Array, rule: str = "scaled") -> Array:
+    """|port - reference| of each element against the scale of the tolerance rule, flat.
+
+    Rule "l2" looks at the whole tensor; of its elements, and of integers and booleans, it is the difference itself.
+    """
     distances = np.abs(difference(reference, port)).ravel()
+    if rule in ("abs", "l2") or all(array.dtype.kind in "iub" for array in (reference, port)):
+        return np.asarray(distances)
     size = np.abs(reference.astype(np.float64) if reference.dtype.kind in "iub" else reference).ravel()
     finite = size[np.isfinite(size)]
     rms = float(np.sqrt(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.asarray(distances / (scale_of(rms) + size))
+        return np.asarray(distances / ((1.0 if rule == "allclose" else scale_of(rms)) + size))
 
 
 def _nan(array: Array) -> Array:
     return np.isnan(array) if array.dtype.kind in "fc" else np.zeros(array.shape, np.bool_)
 
 
-def _element(reference: Array, port: Array, at: tuple[np.intp, ...]) -> Element:
+def _element(reference: Array, port: Array, at: tuple[np.intp, ...], error: float) -> Element:
     before, after = reference[at].item(), port[at].item()
-    return Element(tuple(int(i) for i in at), before, after, after - before)
+    return Element(tuple(int(i) for i in at), before, after, after - before, error)
 
 
 def selection(text: str) -> Selection:

@@ -5,18 +5,23 @@ NaN and infinities are the strings "nan", "inf" and "-inf": JSON has no numbers 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Optional, TextIO
 
 from aligner.compare.casts import Cast
 from aligner.compare.deviation import Deviation
+from aligner.compare.mixup import Mixup
+from aligner.compare.sides import elsewhere, not_compared
 from aligner.compare.verdict import Comparison, Origin, Side, Verdict
-from aligner.explain.catalogue import sentences
+from aligner.explain.catalogue import sentences, spoken
 from aligner.explain.line import Fork, Spot
 from aligner.explain.suspect import Cause
-from aligner.record import Phase, Scalar
+from aligner.record import Key, Phase, Scalar
 from aligner.report.families import first_of_kind
 from aligner.report.words import told
 
@@ -24,8 +29,10 @@ SCHEMA = "aligner.compare/1"
 
 
 def write(comparison: Comparison, out: TextIO) -> None:
-    """Write the document and a newline."""
-    out.write(dumps(document(comparison)) + "\n")
+    """Write the document and a newline, the pairs one by one: as a whole they would take more than the dumps."""
+    for piece in _pieces({**_head(comparison), "pairs": _pairs(comparison)}):
+        out.write(piece)
+    out.write("\n")
 
 
 def dumps(document: Mapping[str, Any]) -> str:
@@ -34,13 +41,32 @@ def dumps(document: Mapping[str, Any]) -> str:
     ASCII only, so that it survives every locale; NaN and Inf as strings. Small enough for 50,000 records, and
     readable with grep.
     """
-    return "{\n" + ",\n".join(f" {_compact(key)}: {_value(plain(value))}" for key, value in document.items()) + "\n}"
+    return "".join(_pieces(document))
 
 
-def _value(value: Any) -> str:
+def _pieces(document: Mapping[str, Any]) -> Iterator[str]:
+    mark = "{\n "
+    for key, value in document.items():
+        yield f"{mark}{_compact(key)}: "
+        yield from _listed(map(plain, value)) if isinstance(value, Iterator) else _value(plain(value))
+        mark = ",\n "
+    yield "\n}"
+
+
+def _value(value: Any) -> Iterator[str]:
     if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        return "[\n  " + ",\n  ".join(_compact(item) for item in value) + "\n ]"
-    return _compact(value)
+        yield from _listed(value)
+    else:
+        yield _compact(value)
+
+
+def _listed(items: Iterable[Any]) -> Iterator[str]:
+    """A list with an item on each line."""
+    mark = "[\n  "
+    for item in items:
+        yield mark + _compact(item)
+        mark = ",\n  "
+    yield "[]" if mark == "[\n  " else "\n ]"
 
 
 def _compact(value: Any) -> str:
@@ -63,51 +89,76 @@ def plain(value: Any) -> Any:
 
 def document(comparison: Comparison) -> dict[str, Any]:
     """Everything a comparison knows."""
+    return {**_head(comparison), "pairs": list(_pairs(comparison))}
+
+
+def _pairs(comparison: Comparison) -> Iterator[dict[str, Any]]:
     ports = {pair.reference: pair.port for pair in comparison.layers}
+    return (_pair(verdict, ports) for verdict in comparison.verdicts)
+
+
+def _head(comparison: Comparison) -> dict[str, Any]:
+    """All but the pairs."""
     return {
         "schema": SCHEMA,
         "outcome": comparison.outcome,
+        "mixup": mixup_document(comparison.mixup),
+        "stopped": [dataclasses.asdict(stop) for stop in comparison.stops],
         "tolerance": comparison.tolerance,
         "rule": comparison.rule,
         "reference": _side(comparison.reference),
         "port": _side(comparison.port),
         "first_divergence": None if comparison.first is None else _first(comparison.first),
         "checked": comparison.checked,
+        "held": {"calls": comparison.held, "left": list(comparison.left)},
         "origins": _origins(comparison.origins, comparison),
         "suspects": _origins(comparison.suspects, comparison),
         "casts": [_cast(cast) for cast in comparison.casts],
         "warnings": [message_document(message, facts) for message, facts in comparison.warnings],
         "counts": dict(comparison.counts),
+        "paired": dict(Counter(pair.by for pair in comparison.layers)),
+        "elsewhere": asdict(elsewhere(comparison.verdicts)),
+        "not_compared": [asdict(alone) for alone in not_compared(comparison.verdicts)],
         "layers": [
             {"reference": pair.reference, "port": pair.port, "confidence": pair.confidence, "by": pair.by}
             for pair in comparison.layers
         ],
-        "pairs": [_pair(verdict, ports) for verdict in comparison.verdicts],
     }
+
+
+def mixup_document(mixup: Optional[Mixup]) -> Optional[dict[str, Any]]:
+    """How the dumps were mixed up, or None."""
+    return None if mixup is None else {**message_document(mixup.message, mixup.facts), "void": mixup.void}
 
 
 def _side(header: Mapping[str, Any]) -> dict[str, Any]:
     """A dump's header without its tables, and with the framework's version under the short name as well."""
-    plain = {name: value for name, value in header.items() if name not in ("parameters", "mapping")}
+    tables = ("parameters", "mapping", "reformed", "combined", "lineage", "stopped", "map")
+    plain = {name: value for name, value in header.items() if name not in tables}
     return {"path": header.get("path"), "version": header.get("framework_version"), **plain}
 
 
 def _address(verdict: Verdict) -> dict[str, Any]:
-    key = verdict.key
+    return _key(verdict.key)
+
+
+def _key(key: Key) -> dict[str, Any]:
     return {"layer": key.layer, "phase": key.phase.value, "slot": key.slot, "call": key.call, "step": key.step}
 
 
 def _figures(deviation: Optional[Deviation]) -> dict[str, Any]:
     if deviation is None:
-        return {"max_abs": None, "rel_l2": None, "cosine": None}
+        return {"max_abs": None, "rel_l2": None, "cosine": None, "finite": None}
     worst = None
     if deviation.worst is not None and deviation.worst_values is not None:
         reference, port = deviation.worst_values
         worst = {"index": deviation.worst, "reference": reference, "port": port}
+    nothing = deviation.finite == 0 and not deviation.nonfinite  # figures of no number at all would read as agreement
     return {
-        "max_abs": deviation.max_abs,
-        "rel_l2": deviation.rel_l2,
-        "cosine": deviation.cosine,
+        "max_abs": None if nothing else deviation.max_abs,
+        "rel_l2": None if nothing else deviation.rel_l2,
+        "cosine": None if nothing else deviation.cosine,
+        "finite": deviation.finite,
         "mismatched": deviation.mismatched,
         "total": deviation.total,
         "rms": deviation.rms,
@@ -158,12 +209,16 @@ def _origin(origin: Origin, comparison: Comparison) -> dict[str, Any]:
         "calls": origin.calls,
         "slot": origin.slot,
         "order": origin.order,
+        "seen": origin.seen or origin.layer,
+        "measured": None if origin.measured is None else _key(origin.measured),
         "own_error": origin.own_error,
         "input_error": origin.input_error,
         "ratio": origin.ratio,
         "cast": origin.cast or None,
         "line": None if origin.line is None else _line(origin.line),
         "causes": [_cause(cause) for cause in origin.causes],
+        "untried": list(origin.untried),
+        "like": origin.like or None,
         "settings": None if specs is None else [{"kind": spec.kind, **spec.attributes} for spec in specs],
         **_figures(origin.deviation),
     }
@@ -198,7 +253,7 @@ def _cause(cause: Cause) -> dict[str, Any]:
         "error_before": cause.error_before,
         "error_after": cause.error_after,
         "change": dict(cause.change),
-        "facts": dict(cause.facts),
+        "facts": spoken(cause.facts, "en"),
     }
 
 

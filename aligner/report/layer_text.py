@@ -13,8 +13,8 @@ import numpy as np
 from aligner.compare.ulp import max_ulp
 from aligner.record import Layer, Phase, display
 from aligner.report import lines
-from aligner.report.dump_text import settings_text, shape_text
-from aligner.report.elements import Selection, difference, scaled, select, worst
+from aligner.report.dump_text import begun, never, settings_text, shape_text
+from aligner.report.elements import Selection, difference, errors, select, worst
 from aligner.report.figures import element, figure, index
 from aligner.report.origins import settings
 from aligner.report.terminal import Terminal
@@ -59,9 +59,8 @@ def layer_lines(dump: Dump, path: str, terminal: Terminal, view: View) -> list[s
             shown += _entry_lines(entry, terminal)
             if view.values is not None:
                 shown += _values(entry, view, terminal)
-    began = any(e.key.layer == path and e.key.phase is not Phase.PARAMETER for e in dump.entries)
-    if not began and not any(call.layer == path for call in dump.calls):
-        shown += ["", say("not-run", terminal.language)]
+    if path not in begun(dump) and not any(call.layer == path for call in dump.calls):
+        shown += ["", never(dump, path, terminal.language)]
     return shown
 
 
@@ -175,8 +174,8 @@ def distance(entry: Entry, other: Optional[Entry]) -> Optional[Distance]:
         return None
     apart = np.abs(difference(reference, port))
     finite = apart[np.isfinite(apart)]
-    errors = scaled(reference, port)
-    error = float(errors[np.isfinite(errors)].max()) if np.isfinite(most[0].difference) else math.inf
+    found = errors(reference, port)
+    error = float(found[np.isfinite(found)].max()) if np.isfinite(most[0].difference) else math.inf
     return Distance(float(finite.max()) if finite.size else 0.0, error)
 
 
@@ -222,10 +221,11 @@ def _both_statistics(entry: Entry, other: Entry, language: str) -> list[str]:
 
 def _worst_lines(entry: Entry, other: Entry, count: int, language: str) -> list[str]:
     """A table of the elements that differ most."""
-    names = ("index", "reference", "port", "difference")
+    names = ("index", "reference", "port", "difference", "error")
     rows = [[say(f"column-{name}", language) for name in names]]
     for one in worst(entry.load(), other.load(), count):
-        rows.append([index(one.index), number(one.reference), number(one.port), number(one.difference)])
+        apart = f"{one.difference:.6g}" if isinstance(one.difference, float) else str(one.difference)
+        rows.append([index(one.index), number(one.reference), number(one.port), apart, figure(one.error)])
     return _table(rows)
 
 

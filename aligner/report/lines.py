@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import shlex
 from typing import TextIO
-from unicodedata import combining, east_asian_width
+from unicodedata import east_asian_width
+
+from aligner.columns import width as width
 
 NO_BREAK = "\u00a0"
 _CLOSING = ",.;:)]，。；：、！？）」』》"
@@ -19,13 +21,6 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
-
-
-def width(text: str) -> int:
-    """How many columns the text takes."""
-    if text.isascii():
-        return len(text)
-    return sum(0 if combining(c) else 2 if east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def cut_left(text: str, columns: int) -> str:

@@ -11,13 +11,14 @@ from typing import Optional
 
 from aligner.compare.deviation import Deviation
 from aligner.compare.verdict import Comparison, Origin
-from aligner.record import Attribute, LayerSpec, display
+from aligner.record import Attribute, Key, LayerSpec, Phase, display
 from aligner.report.causes import Row, cause_rows
 from aligner.report.families import Family, differ, differences, likeliest
 from aligner.report.figures import element, exact, figure, index, multiple
 from aligner.report.line import line_rows
 from aligner.report.lines import hang, printable, width
 from aligner.report.terminal import Terminal
+from aligner.report.untried import untried
 from aligner.report.words import say
 
 MANY = 1e5
@@ -70,12 +71,13 @@ def rows(family: Family, comparison: Comparison, language: str, named: Optional[
     plain: list[str] = []
     deviation = origin.deviation
     if deviation is not None:
-        plain += worst_facts(deviation, language)
+        plain += worst_facts(deviation, language, record(origin.measured) if origin.apart else "")
         if deviation.mismatched:
             plain.append(say("mismatched", language, count=deviation.mismatched, total=deviation.total))
     if origin.where in ("layer", "glue"):
         phase = say(f"phase-{origin.phase}", language)
-        plain.append(say("seen-at", language, step=origin.step, phase=phase, call=origin.call, order=origin.order))
+        first = Key(origin.step, Phase.FORWARD, origin.seen or origin.layer, origin.call, origin.slot)
+        plain.append(say("seen-at", language, record=record(first), step=origin.step, phase=phase, order=origin.order))
     if origin.calls > 1:
         plain.append(say("calls", language, count=origin.calls))
     return found + [("", text) for text in plain]
@@ -88,6 +90,8 @@ def reasons(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
         found.append(("", f"{say('port-layer', language)}: {printable(display(origin.port_layer))}"))
     found += line_rows(origin.line, language)
     found += cause_rows(origin, comparison, language)
+    if left := untried(origin, language):
+        found.append((say("label-left", language), left))
     specs = comparison.specs.get(origin.layer)
     if origin.where == "layer" and specs is not None and differ(*specs):
         cause = likeliest(origin)
@@ -108,15 +112,27 @@ def others(family: Family, tolerance: float, language: str, named: Optional[int]
         shown = say("family-rest", language, layers=shown, count=len(names) - named)
     word = "family" if math.isfinite(family.largest) else "family-open"
     error = figure(family.largest, tolerance)
-    return [(say("label-same", language), say(word, language, count=len(names), error=error, layers=shown))]
+    found = [(say("label-same", language), say(word, language, count=len(names), error=error, layers=shown))]
+    if like := sum(bool(origin.like) for origin in family.others):
+        found.append(("", say("family-like", language, count=like)))
+    return found
 
 
-def worst_facts(deviation: Deviation, language: str) -> list[str]:
-    """The place that differs most with both values, and how many values are not numbers."""
+def record(key: Optional[Key]) -> str:
+    """A record as tables write it: layer, slot, and the call where it is not the first."""
+    if key is None:
+        return ""
+    return printable(f"{display(key.layer)} {key.slot}" + (f" #{key.call}" if key.call else ""))
+
+
+def worst_facts(deviation: Deviation, language: str, of: str = "") -> list[str]:
+    """The element that is worst by the rule with both values (`of` another record), and how many are not numbers."""
     found = []
     if deviation.worst_values is not None and deviation.worst is not None:
         reference, port = (element(value) for value in deviation.worst_values)
-        found.append(say("worst", language, index=index(deviation.worst), reference=reference, port=port))
+        word = "worst-nonfinite" if deviation.nonfinite else "worst"
+        place = f"{of} {index(deviation.worst)}".strip()
+        found.append(say(word, language, index=place, reference=reference, port=port))
     if any((*deviation.nan, *deviation.inf)):
         counts = zip(("nan_reference", "nan_port", "inf_reference", "inf_port"), (*deviation.nan, *deviation.inf))
         found.append(say("nonfinite-counts", language, **dict(counts)))
@@ -125,10 +141,13 @@ def worst_facts(deviation: Deviation, language: str) -> list[str]:
 
 def statement(origin: Origin, tolerance: float, language: str) -> str:
     """What is wrong here, in one sentence."""
-    known = {"slot": printable(origin.slot), "off": _off(origin, tolerance, language)}
+    whole = origin.place is None or None in (origin.place.key, origin.place.port)
+    key = None if whole else origin.measured
+    slot = origin.slot if key is None else key.slot
+    known = {"slot": printable(slot), "off": _off(origin, tolerance, language)}
     known["input"] = say("nothing-measured", language)
     if origin.input_error is not None:
-        known["input"] = figure(origin.input_error, tolerance)
+        known["input"] = say("error", language, value=figure(origin.input_error, tolerance))
     known["ratio"] = _ratio(origin, language)
     if origin.where == "layer" and origin.ratio is not None:
         return say("origin-layer-forced", language, **known)
@@ -138,8 +157,9 @@ def statement(origin: Origin, tolerance: float, language: str) -> str:
         before, after = (printable(name) for name in origin.between or ("", ""))
         known["before"] = before or say("own-input", language)
         known["after"] = after or say("own-output", language)
-        if after and origin.slot.startswith("input"):
-            known["slot"] = say("slot-of", language, slot=known["slot"], layer=after)
+        layer = origin.seen if key is None else key.layer
+        if slot.startswith("input") and (layer or after) and (layer or after) != origin.layer:
+            known["slot"] = say("slot-of", language, slot=known["slot"], layer=printable(layer or after))
         if origin.ratio is not None:
             return say("origin-glue-forced", language, **known)
     return say(f"origin-{origin.where}", language, **known)
@@ -152,6 +172,10 @@ def _ratio(origin: Origin, language: str) -> str:
         return ""
     if origin.ratio >= MANY:
         return say("ratio-many", language)
+    whole = origin.ratio * (origin.place.rounding if origin.place is not None else 0.0)
+    d = origin.deviation
+    if d is not None and math.isclose(whole, max(min(d.rel_l2, d.scaled), 0.1 * d.scaled), rel_tol=1e-3):
+        return say("ratio-of-whole", language, count=multiple(origin.ratio), whole=figure(whole))
     return say("ratio", language, count=multiple(origin.ratio))
 
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Optional, TextIO
 
-from aligner.compare.verdict import Comparison, Outcome, Side, Verdict
+from aligner.compare.moved import UNJUDGED
+from aligner.compare.verdict import Comparison, Outcome, Verdict
 from aligner.record import Phase, display
 from aligner.report import lines
+from aligner.report.answer import shapes, unbroken
 from aligner.report.casts import cast_lines
 from aligner.report.causes import unproved
 from aligner.report.cautions import warning_lines
 from aligner.report.compared import compared_lines, unmatched_lines
 from aligner.report.families import families
-from aligner.report.figures import exact, figure
+from aligner.report.figures import figure
 from aligner.report.origins import origin_lines
 from aligner.report.terminal import Terminal
-from aligner.report.words import say, told
+from aligner.report.words import say
 
 STYLES = {
     "aligned": ("green",),
@@ -52,76 +54,11 @@ def report_lines(comparison: Comparison, terminal: Terminal, limit: Optional[int
     return [line for part in parts if part for line in (*part, "")][:-1]
 
 
-def answer(comparison: Comparison, language: str) -> str:
-    """The one sentence: which layer is the first that differs, and by how much."""
-    return _answer(comparison, language).replace(lines.NO_BREAK, " ")
-
-
-def _answer(comparison: Comparison, language: str) -> str:
-    """The same with no-break spaces between words that belong together on a line."""
-    tolerance = exact(comparison.tolerance)
-    both = [v for v in comparison.verdicts if v.reference is not None and v.port is not None]
-    pairs = [v for v in both if v.outcome is not Outcome.COVERED]
-    if comparison.outcome == "aligned":
-        return _aligned(comparison, pairs, language)
-    first = comparison.first
-    wrong_input = next((origin for origin in comparison.origins if origin.where == "inputs"), None)
-    if wrong_input is not None:
-        return say("answer-input", language, slot=lines.printable(wrong_input.slot)) + _sizes(
-            first, comparison, language
-        )
-    if first is None or first.outcome is Outcome.UNMATCHED:
-        count = comparison.counts.get("unmatched", 0)
-        if not count:
-            return say("answer-nothing", language)
-        alone = first or next(v for v in comparison.verdicts if v.outcome is Outcome.UNMATCHED)
-        name = lines.printable(display(alone.key.layer))
-        return say("answer-unmatched", language, pairs=len(pairs), count=count, tolerance=tolerance, layer=name)
-    place = {"layer": lines.printable(display(first.key.layer)), "kind": lines.printable(first.kind)}
-    place["slot"] = lines.printable(first.key.slot)
-    word = "answer-parameter" if first.key.phase is Phase.PARAMETER else "answer-layer"
-    if first.outcome is Outcome.INCOMPARABLE:
-        word = "answer-shapes"
-    elif first.outcome is Outcome.NONFINITE or (first.deviation is not None and first.deviation.nonfinite):
-        word = "answer-nonfinite"
-    return say(word, language, tolerance=tolerance, **place) + _sizes(first, comparison, language)
-
-
-def _aligned(comparison: Comparison, pairs: list[Verdict], language: str) -> str:
-    """How far the worst pair is off; what is over the tolerance by rounding alone, and what is wrong below it."""
-    tolerance = exact(comparison.tolerance)
-    largest = max((v.error for v in pairs if v.error is not None), default=0.0)
-    error = figure(largest, comparison.tolerance)
-    rounding = (v.error for v in pairs if v.outcome is Outcome.ROUNDING and v.error is not None)
-    grown = sum(error > comparison.tolerance for error in rounding)
-    known = {"pairs": len(pairs), "error": error, "tolerance": tolerance, "count": grown}
-    sentence = say("answer-grown" if grown else "answer-aligned", language, **known)
-    if comparison.suspects:
-        word = "answer-casts" if all(place.cast for place in comparison.suspects) else "answer-suspects"
-        return sentence + say(word, language, count=len(comparison.suspects))
-    return sentence + (say("answer-none-wrong", language) if grown and comparison.checked else "")
-
-
-def _sizes(verdict: Optional[Verdict], comparison: Comparison, language: str) -> str:
-    """How far off, in words that stay together when the line is broken."""
-    if verdict is None:
-        return ""
-    deviation = verdict.deviation
-    if deviation is None:
-        shown = [_shapes(verdict, language)]
-    elif deviation.nonfinite:
-        shown = [f"NaN {deviation.nan[0]}/{deviation.nan[1]}", f"Inf {deviation.inf[0]}/{deviation.inf[1]}"]
-    else:
-        shown = [say("max-abs", language, value=figure(deviation.max_abs))]
-        shown.append(say("error", language, value=figure(verdict.error, comparison.tolerance)))
-    return "".join("  " + text.replace(" ", lines.NO_BREAK) for text in shown if text)
-
-
 def answer_lines(comparison: Comparison, terminal: Terminal) -> list[str]:
     """The outcome's word and the sentence, hung beside it."""
     word = say(comparison.outcome, terminal.language)
     indent = lines.width(word) + 2
-    shown = lines.hang(word, _answer(comparison, terminal.language), terminal.width, indent)
+    shown = lines.hang(word, unbroken(comparison, terminal.language), terminal.width, indent)
     shown[0] = terminal.paint(word, *STYLES.get(comparison.outcome, ())) + shown[0][len(word) :]
     return shown
 
@@ -142,7 +79,7 @@ def _origin_parts(comparison: Comparison, terminal: Terminal, limit: Optional[in
 def _table(comparison: Comparison, terminal: Terminal, limit: Optional[int]) -> list[str]:
     """The paired records that fail, in execution order; numbers and outcome are never cut, names from the left."""
     failing = [v for v in comparison.verdicts if v.outcome.fails and v.outcome is not Outcome.UNMATCHED]
-    if not failing:
+    if not failing or (comparison.mixup is not None and comparison.mixup.void):
         return []
     language = terminal.language
     shown = failing[:limit]
@@ -156,7 +93,7 @@ def _table(comparison: Comparison, terminal: Terminal, limit: Optional[int]) -> 
         styled = terminal.paint(row[1], *STYLES.get(verdict.outcome.value, ()))
         table.append(line.replace(row[1], styled, 1))
         if verdict.deviation is None:
-            table += lines.hang("", lines.printable(_shapes(verdict, language)), terminal.width, 8)
+            table += lines.hang("", lines.printable(shapes(verdict, language)), terminal.width, 8)
     if len(shown) < len(failing):
         table.append("  " + say("more", language, count=len(failing) - len(shown)))
     return table
@@ -189,18 +126,6 @@ def _line(row: list[str], widths: list[int], room: int) -> str:
     return " ".join(cells).rstrip()
 
 
-def _shapes(verdict: Verdict, language: str) -> str:
-    """The two shapes where they differ, else why the pair cannot be compared."""
-    reference, port = verdict.reference, verdict.port
-    if reference is not None and port is not None and reference.shape != port.shape:
-        return say("shapes", language, reference=_shape(reference), port=_shape(port))
-    return told(verdict.reason, verdict.facts, language) if verdict.reason else ""
-
-
-def _shape(side: Side) -> str:
-    return "(" + ", ".join(str(n) for n in side.shape) + ")"
-
-
 def _next(comparison: Comparison, terminal: Terminal) -> list[str]:
     """The command to type next, and the one that takes a layer out of its net where nothing tells why it is wrong."""
     commands = (("next", next_command(comparison)), ("repro", repro_command(comparison)))
@@ -222,9 +147,18 @@ def next_command(comparison: Comparison) -> Optional[str]:
     """Look at the origin's layer, else at the first record that fails; a shell takes the command as it stands."""
     paths = [comparison.reference.get("path"), comparison.port.get("path")]
     wrong = (*comparison.origins, *comparison.suspects)
+    if comparison.mixup is not None and comparison.mixup.message == "mixup-swapped" and None not in paths:
+        return f"aligner compare {' '.join(lines.shell_word(str(path)) for path in reversed(paths))}"
+    if comparison.first is None and comparison.outcome == "incomparable":
+        return None
+    if comparison.first is not None and comparison.first.reason in UNJUDGED:
+        return None  # no layer is to be looked at
     if None in paths or (comparison.outcome == "aligned" and not wrong):
         return None
     layer = comparison.first.key.layer if comparison.first is not None else ""
+    if comparison.first is None and comparison.stops:
+        stop = comparison.stops[-1]
+        layer = stop.layer if stop.side == "reference" else stop.partner or ""
     if wrong and wrong[0].where != "glue":  # of wrong code, the place it shows at says more
         layer = wrong[0].layer
     elif wrong and wrong[0].place is not None and comparison.first is None and wrong[0].place.key is not None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Optional
 
-from aligner.messages import LANGUAGES, catalogue
+from aligner.messages import LANGUAGES, catalogue, said
 from aligner.report.lines import printable
+from aligner.report.reservations import RESERVATIONS
+from aligner.report.search_words import SEARCH
+from aligner.report.side_words import SIDES
+from aligner.report.stop_words import STOPS
 
 WORDS: dict[str, tuple[str, str]] = {
+    **RESERVATIONS,
+    **SIDES,
+    **STOPS,
     # the answer
     "aligned": ("ALIGNED", "一致"),
     "diverged": ("DIVERGED", "超差"),
@@ -21,14 +29,6 @@ WORDS: dict[str, tuple[str, str]] = {
         "共 {pairs} 对，最大误差 {error}；其中 {count} 条超过 {tolerance}，但仅由舍入误差逐层放大所致",
     ),
     "answer-none-wrong": ("; no layer errs by itself", "；没有任何一层自身有误"),
-    "answer-suspects": (
-        "; but {count:place} wrong by far more than rounding, see the warnings",
-        "；但有 {count} 处的误差远大于舍入误差，见警告",
-    ),
-    "answer-casts": (
-        "; but {count:place} in a short type where the reference is not, see the warnings",
-        "；但有 {count} 处使用了短类型而标杆没有，见警告",
-    ),
     "answer-layer": (
         "first layer over {tolerance}: {layer} ({kind}) {slot}",
         "首个超差层（容差 {tolerance}）：{layer} ({kind}) {slot}",
@@ -81,6 +81,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "not a layer but the code between {before} and {after}: given the reference's values, {slot} {off}{ratio}",
         "并非某一层，而是 {before} 与 {after} 之间的代码有误：在标杆的数值上运行时，{slot} {off}{ratio}",
     ),
+    "ratio-of-whole": (
+        ", as a whole {whole}, which is {count} times what rounding explains",
+        "，整体误差 {whole}，为舍入误差所能解释的 {count} 倍",
+    ),
     "ratio": (", {count} times what rounding explains", "，为舍入误差所能解释的 {count} 倍"),
     "ratio-many": (", far more than rounding explains", "，远超舍入误差所能解释的范围"),
     "origin-parameters": (
@@ -91,7 +95,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "the nets were not run on the same data: {slot} {off}; run the port with --from",
         "两个网络使用的数据不同：{slot} {off}；请用 --from 运行移植网络",
     ),
-    "off-error": ("is off by {value}", "误差为 {value}"),
+    "off-error": ("has an error of {value}", "误差为 {value}"),
     "off-shape": ("has another shape", "形状不同"),
     "off-form": ("has another form", "形式不同"),
     "off-missing": ("is missing in the port", "在待比对网络中不存在"),
@@ -110,8 +114,12 @@ WORDS: dict[str, tuple[str, str]] = {
     "setting-absent": ("not set", "未设置"),
     "settings-same": ("the settings of both layers are the same", "两侧层的设置相同"),
     "worst": (
-        "worst at {index}: reference {reference}, port {port}",
-        "最大差值位于 {index}：标杆 {reference}，待比对 {port}",
+        "worst by the rule at {index}: reference {reference}, port {port}",
+        "按规则误差最大处 {index}：标杆 {reference}，待比对 {port}",
+    ),
+    "worst-nonfinite": (
+        "NaN or Inf on one side first at {index}: reference {reference}, port {port}",
+        "首个仅一侧为 NaN 或 Inf 处 {index}：标杆 {reference}，待比对 {port}",
     ),
     "nonfinite-counts": (
         "NaN: {nan_reference} in the reference, {nan_port} in the port; Inf: {inf_reference}, {inf_port}",
@@ -158,6 +166,7 @@ WORDS: dict[str, tuple[str, str]] = {
         "错误在这些行之一：此前的值与标杆一致",
     ),
     # causes
+    **SEARCH,
     "label-why": ("why", "原因"),
     "label-guess": ("guess", "推测"),
     "label-seen": ("seen", "依据"),
@@ -170,22 +179,16 @@ WORDS: dict[str, tuple[str, str]] = {
     "proof-none": ("none: this was not tried", "无：未经试验"),
     "proof-change": ("with the change", "按此修改后"),
     "proof-undone": ("with this undone", "消除此差异后"),
-    "proof-errors": ("{done} the error falls from {before} to {after}", "{done}误差由 {before} 降至 {after}"),
-    "proof-error": ("{done} the error is {after}", "{done}误差为 {after}"),
+    "proof-errors": (
+        "{done} the error as a whole falls from {before} to {after}",
+        "{done}整体误差由 {before} 降至 {after}",
+    ),
+    "proof-error": ("{done} the error as a whole is {after}", "{done}整体误差为 {after}"),
     "proof-confirmed": (": confirmed", "：已证实"),
     "proof-open": (": not proved, more than rounding is left", "：未能证实，剩余误差仍大于舍入误差"),
     "also-possible": ("{cause} (possible, not proved)", "{cause}（可能，未证实）"),
     "also-confirmed": ("{cause} (confirmed as well)", "{cause}（同样已证实）"),
-    "cause-none": ("not known: no known mistake fits", "未知：不符合任何已知错误"),
-    "cause-none-same": (
-        "not known: no setting differs and no known mistake fits",
-        "未知：设置没有差异，也不符合任何已知错误",
-    ),
-    "cause-refuted": (
-        "not known: with these settings put right the error stays",
-        "未知：改正这些设置后误差依旧",
-    ),
-    "family": ("in {count} more, off by up to {error}: {layers}", "另有 {count} 处，误差最大 {error}：{layers}"),
+    "family": ("in {count} more, errors up to {error}: {layers}", "另有 {count} 处，误差最大 {error}：{layers}"),
     "family-open": ("in {count} more: {layers}", "另有 {count} 处：{layers}"),
     "family-rest": ("{layers} and {count} more", "{layers} 等，其余 {count} 处"),
     "below": (
@@ -193,14 +196,14 @@ WORDS: dict[str, tuple[str, str]] = {
         "{layer}，未超过容差；{statement}",
     ),
     "below-cast": (
-        "{layer} computes in {type}, the reference does not: off by {error} by itself, no more than {type} rounds",
+        "{layer} computes in {type}, the reference does not: an error of {error} by itself, no more than {type} rounds",
         "{layer} 以 {type} 计算，而标杆不是：自身误差为 {error}，未超出 {type} 的舍入误差",
     ),
     "below-strict": ("--strict counts this as diverged", "使用 --strict 时视为超差"),
     "repro": ("repro: {command}", "独立复现：{command}"),
     "seen-at": (
-        "step {step}, {phase}, call {call}, order {order}",
-        "第 {step} 步，{phase}，第 {call} 次调用，序号 {order}",
+        "first at {record}: order {order}, step {step}, {phase}",
+        "首次出现于 {record}：序号 {order}，第 {step} 步，{phase}",
     ),
     "calls": ("the same in {count:call} of this layer", "该层的 {count} 次调用均如此"),
     "more-origins": ("{count:more origin} (--all shows them)", "另有 {count} 个源头（用 --all 查看）"),
@@ -230,22 +233,19 @@ WORDS: dict[str, tuple[str, str]] = {
     "by-name": ("{count} by name", "按名称 {count}"),
     "by-map": ("{count} by --map", "按 --map {count}"),
     "by-structure": ("{count} by structure (confidence {least} and up)", "按结构 {count}（置信度不低于 {least}）"),
-    "by-replay": ("{count} as the weights were loaded", "按权重加载的映射 {count}"),
     "covered": ("covered", "已涵盖"),
     "left-out": ("left out", "未采集"),
     "left-out-count": (
         "{count:record} that --layers, --no-weights or an import left out of the other dump",
         "{count} 条记录：另一个转储因 --layers、--no-weights 或导入而不含",
     ),
-    "covered-count": (
-        "{count:record} without a counterpart, or in another form: value or effect was compared elsewhere",
-        "{count} 条记录没有对应项或形式不同，但其数值或影响已在别处比对",
-    ),
     "origins-from": ("origins", "源头"),
     "origins-forced": (
-        "by the forced pass ({count:place} checked one by one)",
-        "由强制对齐运行得出（逐一检查 {count} 处）",
+        "by the forced pass ({count:value} checked one by one)",
+        "由强制对齐运行得出（逐一检查 {count} 个值）",
     ),
+    "origins-count": ("{places:place}, {mistakes:mistake}; {how}", "{places} 处，{mistakes} 个错误；{how}"),
+    "count-origin": ("at an origin", "处于源头"),
     "origins-free": ("from the free run alone", "仅由自由运行推断"),
     "rule": ("rule", "规则"),
     "rule-scaled": (
@@ -313,6 +313,9 @@ WORDS: dict[str, tuple[str, str]] = {
         "第 {step} 步，以标杆数值强制对齐，第 {call} 次调用",
     ),
     "not-run": ("never ran in this capture", "本次采集中未运行"),
+    "not-captured": ("not captured: the capture ended early", "未采集：采集提前结束"),
+    "not-selected": ("left out by --layers", "未采集：不在 --layers 之内"),
+    "not-imported": ("not in what was imported", "导入的文件中没有"),
     "times": ("{count:call}", "{count} 次调用"),
     "inner-hidden": ("{count:layer} inside", "内含 {count} 层"),
     "column-slot": ("slot", "位置"),
@@ -326,7 +329,9 @@ WORDS: dict[str, tuple[str, str]] = {
     "column-difference": ("difference", "差值"),
     "nan-inf": ("NaN {nan}, Inf {inf}", "NaN {nan} 个，Inf {inf} 个"),
     "empty": ("empty", "空"),
-    "worst-elements": ("worst elements of {slot}", "{slot} 中差值最大的元素"),
+    "worst-elements": ("worst elements of {slot}, by error", "{slot} 中误差最大的元素"),
+    "rel-l2": ("relative L2", "相对 L2 误差"),
+    "cosine": ("cosine", "余弦相似度"),
     "equal": ("equal in every bit", "逐位相同"),
     "no-counterpart": ("no such record in the port", "待比对侧没有该记录"),
     # notebook
@@ -362,17 +367,20 @@ def say(word: str, language: str, **facts: object) -> str:
     return WORDS[word][LANGUAGES.index(language)].format_map(counted)
 
 
-def told(message: str, facts: Mapping[str, object], language: str) -> str:
-    """A message of the catalogue as one printable line; side and layer go in front where the sentence lacks them.
+def told(message: str, facts: Mapping[str, object], language: str, lines: Optional[int] = None) -> str:
+    """A message of the catalogue as one printable line (or only its first `lines`); side and layer go in front where the sentence lacks them.
 
     Messages and facts come out of dumps, which another version of aligner, another adapter or anybody may have
     written: one that is not known here is shown as it stands.
     """
-    known = {name: say(fact, language) if fact in ("reference", "port") else fact for name, fact in facts.items()}
+    known = {
+        name: say(fact, language) if fact in ("reference", "port") else said(fact, language)
+        for name, fact in facts.items()
+    }
     pair = catalogue().get(message)
     sentence = "" if pair is None else pair[LANGUAGES.index(language)]
     try:
-        line = ("" if language == "zh" else " ").join(sentence.format_map(known).splitlines())
+        line = ("" if language == "zh" else " ").join(sentence.format_map(known).splitlines()[:lines])
     except (LookupError, ValueError, TypeError, AttributeError):
         line = ""
     if not line:

@@ -11,6 +11,7 @@ from aligner.testing.observation_checks import ObservationChecks
 from aligner.testing.operation_checks import OperationChecks
 from aligner.testing.overwrite_checks import OverwriteChecks
 from aligner.testing.parameter_checks import ParameterChecks
+from aligner.testing.removal_checks import RemovalChecks
 from aligner.testing.root_checks import RootChecks
 from aligner.testing.spelling_checks import SpellingChecks
 from aligner.testing.state_checks import StateChecks
@@ -25,6 +26,7 @@ class AdapterContract(
     OperationChecks,
     ComputationChecks,
     RootChecks,
+    RemovalChecks,
     TensorChecks,
     ParameterChecks,
     CopyChecks,

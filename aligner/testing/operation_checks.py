@@ -57,7 +57,7 @@ class OperationChecks(Supplies):
         net, x = self.net(adapter, "norm"), self.x(adapter, "norm")
 
         def before(args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-            args[0] * args[0]  # type: ignore[operator]
+            args[0] * args[0]  # type: ignore[operator]  # a tensor
 
         observer = adapter.observe(dict(adapter.layers(net))["fc"], before, lambda *_: None)
         names: list[str] = []

@@ -13,7 +13,7 @@ RANDOM = ["dropout", "recurrent", "attention"]
 
 
 class StateChecks(Supplies):
-    """training, set_training, silence_dropout, seed, random_state, set_random_state, device, running."""
+    """training, set_training, silence_dropout, seed, random_state, set_random_state, device, running, compiled_runs."""
 
     @pytest.mark.parametrize("name", ["norm", "nested", "plain"])
     def test_the_whole_net_changes_mode(self, adapter: Adapter, name: str) -> None:
@@ -27,6 +27,24 @@ class StateChecks(Supplies):
         trained = self.run(adapter, net, x)
         adapter.set_training(net, False)
         assert not same(trained, self.run(adapter, net, x))
+
+    def test_what_runs_eagerly_is_nothing_compiled(self, adapter: Adapter) -> None:
+        runs = getattr(adapter, "compiled_runs", None)
+        if runs is None:
+            return  # it may be left out where nothing is compiled
+        net, x = self.net(adapter, "norm"), self.x(adapter, "norm")
+        wanted = self.run(adapter, net, x)
+        told: list[int] = []
+        handles = [runs(lambda n=n: told.append(n), lambda n=n: told.append(n)) for n in range(3)]
+        observer = adapter.observe(net, lambda *_: None, lambda *_: None)
+        try:
+            assert same(wanted, self.run(adapter, net, x))
+        finally:
+            observer.remove()
+            for number in (1, 0, 2, 0):  # in any order, and twice
+                handles[number].remove()
+        assert told == []
+        assert same(wanted, self.run(adapter, net, x))
 
     @pytest.mark.parametrize("name", RANDOM)
     def test_dropout_is_silenced_in_train_mode_and_comes_back(self, adapter: Adapter, name: str) -> None:

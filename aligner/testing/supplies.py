@@ -24,6 +24,9 @@ class Supplies:
     #: Whether the framework tells of the operations that run here.
     tells_operations: bool = True
 
+    #: Whether nets may run in two threads at once.
+    runs_in_threads: bool = True
+
     def make_adapter(self) -> Adapter:
         """The adapter under test."""
         raise NotImplementedError

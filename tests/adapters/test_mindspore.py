@@ -87,6 +87,7 @@ def spec_layers() -> list[Any]:
 
 class TestMindSporeAdapter(AdapterContract):
     dtypes = supported()
+    runs_in_threads = False  # MindSpore before 2.10 ends the process
     tells_operations = operations.supported()
 
     def make_adapter(self) -> Adapter:
@@ -94,6 +95,10 @@ class TestMindSporeAdapter(AdapterContract):
 
     def make_net(self, name: str) -> Any:
         return FACTORIES[name]()
+
+    def installed(self) -> object:
+        depth = operations._DispatchGuardStack.depth() if operations.supported() else 0
+        return depth, mindspore.get_context("mode"), os.environ.get("MS_JIT"), os.environ.get("MS_JIT_MODULES")
 
     def gradients(self, net: Any, x: Any) -> Sequence[Any]:
         weights = list(net.trainable_params())

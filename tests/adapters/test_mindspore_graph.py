@@ -269,6 +269,35 @@ def test_a_function_that_is_compiled_runs_the_net_inside_a_loop() -> None:
     assert ops.relu(x).shape == (8, 4)
 
 
+@pytest.mark.parametrize("stops", [False, True], ids=["ends", "raises"])
+def test_whoever_wants_to_know_is_told_around_a_compiled_run(stops: bool) -> None:
+    """Also where an observer raises; the graph that proves that taps work, once in a process, is nobody's."""
+    net, x = made("norm")
+    told: list[str] = []
+
+    def after(*_: object) -> None:
+        told.append("layer")
+        if stops:
+            raise ValueError("stop")
+
+    @mindspore.jit
+    def compiled(x: Any) -> Any:
+        return net(x)
+
+    graphs.GRAPHS.proved = False
+    around = ADAPTER.compiled_runs(lambda: told.append("before"), lambda: told.append("after"))
+    observer = ADAPTER.observe(net, lambda *_: None, after)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="stop") if stops else contextlib.nullcontext():
+            compiled(x)
+    around.remove()
+    assert told == ["before", "layer", "after"] * 2
+    with pytest.raises(ValueError, match="stop") if stops else contextlib.nullcontext():
+        compiled(x)
+    assert told[6:] == ["layer"]
+    observer.remove()
+
+
 class Predicting(nn.Cell):
     """What is compiled is a method of its own, which runs its parts."""
 

@@ -18,8 +18,11 @@ ADAPTER = make_adapter()
 import mindspore  # noqa: E402 - after the shim, which the adapter has put in
 from aligner_hooks.mindtorch_.package import OPENI, package  # noqa: E402 - as above
 
+import aligner  # noqa: E402 - as above
 from aligner import registry  # noqa: E402 - as above
+from aligner.dump.reader import open_dump  # noqa: E402 - as above
 from aligner.errors import AdapterError  # noqa: E402 - as above
+from aligner.findings import MOVED  # noqa: E402 - as above
 from aligner.testing import AdapterContract, Box, Point  # noqa: E402 - as above
 
 # Small operations one after the other: waiting for each costs less than handing it to other threads.
@@ -255,6 +258,8 @@ class TestMindTorchContract(AdapterContract):
         *("uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128"),
     )
 
+    runs_in_threads = False  # MindSpore ends the process
+
     def make_adapter(self):
         return ADAPTER
 
@@ -406,6 +411,36 @@ def test_a_compiled_function_reads_what_was_loaded_behind_its_back():
     assert np.array_equal(ADAPTER.to_numpy(compiled(x)), ADAPTER.to_numpy(net(x)))
     assert not np.array_equal(ADAPTER.to_numpy(compiled(x)), before)
     assert len(kept) == 50
+
+
+def test_weights_are_read_where_they_lie():
+    """To look whether they have moved, they are read before each call: a copy of all took a third of a forward."""
+    layer = nn.Linear(64, 64)
+    (weight,) = [parameter for parameter in ADAPTER.parameters(layer) if parameter.role == "weight"]
+    before = ADAPTER.read(weight).copy()
+    assert np.shares_memory(ADAPTER.read(weight), ADAPTER.read(weight))
+    ADAPTER.load(weight, before + 1, weight.dtype)
+    assert np.array_equal(ADAPTER.read(weight), before + 1)
+
+
+@pytest.mark.skipif(not IS_OPENI, reason="mindnlp's cannot be compiled")
+@pytest.mark.parametrize("jit", [False, True], ids=["call", "jit"])
+@pytest.mark.parametrize("mode", ["pynative", "graph"])
+def test_weights_that_move_are_told_from_statistics_that_a_compiled_run_writes(mode, jit, request, tmp_path):
+    """In GRAPH_MODE a compiled function tells of its layers on a thread of MindSpore's first, then on its caller's."""
+    if mode == "graph":
+        request.getfixturevalue("graph_mode")
+    net, x = Norm().train(), x_of(np.random.default_rng(0).standard_normal((3, 4)))
+    call = decorated(net) if jit else net
+    with aligner.capture(net, tmp_path / "x.h5"):
+        for _ in range(4):
+            call(x)
+        weight = next(parameter for parameter in ADAPTER.parameters(net) if parameter.layer == "fc")
+        ADAPTER.load(weight, ADAPTER.read(weight) + 1, weight.dtype)
+        call(x)
+    with open_dump(tmp_path / "x.h5") as dump:
+        found = [(facts["step"], facts["layers"]) for kind, facts in dump.findings if kind == MOVED]
+    assert found == [(4, ["fc"])]
 
 
 @pytest.mark.skipif(not IS_OPENI, reason="mindnlp's runs layer by layer in GRAPH_MODE too")

@@ -195,6 +195,17 @@ class TestTorchContract(AdapterContract):
     def make_net(self, name):
         return MODELS[name]()
 
+    def installed(self):
+        from torch.utils import _python_dispatch
+
+        mha = getattr(torch.backends, "mha", None)
+        return (
+            torch.overrides._get_current_function_mode_stack(),
+            _python_dispatch._get_current_dispatch_mode_stack(),
+            mha is not None and mha.get_fastpath_enabled(),
+            torch.is_grad_enabled(),
+        )
+
     def gradients(self, net, x):
         x.requires_grad_()
         net.zero_grad(set_to_none=True)

@@ -80,39 +80,39 @@ def unknown_filter(file, name, folder):
 
 def variable_length_text(file, name, folder):
     file.create_dataset(name, data=["x" * 1000] * 8, dtype=h5py.string_dtype())
-    return ("variable-length string",)
+    return ("H5T_STRING",)
 
 
 def variable_length(file, name, folder):
     file.create_dataset(name, (3,), dtype=h5py.vlen_dtype(np.int32))
-    return ("variable-length",)
+    return ("H5T_VLEN",)
 
 
 def reference(file, name, folder):
     target = file.create_dataset("target", data=[1])
     file.create_dataset(name, data=np.array([target.ref]), dtype=h5py.ref_dtype)
-    return ("reference",)
+    return ("H5T_REFERENCE",)
 
 
 def compound(file, name, folder):
     file.create_dataset(name, (2,), dtype=np.dtype([("a", "f4", (1000, 1000)), ("b", "i8")]))
-    return ("compound",)
+    return ("H5T_COMPOUND",)
 
 
 def committed(file, name, folder):
     file[name] = np.dtype([("a", "f4", (1000, 1000)), ("b", "i8")])
-    return ("committed datatype",)
+    return ("H5O_TYPE_NAMED_DATATYPE",)
 
 
 def opaque(file, name, folder):
     file.create_dataset(name, data=np.zeros(3, "V16"))
-    return ("opaque",)
+    return ("H5T_OPAQUE",)
 
 
 def array_type(file, name, folder):
     kind = h5t.array_create(h5t.IEEE_F32LE, (1000, 1000))
     h5d.create(file.id, name.encode(), kind, h5s.create_simple((2,)))
-    return ("array",)
+    return ("H5T_ARRAY",)
 
 
 def large_attribute(file, name, folder):

@@ -9,6 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - only after it is known to be there
 
+from tests.endtoend import pairs  # noqa: E402 - as above
+from tests.endtoend.pairs import telling  # noqa: E402 - as above
 from tests.endtoend.test_operation_causes import compared  # noqa: E402 - as above
 
 
@@ -182,3 +184,65 @@ def test_layers_that_one_net_groups_have_an_order_too(tmp_path):
         port(*replay.inputs(0))
     (origin,) = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5").origins
     assert origin.causes[0].id == "layers-in-another-order"
+
+
+class Branch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.fc = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + torch.tanh(self.fc(self.norm(x)))
+
+
+class Encoder(nn.Module):
+    """Blocks, and a norm of its own or none, behind them or, `before`, where it should not be."""
+
+    def __init__(self, normed, before):
+        super().__init__()
+        self.blocks, self.before = nn.Sequential(Branch(), Branch()), before
+        if normed:
+            self.norm = nn.LayerNorm(8)
+
+    def forward(self, x):
+        if not hasattr(self, "norm"):
+            return self.blocks(x)
+        return self.blocks(self.norm(x)) if self.before else self.norm(self.blocks(x))
+
+
+class Encoding(nn.Module):
+    """The norm is the encoder's, or the net's."""
+
+    def __init__(self, inside, before=False):
+        super().__init__()
+        self.stem, self.encoder, self.head = nn.Linear(5, 8), Encoder(inside, before), nn.Linear(8, 4)
+        self.inside, self.before = inside, before
+        if not inside:
+            self.last = nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = self.stem(x)
+        if self.inside:
+            return self.head(self.encoder(x))
+        return self.head(self.encoder(self.last(x)) if self.before else self.last(self.encoder(x)))
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["behind", "before"])
+@pytest.mark.parametrize("other", [False, True], ids=["outside", "inside"])
+@pytest.mark.parametrize("one", [False, True], ids=["outside", "inside"])
+def test_a_norm_that_stands_before_the_blocks_is_one_origin_whosever_it_is(tmp_path, one, other, before):
+    torch.manual_seed(1)
+    net, port = telling(Encoding(one, before)), Encoding(other, not before)
+    found = pairs.compared(tmp_path, net, port, torch.randn(3, 7, 5))
+    (origin,) = found.origins
+    assert origin.where == "glue"
+    assert origin.layer in ("", "encoder")
+    assert (origin.causes[0].id, origin.causes[0].confirmed) == ("layers-in-another-order", True)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
+def test_a_norm_that_is_the_encoders_or_the_nets_is_no_mistake(tmp_path, inside):
+    torch.manual_seed(1)
+    found = pairs.compared(tmp_path, telling(Encoding(inside)), Encoding(not inside), torch.randn(3, 7, 5))
+    assert found.aligned
+    assert not found.origins

@@ -262,14 +262,21 @@ def test_a_net_whose_second_run_fails_keeps_its_free_run(tmp_path):
 
 
 def test_a_forced_pass_on_another_reference_is_not_believed(tmp_path):
-    net = reference(tmp_path / "ref.h5")
+    given, x = torch.randn(3, 5, 6), torch.randn(3, 5, 6)
+    net = reference(tmp_path / "ref.h5", x=given)
     port = copy.deepcopy(net)
     port.blocks[0].norm.eps = 0.1
     answer(tmp_path, port)
-    x = torch.randn(3, 5, 6)
     with torch.no_grad(), aligner.capture(net, tmp_path / "other.h5"):
         net(x)
     result = aligner.compare(tmp_path / "other.h5", tmp_path / "port.h5")
+    assert result.mixup.message == "mixup-other-reference"  # it ran on other inputs
+    assert (result.exit_code, result.checked, result.origins) == (3, 0, ())
+    with torch.no_grad(), aligner.capture(net, tmp_path / "fewer.h5", layers="blocks*"):
+        net(given)
+    result = aligner.compare(tmp_path / "fewer.h5", tmp_path / "port.h5")
+    assert result.mixup.message == "mixup-other-capture"
+    assert result.origins
     assert all(origin.ratio is None for origin in result.origins)
     assert any(message == "forced-other-reference" for message, _ in result.warnings)
 

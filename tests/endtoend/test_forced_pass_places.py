@@ -312,3 +312,36 @@ def test_a_mask_in_another_form_that_says_the_opposite_is_the_mistake(tmp_path):
     torch.manual_seed(0)
     result = compared(tmp_path, Encoder(), Encoder(as_float=False, inverted=True), *padded(), training=True)
     assert places(result) == [("", "glue", ("", "layer"))]
+
+
+class Padded(nn.Module):
+    """A mask for what is padded, its words on the axis of the keys, or of the queries."""
+
+    def __init__(self, queries=False):
+        super().__init__()
+        self.stem, self.layers = nn.Linear(6, 8), nn.ModuleList(Scored() for _ in range(2))
+        self.queries = queries
+
+    def forward(self, x, present):
+        mask = (1.0 - (present[:, :, None] if self.queries else present[:, None, :])) * -10000.0
+        x = self.stem(x)
+        for layer in self.layers:
+            x = x + layer(x, mask)
+        return x
+
+
+class Scored(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.softmax, self.out = nn.Linear(8, 24), nn.Softmax(-1), nn.Linear(8, 8)
+
+    def forward(self, x, mask):
+        query, key, value = self.qkv(x).chunk(3, -1)
+        return self.out(self.softmax(query @ key.transpose(1, 2) + mask) @ value)
+
+
+def test_a_mask_whose_axis_of_one_stands_elsewhere_is_not_cleared_by_equal_numbers(tmp_path):
+    torch.manual_seed(0)
+    inputs = torch.randn(2, 5, 6), torch.tensor([[1.0, 1, 1, 0, 0], [1, 1, 1, 1, 0]])
+    result = compared(tmp_path, Padded(), Padded(queries=True), *inputs)
+    assert places(result) == [("", "glue", ("stem", "layers.0"))]

@@ -19,13 +19,14 @@ from aligner.errors import DumpError
 LIMIT = 4 << 20
 
 CAPTURE = """
-import os, resource, sys
+import os, resource, signal, sys
 import numpy as np
 from aligner.dump.writer import DumpWriter
 from aligner.errors import DumpError
 from aligner.record import Call, Key, Layer, LayerSpec, Note, Phase, Record
 path, count, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 if limit:
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python has switched off what would end the process
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 accepted, error = 0, None
 with DumpWriter(path, {"framework": "torch"}) as writer:

@@ -50,6 +50,6 @@ def test_a_dump_of_another_environment_is_read_and_compared(tmp_path, sample):
     reference = Path(REFERENCES) / f"{sample}.h5"
     shown = aligner("show", reference, cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    answer = aligner("compare", reference, reference, "--json", cwd=tmp_path)
+    answer = aligner("compare", reference, Path(REFERENCES) / f"{sample}_again.h5", "--json", cwd=tmp_path)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert json.loads(answer.stdout)["outcome"] == "aligned"

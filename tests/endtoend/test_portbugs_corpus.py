@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from aligner.explain.catalogue import catalogue
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "benchmarks" / "portbugs"
 
@@ -74,6 +76,17 @@ def test_an_expectation_can_be_judged(bug: Any) -> None:
         assert origin.causes
         assert origin.between is None or "glue" in origin.where
     assert len({(origin.layer, origin.between) for origin in bug.origins}) == len(bug.origins)
+
+
+@each_bug
+def test_every_cause_that_is_accepted_is_one_that_can_be_told(bug: Any) -> None:
+    """An id that no rule makes is accepted from nobody: it only looks like a fair question."""
+    assert [cause for origin in bug.origins for cause in origin.causes if cause not in catalogue()] == []
+
+
+@each_bug
+def test_no_cause_is_accepted_twice(bug: Any) -> None:
+    assert all(len(set(origin.causes)) == len(origin.causes) for origin in bug.origins)
 
 
 def test_the_corpus_is_large_enough_to_tell() -> None:

@@ -14,6 +14,7 @@ from torch import nn  # noqa: E402 - only after it is known to be there
 
 import aligner  # noqa: E402 - as above
 from aligner.capture.session import Options  # noqa: E402 - as above
+from aligner.explain.catalogue import spoken  # noqa: E402 - as above
 from aligner.explain.patterns.limits import grid  # noqa: E402 - as above
 
 INF = float("inf")
@@ -142,7 +143,8 @@ def test_zeros_for_a_query_that_sees_nothing(tmp_path, fill, wanted):
         each.softmax = nn.Identity()
     _, found = first_cause(answer(tmp_path, net, port, x, mask(blind=True)))
     assert found.id == "flash-attention-fully-masked-row"
-    assert (found.facts["reference_value"], found.facts["port_value"]) == (wanted, "zeros")
+    said = spoken(found.facts, "en")
+    assert (said["reference_value"], said["port_value"]) == (wanted, "zeros")
 
 
 def tables(places, kind):
@@ -207,7 +209,10 @@ def test_rotary_embeddings_in_a_short_type(tmp_path, apart, kind, told):
         port.tables.kind = [kind]
     _, found = first_cause(answer(tmp_path, net, port, torch.randn(2, 300, 32)))
     assert (found.id, found.confirmed) == ("rotary-precision", True)
-    assert (found.facts["setting"], found.facts["dtype"]) == (told, "float16" if kind == "tables" else "bfloat16")
+    assert (spoken(found.facts, "en")["setting"], found.facts["dtype"]) == (
+        told,
+        "float16" if kind == "tables" else "bfloat16",
+    )
 
 
 class Products(nn.Module):
@@ -251,7 +256,7 @@ def test_a_device_that_rounds_what_it_multiplies(tmp_path, word, told):
         "second": "ascend-hf32-conv-default",
         "last": "ascend-matmul-precision-mode",
     }
-    assert all(cause.confirmed and cause.facts["dtype"] == told for cause in found.values())
+    assert all(cause.confirmed and spoken(cause.facts, "en")["dtype"] == told for cause in found.values())
 
 
 class Code(nn.Module):

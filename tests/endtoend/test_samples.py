@@ -22,6 +22,8 @@ import pytest
 import aligner
 from aligner.compare.verdict import Origin
 from aligner.errors import ReplayError
+from aligner.record import Key, Phase
+from aligner.report.origins import statement
 from aligner.report.terminal import Terminal
 from aligner.report.text import report_lines
 
@@ -148,14 +150,14 @@ def check_proofs(origins: tuple[Origin, ...]) -> None:
 def excerpt(result: aligner.Comparison) -> str:
     """What a README shows of the report: the answer and the first origin, up to the worst element."""
     report = report_lines(result, Terminal(width=80))
-    end = next(i for i, line in enumerate(report) if line.startswith("  worst at"))
+    end = next(i for i, line in enumerate(report) if line.startswith("  worst by the rule at"))
     return "\n".join([*report[:end], "  ..."])
 
 
 def scrubbed(text: str) -> str:
     """Without the figures of round-off and the line breaks behind them, which another processor has otherwise."""
     words = " ".join(text.split())
-    zeros = r"(?<=\()0(?=\))|(?<=to )0(?=:)|(?<=, )0(?= is left)"
+    zeros = r"(?<=\()0(?=\))|(?<=to )0(?=:)|(?<= of )0(?= is left)"
     return re.sub(zeros + r"|\b0\.0e\+00\b|\b\d(\.\d)?e-(0[6-9]|1\d)\b", "round-off", words)
 
 
@@ -223,7 +225,8 @@ def test_a_mistake_below_the_tolerance_is_a_warning_that_counts_when_strict(tmp_
     assert "blocks.0.gelu (GELU), below the tolerance; wrong by itself" in words
     assert "tanh approximation" in words
     assert re.search(
-        r"the error falls from 2\.\de-04 to \d\.\de-0[78]: confirmed same in 1 more, .* blocks\.1\.gelu", words
+        r"the error as a whole falls from 2\.\de-04 to \d\.\de-0[78]: confirmed same in 1 more, .* blocks\.1\.gelu",
+        words,
     )
     assert run(tmp_path, "compare", "ref.h5", "port.h5", "--strict").returncode == 1
 
@@ -272,3 +275,35 @@ def code_lines(path: Path) -> list[str]:
     text = path.read_text()
     end = ast.parse(text).body[0].end_lineno
     return text.splitlines()[end:]
+
+
+@named(PLANTED)
+def test_every_figure_is_named_and_fits_the_others(sample: str, port: str, answers: Answers) -> None:
+    """The order, the record and the counts of an origin's block are those of the table and of the arrays."""
+    result = answers(sample, port)
+    records = {v.key: v for v in result.verdicts}
+    for origin in result.origins:
+        first = Key(origin.step, Phase(origin.phase), origin.seen, origin.call, origin.slot)
+        side = records[first].reference or records[first].port
+        assert side is not None
+        assert origin.order == side.order, "the same number as in the table"
+        key = origin.measured
+        assert key is not None
+        assert key in records or origin.place.key is None
+        if origin.place.key is not None and origin.place.port is not None:
+            assert f"{key.slot} " in statement(origin, 1e-3, "en"), (
+                "it was that of the first, with the worst one's figure"
+            )
+        found = origin.deviation
+        if found is not None and not found.nonfinite:
+            assert origin.own_error == found.scaled, "the rule's figure"
+            assert found.worst is not None
+            reference, made = found.worst_values
+            share = abs(made - reference) / (min(1.0, found.rms) + abs(reference))
+            assert share == pytest.approx(origin.own_error, rel=1e-4), "the worst element is the one with that error"
+    report = "\n".join(report_lines(result, Terminal(width=200), None))
+    places = f"origins    {len(result.origins)} place" if result.origins else "origins    by"
+    assert places in report
+    assert "error falls" not in report
+    at = result.counts["origin"]
+    assert f"{at} at an origin" in report or not at

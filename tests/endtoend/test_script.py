@@ -258,6 +258,42 @@ def test_what_raised_before_does_not_count_as_unobserved(tmp_path):
     assert "unobserved" not in ours.stderr
 
 
+def test_the_command_is_shown_as_it_was_given(tmp_path):
+    """While the script runs sys.argv is the script's; the dump kept that one."""
+    (tmp_path / "train.py").write_text(NET)
+    given = ["--lang", "en", "-o", "ref.h5", "train.py", "--epochs", "3", "two words"]
+    assert run(tmp_path, "-m", "aligner", "capture", *given).returncode == 0
+    shown = " ".join(run(tmp_path, "-m", "aligner", "show", "ref.h5").stdout.split())  # as wide as the terminal is
+    assert "aligner capture --lang en -o ref.h5 train.py --epochs" in shown
+    assert "3 'two words'" in shown
+    assert run(tmp_path, "-m", "aligner", "capture", "-o", "m.h5", "-m", "train", "-x").returncode == 0
+    shown = " ".join(run(tmp_path, "-m", "aligner", "show", "m.h5").stdout.split())
+    assert "aligner capture -o m.h5 -m train -x" in shown
+
+
+BARE = """
+import torch
+class Plain(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+Plain()(torch.ones(2))
+torch.nn.MSELoss()(torch.ones(2), torch.ones(2))
+"""
+
+
+def test_a_net_without_parameters_that_ran_is_named(tmp_path):
+    """It is passed by as a loss is; that no model ran is not true."""
+    (tmp_path / "train.py").write_text(BARE)
+    for language, said in (("en", "Only Plain, MSELoss ran in train.py"), ("zh", "train.py 中只运行了 Plain, MSELoss")):
+        done = run(tmp_path, "-m", "aligner", "capture", "--lang", language, "-o", "ref.h5", "train.py")
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert "--model Plain" in done.stderr
+    wrong = run(tmp_path, "-m", "aligner", "capture", "-o", "ref.h5", "--model", "Nix", "train.py")
+    assert "these did: Plain, MSELoss" in wrong.stderr
+    assert run(tmp_path, "-m", "aligner", "capture", "-o", "ref.h5", "--model", "Plain", "train.py").returncode == 0
+
+
 def test_a_capture_that_failed_is_told_when_the_script_failed_too(tmp_path):
     (tmp_path / "train.py").write_text("import os, sys\nos.rmdir('out')\n" + NET + "sys.exit(5)\n")
     (tmp_path / "out").mkdir()

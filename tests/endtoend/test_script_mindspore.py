@@ -45,6 +45,24 @@ def run(folder, *command):
     return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=200)
 
 
+BARE = """
+import mindspore as ms, numpy as np
+from mindspore import nn
+class Plain(nn.Cell):
+    def construct(self, x):
+        return x * 2
+print(Plain()(ms.Tensor(np.ones(2, np.float32))))
+"""
+
+
+def test_a_net_without_parameters_that_ran_is_named(tmp_path):
+    (tmp_path / "train.py").write_text(BARE)
+    done = run(tmp_path, "-m", "aligner", "capture", "-o", "ref.h5", "train.py")
+    assert done.returncode == 2
+    assert "Only Plain ran in train.py" in done.stderr
+    assert run(tmp_path, "-m", "aligner", "capture", "-o", "ref.h5", "--model", "Plain", "train.py").returncode == 0
+
+
 def test_a_training_loop_prints_the_same_and_its_first_step_is_in_the_dump(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     plain = run(tmp_path, "train.py")

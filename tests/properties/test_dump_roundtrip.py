@@ -61,9 +61,9 @@ layers = st.builds(
     st.booleans(),
 )  # fmt: skip
 numbers = st.integers(0, 10**6)
-calls = st.builds(
-    Call, numbers, st.sampled_from(Phase), words, numbers, numbers, st.none() | numbers, structures, structures
-)
+arguments = st.lists(structures, max_size=2).map(lambda items: {"args": items})
+lasts = st.none() | st.integers(10**6, 10**9)  # no call ends before it begins
+calls = st.builds(Call, numbers, st.sampled_from(Phase), words, numbers, numbers, lasts, arguments, structures)
 notes = st.builds(Note, words, words, st.dictionaries(words, scalars, max_size=3))
 
 

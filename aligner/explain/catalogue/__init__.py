@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -10,6 +11,8 @@ from typing import Any
 
 from aligner.explain.catalogue import torch_words
 from aligner.explain.catalogue.entry import Entry as Entry
+from aligner.explain.catalogue.phrases import said
+from aligner.explain.phrase import Fact
 
 TOPICS: tuple[str, ...] = (
     "settings",
@@ -35,6 +38,11 @@ TOPICS: tuple[str, ...] = (
 
 LANGUAGES = ("en", "zh")
 
+_LEFT = ("a relative L2 of {left}", "{left}（相对 L2）")
+
+_BETWEEN = re.compile("(?<=[\u3000-\u9fff\uff00-\uffef]) (?=[\u3000-\u9fff\uff00-\uffef])")
+"""Spaces between Chinese: they set code apart, and stand around a phrase as well."""
+
 
 @cache
 def catalogue() -> Mapping[str, Entry]:
@@ -48,17 +56,26 @@ def catalogue() -> Mapping[str, Entry]:
     return whole
 
 
-def sentences(cause: str, facts: Mapping[str, Any], language: str) -> tuple[str, str, str]:
+def sentences(cause: str, facts: Mapping[str, Fact], language: str) -> tuple[str, str, str]:
     """Title, evidence and fix of a cause with the facts filled in; of one that a newer aligner found, its id."""
     entry = catalogue().get(cause)
     if entry is None:
         return cause, "", ""
     side = LANGUAGES.index(language)
-    known = _Facts(facts)
+    known = _Facts(spoken(facts, language))
+    if "left" in known:  # what a mistake that is undone leaves is the same figure as its proof's
+        known["left"] = _LEFT[side].format(left=known["left"])
     other = _in_torch().get(cause) if facts.get("words") == "torch" else None
     if other is not None and all(_names(text[side]) <= facts.keys() for text in (other.title, other.fix)):
         entry = other
-    return tuple(text[side].format_map(known) for text in (entry.title, entry.evidence, entry.fix))  # type: ignore[return-value]  # three
+    told = (text[side].format_map(known) for text in (entry.title, entry.evidence, entry.fix))
+    return tuple(_BETWEEN.sub("", text) if side else text for text in told)  # type: ignore[return-value]  # three
+
+
+def spoken(facts: Mapping[str, Fact], language: str) -> dict[str, Any]:
+    """The facts with their phrases said; what an older aligner wrote as a phrase of its own stays as it is."""
+    side = LANGUAGES.index(language)
+    return {name: said(fact, side) for name, fact in facts.items()}
 
 
 @cache

@@ -59,7 +59,7 @@ SUMS: tuple[Entry, ...] = (
         "addend-scaled",
         (
             "{other} counts {ratio} times as much in the sum as in the reference",
-            "求和中 {other} 的系数是标杆的 {ratio} 倍",
+            "求和中 {other} 的系数与标杆之比为 {ratio}",
         ),
     ),
     _entry(
@@ -210,7 +210,7 @@ VALUES: tuple[Entry, ...] = (
         "channel-shuffle-order",
         (
             "The channels are shuffled in another order (axis {axis}): {order}",
-            "通道重排 (channel shuffle) 的次序不同（轴 {axis}）：{order}",
+            "通道混洗的次序不同（第 {axis} 轴）：{order}",
         ),
         ("Put back in order, {left} is left", "恢复次序后剩余误差 {left}"),
         (
@@ -220,7 +220,7 @@ VALUES: tuple[Entry, ...] = (
     ),
     _entry(
         "roll-sign",
-        ("The value is rolled the other way", "滚动 (roll) 的方向相反"),
+        ("The value is rolled the other way", "循环移位（roll）的方向相反"),
     ),
 )
 

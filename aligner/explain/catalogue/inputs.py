@@ -115,7 +115,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         "tokens-shifted",
-        ("The tokens stand {order} from where they belong", "词元位置偏移了 {order}"),
+        ("The tokens stand {order} from where they belong", "词元位置有偏移：{order}"),
         ("Moved back, {left} is left inside", "移回后内部误差为 {left}"),
         (
             "Look for a start token that one side adds, or labels shifted in the pipeline and again in the net",
@@ -138,7 +138,7 @@ ENTRIES: tuple[Entry, ...] = (
         "tokens-padding-side",
         (
             "Rows are filled up with {filler} on the {found}, the reference's on the {wanted}",
-            "各行用 {filler} 补齐的一侧不同：待比对在 {found}，标杆在 {wanted}",
+            "各行用 {filler} 补齐的一侧不同：待比对为 '{found}'，标杆为 '{wanted}'",
         ),
         ("Without what fills them up the rows are equal", "去掉补齐部分后各行相同"),
         (
@@ -153,8 +153,8 @@ ENTRIES: tuple[Entry, ...] = (
             "两个输入毫无关联：数据不同，或两侧各自随机生成",
         ),
         (
-            "Correlation {correlation}; {share} of the elements differ",
-            "相关系数 {correlation}；{share} 的元素不同",
+            "Correlation {correlation}; of {total} elements looked at {differing} differ",
+            "相关系数 {correlation}；所查看的 {total} 个元素中有 {differing} 个不同",
         ),
         (
             "Make the data once and feed it to both: aligner capture ... --from takes the reference's inputs",

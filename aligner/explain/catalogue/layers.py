@@ -58,8 +58,8 @@ NORMS: tuple[Entry, ...] = (
         ("The norm divides by something else: {form}", "归一化的除数不同：{form}"),
         _FORMS,
         (
-            "Divide by {wanted}: ddof=0 for the variance, eps inside the root",
-            "按 {wanted} 相除：方差用 ddof=0，eps 放在根号内",
+            "Compute {wanted}: ddof=0 for the variance, eps inside the root",
+            "按标杆的形式计算：{wanted}；方差用 ddof=0，eps 放在根号内",
         ),
     ),
     Entry(

@@ -108,7 +108,7 @@ ENTRIES: tuple[Entry, ...] = (
         ),
         (
             "The port's value is the {port_value}, the reference's the {reference_value}",
-            "待比对为“{port_value}”，标杆为“{reference_value}”",
+            "待比对为 {port_value}，标杆为 {reference_value}",
         ),
         (
             "Divide the sum by what counts: (loss * mask).sum() / mask.sum(), with class weights in the mask",
@@ -121,7 +121,7 @@ ENTRIES: tuple[Entry, ...] = (
             "The weighted losses are divided by their number, the reference divides by the sum of the weights",
             "加权损失除以样本数，标杆除以权重之和",
         ),
-        ("The port's value is the {port_value}", "待比对的值为“{port_value}”"),
+        ("The port's value is the {port_value}", "待比对的值为 {port_value}"),
         (
             "Use ops.cross_entropy(..., weight=...), or divide by the sum of the labels' weights",
             "使用 ops.cross_entropy(..., weight=...)，或除以各标签权重之和",
@@ -137,7 +137,7 @@ ENTRIES: tuple[Entry, ...] = (
         "ce-label-smoothing",
         (
             "The label smoothing is {port_value}, the reference has {reference_value}",
-            "标签平滑为 {port_value}，标杆为 {reference_value}",
+            "标签平滑不同：待比对为 {port_value}，标杆为 {reference_value}",
         ),
     ),
     Entry(
@@ -186,7 +186,7 @@ ENTRIES: tuple[Entry, ...] = (
         "loss-reduction",
         (
             "The losses are put together otherwise: {port_value}, the reference takes {reference_value}",
-            "损失的归约方式不同：待比对为“{port_value}”，标杆为“{reference_value}”",
+            "损失的归约方式不同：待比对为 {port_value}，标杆为 {reference_value}",
         ),
         _GIVES,
         ("Reduce as the reference does: {reference_value}", "与标杆采用相同归约：{reference_value}"),
@@ -336,7 +336,7 @@ ENTRIES: tuple[Entry, ...] = (
         "distillation-temperature",
         (
             "{setting} is {port_value}, in the reference {reference_value}",
-            "温度（{setting}）为 {port_value}，标杆为 {reference_value}",
+            "{setting}为 {port_value}，标杆为 {reference_value}",
         ),
         _GIVES,
         ("Divide the logits by {reference_value}", "将 logits 除以 {reference_value}"),

@@ -121,7 +121,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     Entry(
         "picture-shifted",
-        ("The values stand {order} from where they belong", "数值的位置偏移了 {order}"),
+        ("The values stand {order} from where they belong", "数值的位置有偏移：{order}"),
         ("Moved back, {left} is left inside", "移回后内部误差为 {left}"),
         (
             "Check on which side padding is added ('same' pads unevenly), and slices that begin one element off",
@@ -284,7 +284,7 @@ ENTRIES: tuple[Entry, ...] = (
         ("Everything else is the reference's times {ratio}", "其余为标杆的 {ratio} 倍"),
         (
             "Look for a mask, a padding index, rows that are never written, or a stochastic depth without its scale",
-            "检查掩码、padding_idx、未写入的行、或缺少缩放的 stochastic depth",
+            "检查掩码、padding_idx、未写入的行、或随机深度缺少缩放",
         ),
     ),
     Entry(

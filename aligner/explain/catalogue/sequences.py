@@ -15,7 +15,7 @@ TABLES: tuple[Entry, ...] = (
     ),
     Entry(
         "embedding-padding-row",
-        ("Row {row} of the table is zero in the {who} only", "表的第 {row} 行只在 {who} 中为零"),
+        ("Row {row} of the table is zero in the {who} only", "表的第 {row} 行只在{who}中为零"),
         ("All other rows agree; with that row zero too {left} is left", "其余各行一致；该行同样置零后误差为 {left}"),
         (
             "padding_idx makes its row zero at the start only: load the row as it is, or multiply by (ids != pad)",

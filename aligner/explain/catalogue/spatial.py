@@ -15,7 +15,7 @@ WINDOWS: tuple[Entry, ...] = (
         "conv2d-padding-mode-reflect",
         (
             "The convolution sees {found} beyond the border, the reference {wanted}",
-            "卷积在边界外看到的是 {found}，标杆是 {wanted}",
+            "卷积在边界外按 '{found}' 方式填充，标杆为 '{wanted}'",
         ),
         _LEFT,
         (
@@ -111,7 +111,7 @@ WINDOWS: tuple[Entry, ...] = (
         "adaptive-avgpool-nondivisible",
         (
             "Adaptive pooling with windows that are {found}: the sizes do not divide, torch's windows overlap",
-            "自适应池化的窗口为 {found}：尺寸不能整除，torch 的窗口会重叠",
+            "自适应池化的窗口{found}：尺寸不能整除，torch 的窗口会重叠",
         ),
         _LEFT,
         ("Use nn.AdaptiveAvgPool2d", "使用 nn.AdaptiveAvgPool2d"),
@@ -147,7 +147,7 @@ RESAMPLING: tuple[Entry, ...] = (
         "upsample-grid",
         ("The resampling reads other places: {found}", "重采样读取的位置不同：{found}"),
         _BOTH,
-        ("Choose the mode and align_corners that give {wanted}", "选择能得到 {wanted} 的 mode 与 align_corners"),
+        ("Choose the mode and align_corners that give {wanted}", "选择能得到“{wanted}”的 mode 与 align_corners"),
     ),
 )
 
@@ -186,7 +186,7 @@ MOVED: tuple[Entry, ...] = (
         "pad-done-otherwise",
         (
             "The padding is done as {found}; the reference's mode is {wanted}",
-            "填充方式为 {found}；标杆的模式为 {wanted}",
+            "填充方式为 {found}；标杆的模式为 '{wanted}'",
         ),
         _LEFT,
         (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from aligner.explain.catalogue.entry import Entry
 
 _NOTHING = ("", "")
-_LEFT = ("With that undone, {left} is left (relative L2)", "还原后剩余相对 L2 误差 {left}")
+_LEFT = ("With that undone, {left} is left", "还原后剩余误差 {left}")
 _CONSTANT = (
     "All its values are {initial}, the reference's go from {lowest} to {highest}",
     "其值全部为 {initial}，标杆的取值范围为 {lowest} 到 {highest}",
@@ -89,12 +89,12 @@ LAYOUT: tuple[Entry, ...] = (
         "qkv-interleaved-layout",
         (
             "The rows of {port_parameter} are interleaved in another way: {order} for {wanted}",
-            "{port_parameter} 各行的交错方式不同：{order}，应为 {wanted}",
+            "{port_parameter} 各行的交错方式不同：“{order}”，应为“{wanted}”",
         ),
         _LEFT,
         (
             "Reorder its rows from {order} to {wanted}, or reshape its output in that order",
-            "将其各行由 {order} 重排为 {wanted}，或按该顺序 reshape 其输出",
+            "将其各行由“{order}”重排为“{wanted}”，或按该顺序 reshape 其输出",
         ),
     ),
     Entry(
@@ -137,7 +137,7 @@ VALUES: tuple[Entry, ...] = (
         "parameter-scaled",
         (
             "{port_parameter} is {ratio} times the reference's {role}",
-            "{port_parameter} 是标杆 {role} 的 {ratio} 倍",
+            "{port_parameter} 与标杆 {role} 之比为 {ratio}",
         ),
         _LEFT,
         ("Load it without the factor, or apply the factor once only", "去掉该系数后加载，或确保系数只作用一次"),

@@ -20,9 +20,6 @@ from aligner.explain.glue.hand import Hand, Piece
 from aligner.explain.patterns.pair import DROP, Floats, Pair
 from aligner.explain.suspect import Suspect
 
-LARGEST = 1 << 23
-"""More scores than this in one item of a batch are not computed."""
-
 SEVERAL = 1 << 19
 """As many items of the batch are computed as have this many scores together."""
 
@@ -52,7 +49,7 @@ class Scene:
         self.shape = expected.shape
         self.expected, self.actual = expected, actual
         self.items, self.worst = np.zeros(1, np.int64), 0
-        self.kept: Kept = {}
+        self.kept = Kept()
 
     def choose(self, scores: int) -> None:
         """Take the items of the batch that are furthest off, as many as can be computed."""
@@ -64,7 +61,7 @@ class Scene:
         items = np.sort(np.argsort(-apart, kind="stable")[:count])
         self.worst = int(apart[items].argmax())
         if not np.array_equal(items, self.items):
-            self.items, self.kept = items, {}
+            self.items, self.kept = items, Kept()
 
     @cached_property
     def apart(self) -> Floats:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Optional
 
 import numpy as np
 
 from aligner.explain.glue.hand import Piece
+from aligner.explain.inquiry import Spent, spend
 from aligner.explain.patterns.angles import cosines
 from aligner.explain.patterns.functions import softmax
 from aligner.explain.patterns.limits import grid
@@ -76,22 +79,48 @@ class Plan:
 ROTATIONS = {
     "half": ("half", "half"),
     "interleaved": ("interleaved", "interleaved"),
-    "interleaved, with the angles of half": ("half", "interleaved"),
-    "half, with the angles of interleaved": ("interleaved", "half"),
-    "half, without the minus": ("half", "plus"),
-    "half, halves not exchanged": ("half", "kept"),
+    "interleaved(angles=half)": ("half", "interleaved"),
+    "half(angles=interleaved)": ("interleaved", "half"),
+    "half(minus=False)": ("half", "plus"),
+    "half(exchanged=False)": ("half", "kept"),
 }
 """Rotary embeddings: how the angles are laid out over the channels, and which channels are paired how."""
 
-STAGES = ("query and key", "product", "scores", "weights", "value", "result")
+STAGES = ("query_key", "product", "scores", "weights", "value", "result")
 """Where a shorter type may come in, in the order of computing. "scores" are scaled, and masked."""
 
 DEAD = -1e4
 """What is added to a score that is not to be seen."""
 
 Heads = tuple[Floats, Floats, Floats]
-Kept = dict[object, tuple[Floats, Floats]]
-"""Scores before mask and scale, and values: what plans share."""
+LARGEST = 1 << 23
+"""More scores than this are not computed at once."""
+
+SHARED = 1 << 22
+"""Elements of scores and values that are kept for the plans to come."""
+
+
+class Kept:
+    """Scores before mask and scale, and values: what plans share. Those that were not asked for lately are dropped."""
+
+    def __init__(self) -> None:
+        self._held: dict[object, tuple[Floats, Floats]] = {}
+        self._elements = 0
+
+    def get(self, known: object, make: Callable[[], tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
+        """What is held under this name, or is made now."""
+        found = self._held.pop(known, None)
+        if found is None:
+            found = make()
+            self._elements += _size(found)
+            while self._held and self._elements > SHARED:
+                self._elements -= _size(self._held.pop(next(iter(self._held))))
+        self._held[known] = found
+        return found
+
+
+def _size(held: tuple[Floats, Floats]) -> int:
+    return held[0].size + held[1].size
 
 
 def made(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats] = None) -> Optional[Floats]:
@@ -100,6 +129,7 @@ def made(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats] = None) -
         scores, value = _scores(plan, items, kept, rows)
     except ValueError:
         return None
+    spend(10 * scores.size)
     covered = _covered(plan, scores.shape, items, rows)
     if covered is None:
         return None
@@ -150,21 +180,26 @@ def _scores(plan: Plan, items: Floats, kept: Kept, rows: Optional[Floats]) -> tu
     ids = tuple(id(piece) for piece in plan.sources)
     mark = (ids, plan.order, plan.layout, plan.heads, plan.groups, plan.split, plan.repeat)
     turn = (plan.rope, plan.rope_of, plan.rope_sign, plan.theta, plan.rope_short, plan.rope_rounded)
-    short = (plan.short, "query and key" in plan.rounded, "product" in plan.rounded)
+    short = (plan.short, "query_key" in plan.rounded, "product" in plan.rounded)
     known = (mark, turn, short, some, plan.length_first)
-    if known not in kept:
-        query, key, value = _heads(plan, items)
-        query, key = _turned(plan, query, key)
-        if plan.groups != plan.heads:
-            key, value = (_repeated(plan, x) for x in (key, value))
-        if rows is not None and rows.max() < query.shape[2]:
-            query = query[:, :, rows]
-        if key.shape[3] != query.shape[3] or key.shape[1] != query.shape[1] or value.shape[:3] != key.shape[:3]:
-            raise ValueError("heads do not fit")
-        query, key = (_short(plan, "query and key", x) for x in (query, key))
-        product = np.asarray(query @ key.transpose(0, 1, 3, 2))
-        kept[known] = _short(plan, "product", product), value
-    return kept[known]
+    return kept.get(known, partial(_product, plan, items, rows))
+
+
+def _product(plan: Plan, items: Floats, rows: Optional[Floats]) -> tuple[Floats, Floats]:
+    spend(sum(piece.array.size for piece in plan.sources))
+    query, key, value = _heads(plan, items)
+    query, key = _turned(plan, query, key)
+    if plan.groups != plan.heads:
+        key, value = (_repeated(plan, x) for x in (key, value))
+    if rows is not None and rows.max() < query.shape[2]:
+        query = query[:, :, rows]
+    if key.shape[3] != query.shape[3] or key.shape[1] != query.shape[1] or value.shape[:3] != key.shape[:3]:
+        raise ValueError("heads do not fit")
+    if query[..., 0].size * key.shape[2] > LARGEST:
+        raise Spent
+    query, key = (_short(plan, "query_key", x) for x in (query, key))
+    product = np.asarray(query @ key.transpose(0, 1, 3, 2))
+    return _short(plan, "product", product), value
 
 
 def _given(plan: Plan, items: Floats, rows: Optional[Floats]) -> tuple[Floats, Floats]:
@@ -320,3 +355,8 @@ def _merged(plan: Plan, mixed: Floats) -> Floats:
     if plan.merge == "channel first":
         return mixed.transpose(0, 2, 3, 1).reshape(batch, length, heads * size)
     return np.asarray(mixed.transpose(0, 2, 1, 3)).reshape(batch, length, heads * size)
+
+
+def as_code(short: str, stages: tuple[str, ...]) -> str:
+    """What is rounded to a short type, as code."""
+    return f"{short}({', '.join(stages)})"

@@ -10,23 +10,24 @@ import numpy as np
 from aligner.explain.glue.attention_edits import Edit, altered
 from aligner.explain.glue.attention_plan import DEAD, STAGES, Plan
 from aligner.explain.patterns.angles import SHORTS, TURNS
+from aligner.explain.phrase import Fact, phrase
 
 COARSE = 0.3
 """Rounding makes no larger an error, while nothing overflows."""
 
 EACH: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("the scores", ("product", "scores")),
-    ("query, key and the scores", STAGES[:3]),
-    ("the sum of scores and mask", ("scores",)),
-    ("the scores and the softmax", STAGES[:4]),
-    ("the softmax", ("scores", "weights")),
-    ("all of it", STAGES),
-    ("query, key, weights and value, before the products", ("query and key", "weights", "value")),
-    ("query and key, before their product", ("query and key",)),
-    ("weights and value, before their product", ("weights", "value")),
-    ("the weights", ("weights",)),
+    ("scores", ("product", "scores")),
+    ("query-key-scores", STAGES[:3]),
+    ("scores-and-mask", ("scores",)),
+    ("scores-softmax", STAGES[:4]),
+    ("softmax", ("scores", "weights")),
+    ("all-of-attention", STAGES),
+    ("operands", ("query_key", "weights", "value")),
+    ("query-key", ("query_key",)),
+    ("weights-value", ("weights", "value")),
+    ("weights", ("weights",)),
 )
-"""What may be computed in a short type, in words, and as stages of a plan."""
+"""What may be computed in a short type, as a phrase, and as stages of a plan."""
 
 PRODUCTS = {words for words, stages in EACH if not {"product", "scores", "result"} & set(stages)}
 """Only what goes into products is rounded: so a device may be set to compute them."""
@@ -36,11 +37,12 @@ def unseeing(plan: Plan) -> Iterator[Edit]:
     """Rows of the mask that hide every key: the softmax's answer, zeros, or the mean of all values."""
     if not plan.causal and plan.mask is None:
         return
-    words = {"": "NaN" if np.isneginf(plan.fill) else "what the softmax gives", "zero": "zeros", "mean": "the mean"}
+    usual: Fact = "NaN" if np.isneginf(plan.fill) else phrase("softmax-of-nothing")
+    words: dict[str, Fact] = {"": usual, "zero": phrase("zeros"), "mean": phrase("mean-of-values")}
     for dead in ("zero", "mean", ""):
         if dead != plan.dead:
-            told = "query that sees no key"
-            yield altered(plan, "flash-attention-fully-masked-row", told, words[plan.dead], words[dead], dead=dead)
+            cause = "flash-attention-fully-masked-row"
+            yield altered(plan, cause, "unseeing", words[plan.dead], words[dead], dead=dead)
 
 
 def shortened(plan: Plan, before: float, lost: bool) -> Iterator[Edit]:
@@ -64,13 +66,15 @@ def _short(plan: Plan, word: str, told: str, stages: tuple[str, ...], fill: floa
         cause = "ascend-matmul-precision-mode"
     if lost:
         cause = "attention-softmax-fp16-overflow" if fill == plan.fill else "attention-fill-fp16-overflow"
-    return altered(plan, cause, told, "float32", word, short=word, rounded=stages, fill=fill)
+    return altered(plan, cause, phrase(told), "float32", word, short=word, rounded=stages, fill=fill)
 
 
 def _turns(plan: Plan) -> Iterator[Edit]:
     for word in SHORTS:
         for told, stages in TURNS:
-            edit = altered(plan, "rotary-precision", told, "float32", word, rope_short=word, rope_rounded=stages)
+            edit = altered(
+                plan, "rotary-precision", phrase(told), "float32", word, rope_short=word, rope_rounded=stages
+            )
             yield replace_facts(edit, word)
 
 

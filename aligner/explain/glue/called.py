@@ -8,9 +8,11 @@ from typing import Optional
 
 import numpy as np
 
+from aligner.explain import port_words
 from aligner.explain.case import Case
 from aligner.explain.glue.hand import Hand
 from aligner.explain.patterns.pair import Pair, numbers, usual
+from aligner.explain.spelling import literal
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar, display
 
@@ -31,9 +33,11 @@ def suspects(case: Case, pair: Optional[Pair]) -> Iterator[Suspect]:
         "reference_order": _names(case, ours),
         "port_order": _names(case, theirs),
     }
-    wanted = case.reference.attributes.get(NORM_FIRST)
-    if wanted is not None and wanted != case.port.attributes.get(NORM_FIRST):
-        yield Suspect("encoder-layer-norm-first", {}, {NORM_FIRST: wanted}, error=left, weight=WEIGHT)
+    wanted, found = (spec.attributes.get(NORM_FIRST) for spec in (case.reference, case.port))
+    if wanted is not None and wanted != found:
+        facts.update(setting=NORM_FIRST, reference_value=literal(wanted), port_value=literal(found))
+        facts.update(written=port_words.written(case, case.reference, [NORM_FIRST]))
+        yield Suspect("encoder-layer-norm-first", facts, {NORM_FIRST: wanted}, error=left, weight=WEIGHT)
     else:
         yield Suspect("layers-in-another-order", facts, error=left, weight=WEIGHT)
 

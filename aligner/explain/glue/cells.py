@@ -97,13 +97,13 @@ class Gates:
         if way.kind == "gru":
             gate, other = ("z", "(1 - z)") if way.inverted else ("(1 - z)", "z")
             order = ", ".join(sorted("rzn", key=lambda word: way.roles["rzn".index(word)]))
-            return f"{order} = parts of {' and '.join(self.names)}; {gate} * n + {other} * {state}"
+            return f"{order} = split({', '.join(self.names)}); {gate} * n + {other} * {state}"
         word = {"cell": "ifg", "out": "o"}[way.kind]
-        parts = ", ".join(f"{name} = part {role}" for name, role in zip(word, way.roles))
+        parts = f"{', '.join(word)} = split({self.names[0]}, 4)[{', '.join(map(str, way.roles))}]" if way.roles else ""
         if way.kind == "out":
-            return f"Sigmoid(o) * {function}({state}); {parts} of {self.names[0]}" if parts else f"{function}({state})"
+            return f"Sigmoid(o) * {function}({state}); {parts}" if parts else f"{function}({state})"
         forget = f"Sigmoid(f + {way.shift:g})" if way.shift else "Sigmoid(f)"
-        return f"{forget} * {state} + Sigmoid(i) * {function}(g); {parts} of {self.names[0]}"
+        return f"{forget} * {state} + Sigmoid(i) * {function}(g); {parts}"
 
 
 def suspects(pair: Pair, hand: Hand) -> Iterator[Suspect]:
@@ -173,7 +173,7 @@ def _told(pair: Pair, gates: Gates, ours: Way, theirs: Way, left: float) -> Susp
     names = ("kind", "roles", "state", "function", "shift", "inverted")
     apart = [name for name in names if getattr(ours, name) != getattr(theirs, name)]
     if apart == ["roles"] and not theirs.roles:
-        other = f"Sigmoid(part {ours.roles[0]} of {gates.names[0]})"
+        other = f"Sigmoid(split({gates.names[0]}, 4)[{ours.roles[0]}])"
         return pair.suspect("gate-missing", left, 0.92, None, **{**codes, "other": other, "factor": other})
     if apart == ["roles"]:
         return pair.suspect("cell-gate-order", left, 0.92, None, **codes)

@@ -122,7 +122,7 @@ def _factor(place: Place, term: Term, left: float) -> Optional[Suspect]:
     if all((rest <= place.noise(side)).all() for rest, side in zip(apart, (place.wanted, place.found))):
         (ours, shift), (theirs, other) = sides
         told = [_figure(float(number)) for number in (ours, theirs)]
-        facts = {"setting": f"factor of {text}", "reference_value": told[0], "port_value": told[1]}
+        facts = {"setting": text, "reference_value": told[0], "port_value": told[1]}
         codes = [f"{number} * {text}{f' {n:+.4g}' if abs(n) > 1e-6 else ''}" for number, n in zip(told, (shift, other))]
         facts.update(reference_code=codes[0], port_code=codes[1], other=text)
         return place.pair.suspect("scale-other", left, 0.85, None, **facts)

@@ -35,7 +35,7 @@ NAMED = {
 }
 """Activations (of reference and port) whose confusion has a name of its own."""
 
-MASKS = ("nonzero", "zero")
+MASKS = ("!= 0", "== 0")
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
         cause = "mask-missing" if len(masked) == 1 else "mask-inverted" if old.how != new.how else "reduction-axis"
         return cause, facts, 0
     if hows in ({"std", "std_n"}, {"var", "var_n"}, {"standardize_by_std", "standardize_by_std_n"}):
-        return "std-ddof", {**facts, "ratio": f"{new.text} for {old.text}"}, 0
+        return "std-ddof", {**facts, "ratio": f"{new.text} / {old.text}"}, 0
     if hows == {"median", "numpy median"}:
         return "median-numpy-vs-torch", facts, 0
     if old.how == new.how and old.how in REDUCTIONS:
@@ -82,6 +82,14 @@ def instead(old: View, new: View) -> tuple[str, Mapping[str, Scalar], int]:
     if hows <= TURNS:
         return "view-vs-transpose", facts, 0
     return _along(old, new, facts)
+
+
+def ratio_turned(facts: dict[str, Scalar]) -> dict[str, Scalar]:
+    """A ratio of two deviations is the port's by the reference's, also where the one is known from the other."""
+    if "instead" not in facts:
+        return facts
+    other, new = facts["instead"], facts["other"]
+    return {**facts, "other": other, "instead": new, "ratio": f"{new} / {other}"}
 
 
 def _axes(old: View, new: View) -> str:

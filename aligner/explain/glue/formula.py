@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Optional
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from aligner.explain.glue.functions import FUNCTIONS, spelled
 from aligner.explain.glue.views import View
+from aligner.explain.inquiry import spend
 from aligner.explain.patterns.pair import Floats
 
 
@@ -25,6 +27,7 @@ class Factor:
         return spelled(self.function, self.view.text)
 
     def __call__(self) -> Floats:
+        spend(self.view.array.size * (4 if self.function else 1))
         return np.asarray(FUNCTIONS[self.function](self.view.array.astype(np.float64)))
 
 
@@ -71,6 +74,7 @@ class Formula:
         return self.terms[0].factors[0] if alone else None
 
     def __call__(self, shape: tuple[int, ...]) -> Floats:
+        spend(math.prod(shape) * (len(self.terms) + (4 if self.outer else 0)))
         total = self.terms[0]()
         for term in self.terms[1:]:
             total = total + term()

@@ -12,24 +12,21 @@ import numpy as np
 
 from aligner.explain.case import Value, distance
 from aligner.explain.glue import resizing
-from aligner.explain.glue.edits import NAMED, Edit, changed, edits, masking
-from aligner.explain.glue.exchanged import TURNS, instead
+from aligner.explain.glue.edits import NAMED, Edit, changed, masking
+from aligner.explain.glue.exchanged import TURNS, instead, ratio_turned
 from aligner.explain.glue.formula import Factor, Formula, Term, plain
 from aligner.explain.glue.functions import ACTIVATIONS, BACK
 from aligner.explain.glue.hand import Hand, Piece, name
-from aligner.explain.glue.place import Place
+from aligner.explain.glue.mistakes import mistake
+from aligner.explain.glue.place import TRIES, Place
 from aligner.explain.glue.pool import POSITIONS, Pool, Search
 from aligner.explain.glue.views import View, normed, parts, reduced, turned
 from aligner.explain.patterns.pair import Floats, Pair, distinct, numbers, spots
-from aligner.explain.patterns.scales import name_of
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
 
 FLAT = ("", "ReLU", "ReLU6", "Clamp(0, 1)", "Hardtanh")
 """What leaves the values in the middle as they are."""
-
-TRIES = 6
-"""Formulas that are checked on the whole tensor before a search is given up."""
 
 
 def suspects(place: Place) -> Iterator[Suspect]:
@@ -48,7 +45,7 @@ def suspects(place: Place) -> Iterator[Suspect]:
     left = distance(ported(place.pair.actual.shape), place.pair.actual) if ported else np.inf
     edit = mistake(place, ported, port=True) if ported and place.telling else None
     if ported and constant:
-        number = f"{float(place.pair.expected.flat[0]) + 0.0:g} everywhere"
+        number = f"full({float(place.pair.expected.flat[0]) + 0.0:g})"
         facts = {"other": number, "instead": ported.text, "reference_code": number, "port_code": ported.text}
         yield told(place.pair, "wrong-tensor", left, 0.9, facts)
     elif ported and edit:
@@ -280,73 +277,6 @@ def leaks(values: Floats) -> bool:
     return bool(below.size and above.size and np.median(-below) < 0.5 * np.median(above))
 
 
-def mistake(place: Place, formula: Formula, port: bool) -> Optional[Edit]:
-    """The edit of the formula, which is the port's or the reference's, that gives the other side's value."""
-    wanted, whole = (place.wanted, place.pair.expected) if port else (place.found, place.pair.actual)
-    noise = place.noise(wanted, 2.0)
-    fitting = []
-    with np.errstate(all="ignore"):
-        for edit in edits(formula, place.pool):
-            near = np.abs(place.pool.values(edit.formula) - wanted) <= noise
-            if near.mean() > 0.97:
-                fitting.append(edit)
-        for edit in sorted(fitting, key=lambda e: e.doubt)[:TRIES]:
-            if place.gives(edit.formula, whole):
-                return edit
-        return _rescaled(place, formula, wanted, whole, port) if place.telling else None
-
-
-def _rescaled(place: Place, formula: Formula, wanted: Floats, whole: Floats, port: bool) -> Optional[Edit]:
-    """One term, or all of them, times another number."""
-    groups: list[tuple[int, ...]] = [(number,) for number in range(len(formula.terms))]
-    if len(formula.terms) > 1:
-        groups.append(tuple(range(len(formula.terms))))
-    for which in groups:
-        chosen = tuple(formula.terms[n] for n in which)
-        rest = tuple(term for n, term in enumerate(formula.terms) if n not in which)
-        own = place.pool.values(Formula(chosen))
-        asked = BACK[formula.outer](wanted) - (place.pool.values(Formula(rest)) if rest else 0.0)
-        good = np.isfinite(asked) & np.isfinite(own)
-        weight = float(np.square(own[good]).sum())
-        factor = float((own[good] * asked[good]).sum() / weight) if weight else 0.0
-        scaled = tuple(Term(term.factors, factor * term.coefficient) for term in chosen)
-        edited = Formula((*rest, *scaled), formula.outer)
-        if abs(factor) > 1e-6 and place.gives(edited, whole):
-            ratio = 1.0 / factor if port else factor
-            text = Formula(tuple(Term(t.factors, np.sign(t.coefficient)) for t in chosen)).text
-            facts: dict[str, Scalar] = {"other": text, "ratio": _named(place, ratio)}
-            facts["factor"] = _named(place, 1.0 / ratio)
-            return Edit(edited, _scale(ratio, chosen, factor, bool(rest), port), {**facts, **_sides(facts)})
-    return None
-
-
-def _sides(facts: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    return {"setting": "factor", "reference_value": facts["factor"], "port_value": "1"}
-
-
-def _scale(ratio: float, terms: tuple[Term, ...], factor: float, some: bool, port: bool) -> str:
-    """The cause of another number in front of one term or of all: forgotten, applied in vain, or another."""
-    if abs(ratio + 1.0) < 1e-5:
-        return "addend-sign" if some else "sign-flipped"
-    before, after = terms[0].coefficient, factor * terms[0].coefficient
-    reference, ported = (after, before) if port else (before, after)
-    if abs(abs(ported) - 1.0) < 1e-4:
-        return "scale-missing"
-    return (
-        "addend-scaled" if some and abs(abs(reference) - 1.0) < 1e-4 else "scale-missing" if not some else "scale-other"
-    )
-
-
-def _named(place: Place, ratio: float) -> str:
-    known = name_of(ratio, _sizes(place))
-    return f"{ratio:.6g}" + (f" = {known}" if known else "")
-
-
-def _sizes(place: Place) -> tuple[int, ...]:
-    values = [v for v in (place.case.expected, *place.case.known[-12:]) if v is not None]
-    return tuple(dict.fromkeys(size for value in values for size in value.shape))
-
-
 def _suspect(place: Place, formula: Formula, edit: Edit, port: bool) -> Suspect:
     reference, ported = (edit.formula, formula) if port else (formula, edit.formula)
     cause, facts = turned_round(edit) if port else (edit.cause, dict(edit.facts))
@@ -389,7 +319,7 @@ def turned_round(edit: Edit) -> tuple[str, dict[str, Scalar]]:
     """The cause where the edit leads from the port's formula to the reference's."""
     facts = dict(edit.facts)
     if "ratio" in facts:
-        return edit.cause, facts
+        return edit.cause, ratio_turned(facts)
     for one, other in _SIDES:
         if one in facts and other in facts:
             facts[one], facts[other] = facts[other], facts[one]

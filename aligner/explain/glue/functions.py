@@ -14,7 +14,7 @@ Function = Callable[[Floats], Floats]
 ACTIVATIONS: Mapping[str, Function] = {
     **{name: function for name, function in functions.FUNCTIONS.items() if name[0].isupper()},
     "Clamp(0, 1)": lambda x: np.clip(x, 0.0, 1.0),
-    "ReLU squared": lambda x: np.square(np.maximum(x, 0.0)),
+    "ReLU ** 2": lambda x: np.square(np.maximum(x, 0.0)),
 }
 
 PLAIN: Mapping[str, Function] = {
@@ -22,8 +22,8 @@ PLAIN: Mapping[str, Function] = {
     "abs": np.abs,
     "square": np.square,
     "exp": np.exp,
-    "exp of half": lambda x: np.exp(0.5 * x),
-    "exp of minus": lambda x: np.exp(-x),
+    "exp(x / 2)": lambda x: np.exp(0.5 * x),
+    "exp(-x)": lambda x: np.exp(-x),
     "sqrt": np.sqrt,
     "1 -": lambda x: 1.0 - x,
     "1 +": lambda x: 1.0 + x,
@@ -34,8 +34,8 @@ PLAIN: Mapping[str, Function] = {
     "log1p": np.log1p,
     "sin": np.sin,
     "cos": np.cos,
-    "nonzero": lambda x: (x != 0).astype(np.float64),
-    "zero": lambda x: (x == 0).astype(np.float64),
+    "!= 0": lambda x: (x != 0).astype(np.float64),
+    "== 0": lambda x: (x == 0).astype(np.float64),
     "floor": np.floor,
     "round": np.round,
     "trunc": np.trunc,
@@ -45,17 +45,18 @@ FUNCTIONS: Mapping[str, Function] = {**PLAIN, **ACTIVATIONS}
 
 _SPELLED: Mapping[str, str] = {
     "": "{}",
-    "nonzero": "({} != 0)",
-    "zero": "({} == 0)",
+    "!= 0": "({} != 0)",
+    "== 0": "({} == 0)",
     "square": "{} ** 2",
-    "exp of half": "exp({} / 2)",
-    "exp of minus": "exp(-{})",
+    "exp(x / 2)": "exp({} / 2)",
+    "exp(-x)": "exp(-{})",
     "1 -": "(1 - {})",
     "1 +": "(1 + {})",
     "1 - sigmoid": "(1 - Sigmoid({}))",
     "1 /": "1 / {}",
     "1 / sqrt": "1 / sqrt({})",
-    "ReLU squared": "ReLU({}) ** 2",
+    "ReLU ** 2": "ReLU({}) ** 2",
+    "Sigmoid ** 2": "Sigmoid({}) ** 2",
 }
 
 

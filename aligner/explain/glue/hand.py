@@ -11,12 +11,13 @@ import numpy as np
 
 from aligner.explain.case import Case, Value
 from aligner.explain.glue.lengths import masks
+from aligner.explain.inquiry import spend
 from aligner.explain.patterns.pair import Floats
 from aligner.record import display
 
 MAX_VALUES = 40
-MAX_BYTES = 256 << 20
-"""Of all values together; a value of more than a quarter of it is left out."""
+MAX_ELEMENTS = 1 << 24
+"""Of all values together; a value of more than half of it is left out."""
 
 
 OTHERS = 4
@@ -44,21 +45,21 @@ class Piece:
 
 
 def name(value: Value) -> str:
-    """A value's address as people read it."""
-    call = f" (call {value.call})" if value.call else ""
+    """A value's address as tables write it."""
+    call = f" #{value.call}" if value.call else ""
     return f"{display(value.layer)} {value.slot}{call}"
 
 
 class Hand:
     """Values with their ranks, read when first asked for; the same numbers twice count once."""
 
-    def __init__(self, ranked: Sequence[tuple[int, Value]]) -> None:
-        self._ranked = ranked
+    def __init__(self, ranked: Sequence[tuple[int, Value]], room: int = MAX_ELEMENTS) -> None:
+        self._ranked, self._room = ranked, room
         given = [value for _, value in ranked if value.slot.startswith("input.") and "int" in value.dtype]
         self._looking = {(value.layer, value.call) for value in given}
         self._read: dict[int, Optional[Piece]] = {}
         self._seen: set[tuple[object, ...]] = set()
-        self._bytes = 0
+        self._elements = 0
 
     @staticmethod
     def of(case: Case) -> Hand:
@@ -86,12 +87,13 @@ class Hand:
     def cut(self, axis: int, part: slice, size: int) -> Hand:
         """The same values, and of those that have this axis (counted from the end) in this size that part besides."""
         more = [(rank, _cut(value, axis, part)) for rank, value in self._ranked if _has(value, axis, size)]
-        return Hand(sorted([*more, *self._ranked], key=lambda item: item[0]))
+        return Hand(sorted([*more, *self._ranked], key=lambda item: item[0]), self._room // 2)
 
     def _load(self, rank: int, value: Value) -> Optional[Piece]:
-        size = 8 * int(np.prod(value.shape))
-        if size > MAX_BYTES // 4 or self._bytes + size > MAX_BYTES:
+        size = int(np.prod(value.shape))
+        if size > self._room // 2 or self._elements + size > self._room:
             return None
+        spend(size)
         array = np.asarray(value.load())
         if array.dtype.kind not in "fiub" or array.size == 0:
             return None
@@ -99,7 +101,7 @@ class Hand:
         if mark in self._seen:
             return None
         self._seen.add(mark)
-        self._bytes += size
+        self._elements += size
         return Piece(value, array, rank, (value.layer, value.call) in self._looking)
 
 

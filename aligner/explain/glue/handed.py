@@ -87,7 +87,7 @@ def renamed(case: Case, found: Iterable[Suspect]) -> Iterator[Suspect]:
     one_axis = case.taker is not None and case.taker[0].kind in ("Conv1d", "ConvTranspose1d")
     for suspect in found:
         if one_axis and suspect.error is not None and suspect.cause in TURNED and _last_two(case):
-            codes = {"reference_code": "the reference's axes", "port_code": "the port's axes"}
+            codes = {"reference_code": "x", "port_code": "x.swapaxes(1, 2)"}
             yield replace(suspect, cause="conv1d-on-wrong-axis", facts={**codes, **suspect.facts})
         else:
             yield suspect

@@ -30,7 +30,7 @@ SHORT = ("float16", "bfloat16")
 
 DECODED: Mapping[str, Function] = {
     **{name: FUNCTIONS[name] for name in ("", "exp", "Sigmoid", "Tanh", "ReLU", "Softplus", "square", "abs")},
-    "Sigmoid squared": lambda x: np.square(FUNCTIONS["Sigmoid"](x)),
+    "Sigmoid ** 2": lambda x: np.square(FUNCTIONS["Sigmoid"](x)),
 }
 """What boxes and scores are made with, up to a number for each anchor."""
 

@@ -91,7 +91,7 @@ def _unsorted(pair: Pair, hand: Hand) -> Optional[Suspect]:
                 continue
             for one, other, sorted_ in ((ours, theirs, True), (theirs, ours, False)):
                 if np.array_equal(one, pair.expected.reshape(-1)) and np.array_equal(other, pair.actual.reshape(-1)):
-                    codes = (f"unique([{piece.name}], sorted)", f"unique([{piece.name}], as they come)")
+                    codes = (f"unique([{piece.name}], sorted=True)", f"unique([{piece.name}], sorted=False)")
                     facts = dict(zip(("reference_code", "port_code"), codes if sorted_ else codes[::-1]))
                     return pair.suspect("unique-sorted", 0.0, 0.92, None, **facts)
     return None

@@ -12,6 +12,7 @@ from aligner.explain.glue.hand import Hand, Piece
 from aligner.explain.patterns.functions import sigmoid, softmax
 from aligner.explain.patterns.loss_forms import log_softmax
 from aligner.explain.patterns.pair import Floats, Pair
+from aligner.explain.phrase import Fact, phrase
 from aligner.explain.suspect import Suspect
 
 LABELLED = ("CrossEntropyLoss", "NLLLoss", "SoftmaxCrossEntropyWithLogits")
@@ -59,14 +60,15 @@ def _spread(pair: Pair) -> Iterator[Suspect]:
     """A deviation or a logarithm in place of a variance."""
     x = pair.expected.astype(np.float64)
     for told, found in (
-        ("variance squared", np.square(x)),
-        ("root of the variance", np.sqrt(x)),
-        ("logarithm of the variance", np.log(x)),
-        ("exp of the variance", np.exp(x)),
+        ("square", np.square(x)),
+        ("root", np.sqrt(x)),
+        ("log", np.log(x)),
+        ("exp", np.exp(x)),
     ):
         left = pair.proved(found, pair.actual)
         if left is not None:
-            facts = {"setting": "var", "reference_value": "variance", "port_value": told, "loss": "Gaussian NLL"}
+            values = {"reference_value": phrase("variance"), "port_value": phrase(f"variance-{told}")}
+            facts: dict[str, Fact] = {"setting": "var", "loss": phrase("gaussian-nll"), **values}
             yield pair.suspect("gaussian-nll-variance", left, 0.95, None, **facts)
             return
 
@@ -79,7 +81,12 @@ def _shifted(pair: Pair, hand: Hand) -> Iterator[Suspect]:
         if wanted is None or found is None or wanted[0] == found[0]:
             continue
         codes = [f"[{piece.name}]{_code(*ends)}" for ends in (wanted[0], found[0])]
-        facts = {"setting": "shift", "reference_value": codes[0], "port_value": codes[1], "loss": "cross entropy"}
+        facts: dict[str, Fact] = {
+            "setting": "shift",
+            "reference_value": codes[0],
+            "port_value": codes[1],
+            "loss": phrase("cross-entropy"),
+        }
         yield pair.suspect("lm-label-shift", found[1], 0.95, None, **facts)
         return
 

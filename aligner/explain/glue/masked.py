@@ -12,6 +12,7 @@ from aligner.explain.patterns.functions import softmax
 from aligner.explain.patterns.limits import LARGEST, grid
 from aligner.explain.patterns.pair import Floats, Pair
 from aligner.explain.patterns.scales import name_of
+from aligner.explain.phrase import Fact, phrase
 from aligner.explain.suspect import Suspect
 
 SCORES = 0.1
@@ -50,8 +51,8 @@ def rows(pair: Pair) -> Iterator[Suspect]:
     if left > pair.limit or not varied.all():
         return
     cause = "mask-missing" if not theirs.any() else "mask-inverted" if (ours ^ theirs).all() else "mask-differs"
-    told = [f"zeros in {int(zero.sum())} of {zero.size} rows" for zero in (ours, theirs)]
-    facts = {"setting": "mask", "reference_value": told[0], "port_value": told[1]}
+    told = [phrase("zero-rows", int(zero.sum()), zero.size) for zero in (ours, theirs)]
+    facts: dict[str, Fact] = {"setting": "mask", "reference_value": told[0], "port_value": told[1]}
     facts.update(reference_code=told[0], port_code=told[1], other=told[0], instead=told[1])
     yield pair.suspect(cause, left, 0.85, None, **facts)
 
@@ -73,7 +74,7 @@ def fills(case: Case, pair: Pair) -> Iterator[Suspect]:
         return
     told = [f"{number:.6g}" for number in fill]
     codes = {f"{side}_code": f"masked(scores, {number})" for side, number in zip(("reference", "port"), told)}
-    facts = {"setting": "value of masked scores", "reference_value": told[0], "port_value": told[1], **codes}
+    facts = {"setting": "fill", "reference_value": told[0], "port_value": told[1], **codes}
     facts.update(other=codes["reference_code"], instead=codes["port_code"], dtype=word or case.actual.dtype)
     overflow = fill[1] <= -LARGEST and facts["dtype"] == "float16" and fill[0] > -np.inf
     cause = "attention-fill-fp16-overflow" if overflow else "attention-mask-fill-1e4"
@@ -101,6 +102,8 @@ def _short(pair: Pair, seen: Floats, dtype: str) -> Optional[str]:
 
 def _scores(pair: Pair) -> Optional[Suspect]:
     ours, theirs = (side <= -HUGE for side in (pair.expected, pair.actual))
+    if ours.any() != theirs.any() and _says(pair.actual if ours.any() else pair.expected):
+        return _in_words(pair, ours, theirs)
     if not (ours.any() or theirs.any()) or ours.all() or (ours == theirs).all():
         return None
     seen = ~(ours | theirs)
@@ -108,6 +111,22 @@ def _scores(pair: Pair) -> Optional[Suspect]:
         return None
     left = _apart(pair.actual[seen], pair.expected[seen]) if seen.any() else 0.0
     return _told(pair, ours, theirs, left, "scores") if left <= pair.limit else None
+
+
+def _says(mask: Floats) -> bool:
+    """Whether it says by 0 and 1 what is hidden, or what is seen."""
+    return bool(((mask == 0) | (mask == 1)).all()) and 0.0 < float(mask.mean()) < 1.0
+
+
+def _in_words(pair: Pair, ours: Floats, theirs: Floats) -> Optional[Suspect]:
+    """One side's mask is added to the scores, the other's says what to do: in the sense that is nearer."""
+    added, hidden = (pair.expected, ours) if ours.any() else (pair.actual, theirs)
+    says = (pair.actual if ours.any() else pair.expected) == 1
+    meant = min((says, ~says), key=lambda side: int((side ^ hidden).sum()))
+    if (added[~hidden] != 0).any() or (meant == hidden).all():
+        return None
+    first, second = (hidden, meant) if ours.any() else (meant, hidden)
+    return _told(pair, first, second, 0.0, "scores")
 
 
 def _apart(found: Floats, wanted: Floats) -> float:
@@ -130,7 +149,7 @@ def _told(pair: Pair, ours: Floats, theirs: Floats, left: float, what: str) -> S
         cause = "mask-inverted"
     elif None not in diagonals:
         cause = "causal-mask-diagonal"
-        facts.update(reference_value=f"triu {diagonals[0]}", port_value=f"triu {diagonals[1]}")
+        facts.update(reference_value=f"triu(diagonal={diagonals[0]})", port_value=f"triu(diagonal={diagonals[1]})")
     else:
         cause = "mask-differs"
     return pair.suspect(cause, left, 0.85, None, **facts)

@@ -13,11 +13,12 @@ from aligner.explain.glue import as_layer, differences, elementwise, formulas, s
 from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.place import Place
 from aligner.explain.glue.views import View
+from aligner.explain.inquiry import spend
 from aligner.explain.patterns import composed, rearranged, runs, scales, slices
 from aligner.explain.patterns.pair import Floats, Pair
 from aligner.explain.patterns.places import off
+from aligner.explain.phrase import Fact
 from aligner.explain.suspect import Suspect
-from aligner.record import Scalar
 
 PEELED = 5
 """Values in hand that are taken off before what is left is looked at."""
@@ -59,7 +60,7 @@ def lost_write(told: Optional[Suspect], pair: Pair, hand: Hand, part: str) -> Op
         return told
     for view in _whole(hand, pair.actual.shape):
         if view.array.shape == pair.actual.shape and np.array_equal(view.array, pair.actual):
-            facts: dict[str, Scalar] = {"part": part, "value": view.text, "written": f"y{part} = ..."}
+            facts: dict[str, Fact] = {"part": part, "value": view.text, "written": f"y{part} = ..."}
             if told is None:
                 return pair.suspect("view-aliasing-inplace", None, 0.5, None, **facts)
             facts["written"] = told.facts["reference_code"]
@@ -106,6 +107,7 @@ def _text(axis: int, part: slice) -> str:
 
 def _alone(case: Case, pair: Pair, hand: Hand, axis: int, part: slice, text: str) -> Iterator[Suspect]:
     index = (slice(None),) * axis + (part,)
+    spend(20 * pair.expected[index].size)
     small = Pair(pair.expected[index], pair.actual[index], pair.limit, pair.facts)
     held = hand.cut(axis - pair.expected.ndim, part, pair.expected.shape[axis])
     narrow = narrowed(small)
@@ -184,6 +186,7 @@ def _beneath(case: Case, under: Pair, hand: Hand) -> Iterator[Iterable[Suspect]]
 
 
 def _under(pair: Pair, value: Floats) -> Optional[Pair]:
+    spend(20 * pair.expected.size)
     one, other = pair.expected - value, pair.actual - value
     noise = 1e-6 * float(np.sqrt(np.square(value).mean()))
     if float(np.sqrt(np.square(one).mean())) < 100.0 * noise or distance(one, other) < 1e-4:

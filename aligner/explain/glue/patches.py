@@ -65,7 +65,7 @@ def _rows(array: Floats, window: int, stride: int, before: int) -> Optional[Floa
 
 def _order(rows: Floats, side: Floats, pair: Pair) -> Optional[tuple[str, float]]:
     """In which order the side holds the patches, and what that leaves."""
-    for way, order in (("channels first", (0, 1, 2, 3, 4)), ("window first", (0, 2, 3, 1, 4))):
+    for way, order in (("channels_first", (0, 1, 2, 3, 4)), ("window_first", (0, 2, 3, 1, 4))):
         left = distance(rows.transpose(order).reshape(side.shape), side)
         if left <= pair.limit:
             return way, left

@@ -70,7 +70,7 @@ def _picks(piece: Piece, index: Piece, wanted: set[tuple[int, ...]]) -> Iterator
             and _long(at.shape + behind) in wanted
         ):
             spread = at.reshape(at.shape + (1,) * (x.ndim - at.ndim))
-            yield "elements", f"gather_elements({code}, spread over the last axes)", np.take_along_axis(x, spread, axis)
+            yield "elements", f"gather_elements({code}[..., None])", np.take_along_axis(x, spread, axis)
         if _long(before + at.shape + behind) in wanted:
             yield "slices", f"take({code})", np.take(x, at, axis)
         if at.ndim > 1 and _long((*before, at[0].size, *behind)) in wanted:
@@ -115,7 +115,7 @@ def _scattered(pair: Pair, piece: Piece, index: Piece) -> Optional[Suspect]:
         if ours and theirs and ours != theirs:
             code = f"({axis}, [{index.name}], [{piece.name}])"
             left = distance(ways[theirs], pair.actual) if theirs in ways else 0.0
-            written = {"last", "first", "one of them"} & {ours, theirs}
+            written = {"last", "first", "any"} & {ours, theirs}
             cause = "scatter-add-duplicates" if written and "add" in (ours, theirs) else "scatter-reduce-other"
             return _told(pair, cause, left, f"scatter_{ours}{code}", f"scatter_{theirs}{code}")
     return None
@@ -157,7 +157,7 @@ def _one_of(pair: Pair, x: Floats, place: tuple[Floats, ...], ours: str, ways: d
     np.logical_or.at(written, place, near)
     empty = np.ones(pair.actual.shape, bool)
     empty[place] = False
-    return "one of them" if bool((written | (empty & (pair.actual == 0))).all()) else None
+    return "any" if bool((written | (empty & (pair.actual == 0))).all()) else None
 
 
 def _told(pair: Pair, cause: str, left: float, ours: str, theirs: str) -> Suspect:

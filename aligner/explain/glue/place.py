@@ -13,6 +13,9 @@ from aligner.explain.glue.hand import Hand
 from aligner.explain.glue.pool import POSITIONS, Pool
 from aligner.explain.patterns.pair import DROP, FEW, Floats, Pair, distinct, spots
 
+TRIES = 6
+"""Formulas that are checked on the whole tensor before a search is given up."""
+
 
 @dataclass(frozen=True, eq=False)
 class Place:

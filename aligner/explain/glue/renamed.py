@@ -12,6 +12,7 @@ from aligner.explain.glue.hand import Hand, Piece
 from aligner.explain.patterns import slices
 from aligner.explain.patterns.pair import FEW, Pair, distinct, numbers
 from aligner.explain.patterns.relations import relations
+from aligner.explain.phrase import Fact, Phrase
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
 
@@ -71,8 +72,8 @@ def _counted(pair: Pair, hand: Hand, suspect: Suspect) -> Suspect:
 
 def _counts_as_code(total: int) -> dict[str, Scalar]:
     if total == 1:
-        return {"reference_code": "the sum divided by these counts", "port_code": "the sum itself"}
-    return {"reference_code": "the sum divided by these counts", "port_code": f"the sum divided by {total}"}
+        return {"reference_code": "sum(x) / counts", "port_code": "sum(x)"}
+    return {"reference_code": "sum(x) / counts", "port_code": f"sum(x) / {total}"}
 
 
 def _looked_up(pair: Pair, hand: Hand, suspect: Suspect) -> Suspect:
@@ -97,7 +98,7 @@ def _looked_up(pair: Pair, hand: Hand, suspect: Suspect) -> Suspect:
     return suspect
 
 
-def _codes(factor: Scalar) -> dict[str, Scalar]:
+def _codes(factor: Fact) -> dict[str, Scalar]:
     return {"reference_code": f"... * {factor}", "port_code": "..."}
 
 
@@ -109,13 +110,20 @@ def _of_moves(pair: Pair, hand: Hand, suspect: Suspect) -> Suspect:
             continue
         if theirs is not None and ours.cause == theirs.cause == "axis-rolled":
             codes = {
-                "reference_code": f"roll([{piece.name}], {ours.facts['order']})",
-                "port_code": f"roll([{piece.name}], {theirs.facts['order']})",
+                "reference_code": f"roll([{piece.name}], {_steps(ours)})",
+                "port_code": f"roll([{piece.name}], {_steps(theirs)})",
             }
             return replace(suspect, cause="roll-sign", facts={**suspect.facts, **codes, "other": f"[{piece.name}]"})
         if ours.cause == "axis-interleaved":
             return replace(suspect, cause="channel-shuffle-order", facts={**suspect.facts, "other": f"[{piece.name}]"})
     return replace(suspect, cause="concat-order") if suspect.cause == "axis-rolled" else suspect
+
+
+def _steps(rolled: Suspect) -> str:
+    """How far each axis is rolled, as code."""
+    order = rolled.facts["order"]
+    each = order if isinstance(order, tuple) else (order,)
+    return ", ".join(str(step.parts[0] if isinstance(step, Phrase) else step) for step in each)
 
 
 def _repeats(order: str) -> bool:

@@ -11,7 +11,7 @@ from aligner.explain.patterns.upsampling import Rule, resampled
 RULES = {
     "nearest": Rule("nearest", "plain"),
     "bilinear": Rule("linear", "half"),
-    "bilinear, corners aligned": Rule("linear", "corners"),
+    "bilinear, align_corners=True": Rule("linear", "corners"),
     "bilinear, asymmetric": Rule("linear", "plain"),
     "bicubic": Rule("cubic", "half", a=-0.75),
 }

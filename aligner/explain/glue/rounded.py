@@ -37,8 +37,8 @@ def _whole(back: Callable[[Floats], Floats]) -> Shorter:
 TYPES: Mapping[str, Shorter] = {
     "float16": lambda x: grid(x, "float16"),
     "bfloat16": lambda x: grid(x, "bfloat16"),
-    "uint8 (0 to 255)": _bits(np.floor),
-    "uint8 (0 to 255, rounded)": _bits(np.round),
+    "uint8(0..255)": _bits(np.floor),
+    "uint8(round, 0..255)": _bits(np.round),
     "int32": _whole(np.trunc),
 }
 
@@ -124,7 +124,7 @@ def _left(place: Place, whole: Floats) -> Optional[float]:
 
 
 def _told(place: Place, formula: Formula, word: str, what: str, left: float, cause: str = "") -> Suspect:
-    facts = {"dtype": word.split(" ")[0], "reference_code": formula.text, "how": word}
+    facts = {"dtype": word.split("(")[0], "reference_code": formula.text, "how": word}
     if cause:
         return place.pair.suspect(cause, left, 0.85, None, **facts)
     if what == "...":

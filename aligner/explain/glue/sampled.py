@@ -184,7 +184,7 @@ def _told(pair: Pair, source: Piece, grid: Piece, ours: Way, theirs: Way, left: 
         cause = "grid-sample-align-corners"
     else:
         cause = "grid-sample-differs"
-    words = {name: (str(getattr(ours, name)), str(getattr(theirs, name))) for name in apart}
+    words = {name: tuple(_value(way, name) for way in (ours, theirs)) for name in apart}
     facts["setting"] = ", ".join(_WORDS[name] for name in apart)
     facts["reference_value"], facts["port_value"] = (
         ", ".join(pair_[side] for pair_ in words.values()) for side in (0, 1)
@@ -194,17 +194,21 @@ def _told(pair: Pair, source: Piece, grid: Piece, ours: Way, theirs: Way, left: 
 
 _WORDS = {
     "grid": "grid",
-    "swapped": "x and y exchanged",
+    "swapped": "flip",
     "corners": "align_corners",
-    "grid_corners": "align_corners of the grid",
+    "grid_corners": "affine_grid.align_corners",
     "padding": "padding_mode",
     "mode": "mode",
 }
 
 
-def _spelled(source: Piece, grid: Piece, way: Way) -> str:
-    name = f"[{grid.name}]"
-    made = {
+def _value(way: Way, name: str) -> str:
+    return _made("grid", way) if name == "grid" else str(getattr(way, name))
+
+
+def _made(name: str, way: Way) -> str:
+    """The grid, made of the value of this name."""
+    return {
         "as it is": name,
         "affine": f"affine_grid({name}, align_corners={way.grid_corners})",
         "tanh": f"tanh({name})",
@@ -212,5 +216,9 @@ def _spelled(source: Piece, grid: Piece, way: Way) -> str:
         "+ identity": f"identity + {name}",
         "pixels + identity": f"identity + {name} / ({'size - 1' if way.grid_corners else 'size'}) * 2",
     }[way.grid]
+
+
+def _spelled(source: Piece, grid: Piece, way: Way) -> str:
+    made = _made(f"[{grid.name}]", way)
     turned = f"flip({made}, -1)" if way.swapped else made
     return f"grid_sample([{source.name}], {turned}, {way.mode}, {way.padding}, align_corners={way.corners})"

@@ -124,7 +124,7 @@ def _told(pair: Pair, piece: str, base: str, ours: tuple[str, bool], theirs: tup
     facts = {"other": one, "instead": other, "reference_code": codes[0], "port_code": codes[1]}
     cause = _cause(ours[0], theirs[0])
     if cause == "std-ddof":
-        facts["ratio"] = f"{other} for {one}"
+        facts["ratio"] = f"{other} / {one}"
     return pair.suspect(cause, 0.0, 0.93, None, **facts)
 
 

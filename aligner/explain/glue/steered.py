@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import product
 
@@ -66,7 +67,7 @@ def weighted(piece: Piece, weight: Piece, wanted: Shape) -> Iterator[View]:
             for how, counted in (("mean where", held != 0), ("mean where not", held == 0)):
                 w = counted.reshape(way).astype(np.float64)
                 total = np.maximum((array * w).sum(axis=axis) * 0 + w.sum(axis=axis), 1e-9)
-                text = f"{how}([{piece.name}], [{weight.name}], axis={axis})"
+                text = f"{how.replace(' ', '_')}([{piece.name}], [{weight.name}], axis={axis})"
                 summed = (array * w).sum(axis=axis)
                 yield View(piece, how, f"axis {axis}", text, (summed / total).reshape(shape))
                 highest = np.where(w > 0, array, -np.inf).max(axis=axis)
@@ -88,7 +89,7 @@ def pooled(piece: Piece, score: Piece, masks: Sequence[Piece], wanted: Shape) ->
                 continue
             scores = score.array.astype(np.float64).reshape(way)
             for how, weights in [*_weights(scores).items(), *_masked(scores, masks, axis)]:
-                text = f"sum({how}([{score.name}]) * [{piece.name}], axis={axis})"
+                text = f"sum({_spelled(how, score.name)} * [{piece.name}], axis={axis})"
                 yield View(
                     piece, f"sum by {how}", f"axis {axis}", text, (array * weights).sum(axis=axis).reshape(shape)
                 )
@@ -108,6 +109,20 @@ def _masked(scores: Floats, masks: Sequence[Piece], axis: int) -> Iterator[tuple
             yield f"softmax over axis {axis} kept where {name}", np.where(seen, softmax(scores, axis), 0.0)
 
 
+_SOFTMAX = re.compile(r"softmax over axis (\d+)(?: of| (where not|where|kept where) (.*))")
+
+
+def _spelled(how: str, score: str) -> str:
+    """The weights that are made of scores in this way, as code."""
+    softmax_ = _SOFTMAX.fullmatch(how)
+    if softmax_ is None:
+        return f"{how}([{score}])"
+    axis, which, mask = softmax_.groups()
+    return (
+        f"softmax{'_' + which.replace(' ', '_') if which else ''}([{score}]{', ' + mask if mask else ''}, axis={axis})"
+    )
+
+
 def hidden(piece: Piece, mask: Piece, wanted: Shape) -> Iterator[View]:
     """Softmax over what a mask leaves in."""
     if piece.array.shape != wanted or piece.array.dtype.kind != "f":
@@ -117,11 +132,11 @@ def hidden(piece: Piece, mask: Piece, wanted: Shape) -> Iterator[View]:
         for how, seen in (("softmax where", mask.array != 0), ("softmax where not", mask.array == 0)):
             for axis in reversed(range(scores.ndim)):
                 made = softmax(np.where(seen.reshape(way), scores, -1e9), axis)
-                text = f"{how}([{piece.name}], [{mask.name}], axis={axis})"
+                text = f"{how.replace(' ', '_')}([{piece.name}], [{mask.name}], axis={axis})"
                 yield View(piece, how, f"axis {axis}", text, made)
                 if how == "softmax where":
                     late = np.where(seen.reshape(way), softmax(scores, axis), 0.0)
-                    yield View(piece, "softmax kept where", f"axis {axis}", text.replace("where", "kept where"), late)
+                    yield View(piece, "softmax kept where", f"axis {axis}", text.replace("where", "kept_where"), late)
 
 
 def _weights(scores: Floats) -> dict[str, Floats]:

@@ -9,10 +9,11 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 from aligner.explain.case import distance
-from aligner.explain.glue.attention_plan import ROTATIONS, rotated
+from aligner.explain.glue.attention_plan import ROTATIONS, as_code, rotated
 from aligner.explain.glue.hand import Hand, Piece
 from aligner.explain.patterns.angles import SHORTS, TURNS
 from aligner.explain.patterns.pair import DROP, Floats, Pair
+from aligner.explain.phrase import Fact, phrase
 from aligner.explain.suspect import Suspect
 
 THETAS = (1e4, 5e5, 1e6)
@@ -42,10 +43,10 @@ class Turn(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As people read it."""
-        words = [self.kind, f"base {self.theta:g}"] if self.kind else ["none"]
-        words += ["backwards"] if self.sign < 0 else []
-        return ", ".join([*words, *([f"{self.short} for {' and '.join(self.stages)}"] if self.short else [])])
+        """As code."""
+        words = [self.kind, f"base={self.theta:g}"] if self.kind else ["identity"]
+        words += ["sign=-1"] if self.sign < 0 else []
+        return ", ".join([*words, *([as_code(self.short, self.stages)] if self.short else [])])
 
 
 def suspects(pair: Pair, hand: Hand) -> Iterator[Suspect]:
@@ -124,15 +125,18 @@ def _others(ours: Turn) -> Iterator[tuple[str, Turn]]:
 def _told(pair: Pair, piece: Piece, ours: Turn, best: tuple[float, str, Turn]) -> Suspect:
     left, cause, theirs = best
     told = next((words for words, stages in TURNS if stages == theirs.stages), "")
-    values = {
-        "rope-missing": ("query and key", "nothing"),
-        "rope-sign": ("forwards", "backwards"),
+    known: dict[str, tuple[Fact, Fact]] = {
+        "rope-missing": (f"[{piece.name}]", phrase("nothing")),
+        "rope-sign": (phrase("forwards"), phrase("backwards")),
         "rope-theta": (f"{ours.theta:g}", f"{theirs.theta:g}"),
-    }.get(cause, (ours.text, theirs.text))
-    facts = {"setting": told or "rotary embedding", "dtype": theirs.short, "other": f"[{piece.name}]"}
+        "rotary-precision": ("float32", theirs.short),
+    }
+    values = known.get(cause, (ours.text, theirs.text))
+    whole = phrase("rotary-base" if cause == "rope-theta" else told or "rotary")
+    facts: dict[str, Fact] = {"setting": whole, "dtype": theirs.short, "other": f"[{piece.name}]"}
     facts.update(reference_value=values[0], port_value=values[1])
     codes = {
-        f"{side}_code": f"turned([{piece.name}]; {turn.text})" for side, turn in (("reference", ours), ("port", theirs))
+        f"{side}_code": f"rotary([{piece.name}], {turn.text})" for side, turn in (("reference", ours), ("port", theirs))
     }
     found = pair.suspect(cause, left, 0.9, None, **facts, **codes)
     return found if left <= pair.limit or cause != "rotary-precision" else replace(found, weight=0.8)

@@ -10,11 +10,14 @@ from typing import Any, Optional
 import numpy as np
 
 from aligner.explain.glue.hand import Piece
+from aligner.explain.inquiry import spend
 from aligner.explain.patterns.pair import Floats
 
 Shape = tuple[int, ...]
 
 MAX_AXES = 5
+WIDE = 1 << 17
+"""Elements up to which norms are held in float64."""
 EPS = 1e-5
 
 
@@ -189,6 +192,7 @@ def fit(kept: Shape, rest: Shape, wanted: Shape) -> Optional[Shape]:
 
 
 def _over(piece: Piece, axes: tuple[int, ...], shape: Shape) -> Iterator[View]:
+    spend(20 * piece.array.size)
     array = piece.array.astype(np.float64)
     where = str(axes[0] if len(axes) == 1 else axes)
     count = int(np.prod([array.shape[axis] for axis in axes]))
@@ -213,7 +217,12 @@ def _over(piece: Piece, axes: tuple[int, ...], shape: Shape) -> Iterator[View]:
         results["second"] = array.take(min(1, count - 1), axis=axes[0])
         results["last but one"] = array.take(max(-2, -count), axis=axes[0])
     for how, result in results.items():
-        yield View(piece, how, f"axis {where}", f"{how}([{piece.name}], axis={where})", result.reshape(shape))
+        name = _NAMES.get(how, how)
+        yield View(piece, how, f"axis {where}", f"{name}([{piece.name}], axis={where})", result.reshape(shape))
+
+
+_NAMES = {"numpy median": "numpy.median", "last but one": "last_but_one"}
+"""As code."""
 
 
 def _medians(array: Floats, axes: tuple[int, ...]) -> tuple[Floats, Floats]:
@@ -229,11 +238,13 @@ def normed(piece: Piece, wanted: Shape) -> Iterator[View]:
     """Norms and softmax along an axis, flips and shifts: the shape stays."""
     if piece.array.shape != wanted or piece.array.dtype.kind not in "f" or not 1 <= len(wanted) <= MAX_AXES:
         return
+    spend(30 * piece.array.size)
     array = np.clip(np.nan_to_num(piece.array.astype(np.float64)), -1e30, 1e30)
     for axis in reversed(range(array.ndim)):
         if array.shape[axis] == 1 or (axis == 0 and array.ndim > 2):
             continue
         for how, result in _along(array, axis).items():
+            result = result.astype(np.float32) if result.size > WIDE else result  # a dozen of them are held
             yield View(piece, how, f"axis {axis}", f"{how}([{piece.name}], axis={axis})", result)
 
 

@@ -6,11 +6,13 @@ made. A rule that fits has proved itself (`Suspect.error`); nothing that merely 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 
 from aligner.explain.case import Case
+from aligner.explain.inquiry import current
 from aligner.explain.patterns import (
     accuracy,
     activations,
@@ -36,24 +38,27 @@ from aligner.explain.suspect import Suspect
 
 Rule = Callable[[Scene], Iterable[Suspect]]
 
-LAYERS: tuple[Rule, ...] = (
-    accuracy.suspects,
-    notnumbers.suspects,
-    ties.suspects,
-    approximations.suspects,
-    activations.suspects,
-    softmaxes.suspects,
-    norms.suspects,
-    products.suspects,
-    linear.suspects,
-    convolution.suspects,
-    pooling.suspects,
-    upsampling.suspects,
-    rearranging.suspects,
-    embedding.suspects,
-    recurrent.suspects,
-    losses.suspects,
-)
+TOUCHED = 5
+"""Elements that a rule touches for each of the value's, about; one that is made for other layers touches none."""
+
+LAYERS: Mapping[str, Rule] = {
+    "layer.accuracy": accuracy.suspects,
+    "layer.notnumbers": notnumbers.suspects,
+    "layer.ties": ties.suspects,
+    "layer.approximations": approximations.suspects,
+    "layer.activations": activations.suspects,
+    "layer.softmaxes": softmaxes.suspects,
+    "layer.norms": norms.suspects,
+    "layer.products": products.suspects,
+    "layer.linear": linear.suspects,
+    "layer.convolution": convolution.suspects,
+    "layer.pooling": pooling.suspects,
+    "layer.upsampling": upsampling.suspects,
+    "layer.rearranging": rearranging.suspects,
+    "layer.embedding": embedding.suspects,
+    "layer.recurrent": recurrent.suspects,
+    "layer.losses": losses.suspects,
+}
 """What is known of layers; each leaves alone what it is not made for."""
 
 
@@ -67,9 +72,9 @@ def suspects(case: Case) -> Iterator[Suspect]:
     with np.errstate(all="ignore"):  # what overflows fits nothing
         found = list(_of_layer(scene))
         if any(suspect.error is not None for suspect in found):
-            found += broken(scene.pair)
+            found += current().ask("layer.broken", partial(broken, scene.pair))
         else:
-            found += relations(scene.pair)
+            found += current().ask("layer.relations", partial(relations, scene.pair))
     yield from found
 
 
@@ -77,10 +82,8 @@ def _of_layer(scene: Scene) -> Iterator[Suspect]:
     """The first rule that proves something has the word."""
     if scene.pair.alike and scene.pair.before <= scene.pair.limit / 20.0:
         return
-    for rule in LAYERS:
-        proved = False
-        for suspect in rule(scene):
-            proved = proved or suspect.error is not None
-            yield suspect
-        if proved:
+    for name, rule in LAYERS.items():
+        found = current().ask(name, partial(rule, scene), TOUCHED * scene.pair.expected.size)
+        yield from found
+        if any(suspect.error is not None for suspect in found):
             return

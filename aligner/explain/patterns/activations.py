@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Optional
 
 import numpy as np
@@ -42,19 +43,23 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
         return
     cause = _cause(wanted, function)
     if setting is None and cause in ("gelu-approximate-default", "gelu-new-vs-erf"):
-        setting, value = "approximate", "tanh" if function == "GELU(tanh)" else "none"
+        setting, value = "approximate", function
     told = spoken(function, wanted)
     if cause in ("quick-gelu-vs-gelu", "hardswish-vs-swish"):
         told.update(kind=wanted, port_kind=function)
-    if setting is None:
-        yield scene.setting_suspect(cause, left, 0.85, "", function, **told)
-    else:
-        yield scene.setting_suspect(cause, left, 0.85, setting, value, **told)
+    suspect = scene.setting_suspect(cause, left, 0.85, setting or "", value if setting else function, **told)
+    if setting == "approximate":  # known of a class of the user's own as well
+        both = {side: _APPROXIMATE[name] for side, name in (("reference_value", wanted), ("port_value", function))}
+        suspect = replace(suspect, facts={**suspect.facts, **both})
+    yield suspect
+
+
+_APPROXIMATE = {"GELU": "'none'", "GELU(tanh)": "'tanh'"}
 
 
 def spoken(function: str, wanted: str) -> dict[str, Any]:
     """The facts of two functions, as the causes of layers and of code between them put them."""
-    told = {"function": wanted if function == "nothing" else function, "wanted": wanted}
+    told = {"function": wanted if function == "identity" else function, "wanted": wanted}
     code = {"port_code": f"{function}(x)", "reference_code": f"{wanted}(x)"}
     return {**told, **code, "port_function": function, "reference_function": wanted}
 
@@ -64,7 +69,7 @@ def _found(scene: Scene, x: Floats) -> Optional[Fit]:
     pair = scene.pair
     left = pair.proved(x, pair.actual)
     if left is not None:
-        return "nothing", left, None, ""
+        return "identity", left, None, ""
     one_slope = _leaky(scene, x) or _elu(scene, x) or _quick(scene, x)
     named = fitting(pair, x, pair.actual)
     if named is not None and not (one_slope and named[0].startswith("Leaky")):
@@ -99,7 +104,7 @@ def _cause(wanted: str, function: str) -> str:
         return "hardsigmoid-keras-formula"
     if wanted.startswith("LeakyReLU") and function.startswith("LeakyReLU"):
         return "leakyrelu-slope-default" if function == "LeakyReLU(0.2)" else "leakyrelu-yolo-0.1"
-    return "activation-missing" if function == "nothing" else "activation-other"
+    return "activation-missing" if function == "identity" else "activation-other"
 
 
 def _few(scene: Scene, x: Floats) -> tuple[Floats, Floats]:
@@ -148,7 +153,7 @@ def _quick(scene: Scene, x: Floats) -> Optional[Fit]:
         return None
     wide = np.asarray(x, np.float64)
     left = scene.pair.proved(wide * sigmoid(fitted * wide), scene.pair.actual)
-    told = near.get(fitted, f"x * sigmoid({figure(fitted)} x)")
+    told = near.get(fitted, f"x * sigmoid({figure(fitted)} * x)")
     return None if left is None else (told, left, None, "")
 
 
@@ -166,5 +171,5 @@ def _prelu(scene: Scene, x: Floats) -> Optional[Fit]:
         slopes = np.divide(both, square, out=np.zeros_like(both), where=square > 0)
         left = scene.pair.proved(leaky(x, slopes), actual) if x.size >= 4 * slopes.size else None
         if left is not None:
-            return f"PReLU(axis {axis}: {figure(slopes.min())} to {figure(slopes.max())})", left, None, ""
+            return f"PReLU({figure(slopes.min())}..{figure(slopes.max())}, axis={axis})", left, None, ""
     return None

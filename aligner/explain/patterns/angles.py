@@ -10,6 +10,7 @@ import numpy as np
 from aligner.explain.case import distance
 from aligner.explain.patterns.limits import grid
 from aligner.explain.patterns.pair import Floats, Pair
+from aligner.explain.phrase import Fact, phrase
 from aligner.explain.suspect import Suspect
 
 CLOSE = 2e-4
@@ -20,15 +21,15 @@ STAGES = ("places", "frequencies", "angles", "tables")
 """What may be made in a shorter type, in the order of computing; tables are the sines and cosines."""
 
 TURNS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("the angles", STAGES[:3]),
-    ("angles, sines and cosines", STAGES),
-    ("sines and cosines", STAGES[3:]),
-    ("the frequencies", STAGES[1:2]),
-    ("places and angles", (STAGES[0], STAGES[2])),
-    ("the product of places and frequencies", STAGES[2:3]),
-    ("the places", STAGES[:1]),
+    ("angles", STAGES[:3]),
+    ("angles-tables", STAGES),
+    ("tables", STAGES[3:]),
+    ("frequencies", STAGES[1:2]),
+    ("places-angles", (STAGES[0], STAGES[2])),
+    ("places-times-frequencies", STAGES[2:3]),
+    ("places", STAGES[:1]),
 )
-"""The mistakes in words."""
+"""The mistakes, by their phrases."""
 
 SHORTS = ("float16", "bfloat16")
 
@@ -39,6 +40,11 @@ class Table(NamedTuple):
     function: str
     layout: str
     base: float
+
+    @property
+    def text(self) -> str:
+        """As code."""
+        return f"{self.function}(base={self.base:g}, layout={self.layout})"
 
 
 def suspects(pair: Pair) -> Iterator[Suspect]:
@@ -54,7 +60,7 @@ def suspects(pair: Pair) -> Iterator[Suspect]:
     left = distance(_made(theirs, _rows(pair.actual).shape), _rows(pair.actual))
     if left * 8.0 > pair.before:
         return
-    port, reference = (f"{table.function}, base {table.base:g}, in {table.layout}" for table in (theirs, ours))
+    port, reference = theirs.text, ours.text
     yield pair.suspect("angles-differ", left, 0.9, None, port_value=port, reference_value=reference)
 
 
@@ -62,14 +68,14 @@ def _rounded(pair: Pair, ours: Table) -> Iterator[Suspect]:
     """The same table, made in a shorter type from some stage on."""
     found = _rows(pair.actual)
     rounded = [
-        (distance(_made(ours, found.shape, word, stages), found), word, told)
+        (distance(_made(ours, found.shape, word, stages), found), word, told, stages)
         for word in SHORTS
         for told, stages in TURNS
     ]
-    left, word, told = min(rounded)
+    left, word, told, stages = min(rounded)
     if left <= CLOSE and left * 8.0 <= pair.before:
-        reference = f"{ours.function}, base {ours.base:g}, in {ours.layout}"
-        facts = {"dtype": word, "setting": told, "reference_code": reference, "port_code": f"{told} in {word}"}
+        facts: dict[str, Fact] = {"dtype": word, "setting": phrase(told), "reference_code": ours.text}
+        facts["port_code"] = f"{word}({', '.join(stages)})"
         yield pair.suspect("rotary-precision", left, 0.9, None, **facts)
 
 

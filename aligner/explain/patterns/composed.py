@@ -62,10 +62,10 @@ def _softmax(pair: Pair, source: Floats, result: Floats) -> Optional[tuple[str, 
             continue
         sums = result.sum(axis=axis, dtype=np.float64)
         if np.abs(sums - 1.0).max() < 1e-3 and float(result.min()) >= 0.0:
-            name, found = f"Softmax(axis {axis})", softmax(np.asarray(source, np.float64), axis)
+            name, found = f"Softmax(axis={axis})", softmax(np.asarray(source, np.float64), axis)
         elif float(result.max()) <= 0.0 and np.abs(np.exp(result).sum(axis=axis, dtype=np.float64) - 1.0).max() < 1e-3:
             with np.errstate(divide="ignore"):
-                name, found = f"LogSoftmax(axis {axis})", np.log(softmax(np.asarray(source, np.float64), axis))
+                name, found = f"LogSoftmax(axis={axis})", np.log(softmax(np.asarray(source, np.float64), axis))
         else:
             continue
         left = pair.proved(found, result)

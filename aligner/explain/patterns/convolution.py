@@ -30,6 +30,10 @@ NAMES = {
 }
 
 
+KERNELS = {"as it is": "weight", "flipped": "flip(weight)", "transposed": "weight.swapaxes(-1, -2)"}
+"""What became of the kernel, as code."""
+
+
 @dataclass(frozen=True)
 class Guess:
     """How a window slides: `before` is the padding at the start of each axis, `turn` what became of the kernel."""
@@ -198,9 +202,14 @@ def _told(scene: Scene, own: Guess, guess: Guess, left: float) -> Suspect:
         if name == "before" and len(found) == 1 and wanted[0] == max(wanted[0], found[0]) and _causal(scene, own):
             cause = "causal-conv-padding"
         setting = {"before": "padding", "turn": "kernel"}.get(name, name)
-        told = {"found": str(found), "wanted": str(wanted), "turned": f"weight {found}", "port_parameter": "weight"}
-        return scene.setting_suspect(cause, left, 0.85, setting, found, role="weight", **told)
-    return scene.pair.suspect("conv-padding", left, 0.5, found=str(guess), wanted=str(own))
+        told = {
+            "found": KERNELS.get(str(found), str(found)),
+            "wanted": KERNELS.get(str(wanted), str(wanted)),
+            "turned": KERNELS.get(str(found), "weight"),
+            "port_parameter": "weight",
+        }
+        return scene.setting_suspect(cause, left, 0.85, setting, told["found"], role="weight", **told)
+    return scene.pair.suspect("conv-padding", left, 0.5, found=str(guess.before), wanted=str(own.before))
 
 
 def _causal(scene: Scene, own: Guess) -> bool:

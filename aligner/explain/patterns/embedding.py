@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from aligner.explain.patterns.scene import Scene
+from aligner.explain.phrase import phrase
 from aligner.explain.suspect import Suspect
 
 STEPS = (1, -1, 2, -2)
@@ -38,7 +39,7 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
         index = int(which[0])
         if not pair.actual[wrong].any():
             left = pair.proved(np.where(wrong[..., None], 0.0, pair.expected), pair.actual)
-            yield pair.suspect("embedding-padding-row", left, 0.85, row=index, who="port")
+            yield pair.suspect("embedding-padding-row", left, 0.85, row=index, who=phrase("port"))
         elif not pair.expected[wrong].any():
             left = pair.proved(np.where(wrong[..., None], 0.0, pair.actual), pair.expected)
-            yield pair.suspect("embedding-padding-row", left, 0.85, row=index, who="reference")
+            yield pair.suspect("embedding-padding-row", left, 0.85, row=index, who=phrase("reference"))

@@ -8,8 +8,10 @@ from typing import Any, Optional
 import numpy as np
 
 from aligner.explain.case import distance
+from aligner.explain.inquiry import spend
 from aligner.explain.patterns.pair import Floats, Pair, figure
 from aligner.explain.patterns.scales import listed, slope
+from aligner.explain.phrase import Phrase, phrase
 from aligner.explain.suspect import Suspect
 
 GRIDS = {"bfloat16": 16, "float16": 13, "tf32": 13, "hf32": 12}
@@ -121,7 +123,7 @@ def _negative(pair: Pair, gone: Floats) -> bool:
     return bool((gone == (pair.expected < 0)).all())
 
 
-def _whole_slices(pair: Pair, gone: Floats) -> str:
+def _whole_slices(pair: Pair, gone: Floats) -> Optional[Phrase]:
     """The slices of one axis that are zero, where nothing else is."""
     for axis in range(gone.ndim):
         others = tuple(a for a in range(gone.ndim) if a != axis)
@@ -130,8 +132,8 @@ def _whole_slices(pair: Pair, gone: Floats) -> str:
             continue
         full = np.take(pair.actual, np.flatnonzero(most), axis)
         if not full.any():
-            return f"axis {axis}: {listed(np.flatnonzero(most))}"
-    return ""
+            return phrase("on-axis", axis, listed(np.flatnonzero(most)))
+    return None
 
 
 def _clipped(pair: Pair) -> Optional[Suspect]:
@@ -164,6 +166,7 @@ def _cut(pair: Pair, free: Floats, cut: Floats, cause: str) -> Optional[Suspect]
 
 def grid(values: Floats, word: str) -> Floats:
     """The values rounded to a short float, as float32."""
+    spend(6 * np.size(values))
     single = np.asarray(values, np.float32)
     if word == "float16":
         with np.errstate(over="ignore"):

@@ -4,39 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from aligner.explain.patterns.loss_forms import MINDSPORE_CLAMP, REDUCTIONS, Loss
 from aligner.explain.patterns.pair import figure
+from aligner.explain.phrase import Fact, Phrase, phrase
 
 
 class Mistake(NamedTuple):
-    """A wrong loss, and which setting makes it so, with the two values in words."""
+    """A wrong loss, and which setting makes it so, with the two values."""
 
     cause: str
     loss: Loss
     setting: str
-    reference: str
-    port: str
+    reference: Fact
+    port: Fact
+    told: Optional[Phrase] = None
+    """What the setting is called where its name does not say it."""
 
 
 Rule = Callable[[Loss, Iterable[float]], Iterator[Mistake]]
 
-PARTS: Mapping[str, str] = {
-    "mean": "mean",
-    "sum": "sum",
-    "none": "none",
-    "batchmean": "sum / batch size",
-    "mean of counted": "sum / number of labels that count",
-    "mean of all": "mean over all labels, padding included",
-    "last summed": "sum over the last axis, then mean",
-    "row means": "mean of each row, then mean",
+PARTS: Mapping[str, Fact] = {
+    "mean": "'mean'",
+    "sum": "'sum'",
+    "none": "'none'",
+    "batchmean": phrase("per-batch"),
+    "mean of counted": phrase("mean-of-counted"),
+    "mean of all": phrase("mean-of-all"),
+    "last summed": phrase("last-summed"),
+    "row means": phrase("row-means"),
 }
-"""A reduction in words."""
+"""A reduction as a reader is told of it."""
 
-NAMES: Mapping[str, str] = {how: repr(how) for how in ("mean", "sum", "none", "batchmean")}
+NAMES: Mapping[str, Fact] = {how: repr(how) for how in ("mean", "sum", "none", "batchmean")}
 """Those that a loss has an argument for, as it is written."""
 
 OF_LABELS = ("mean of counted", "mean of all")
@@ -48,6 +51,11 @@ EDGES = (1.0, 0.5, 0.25, 0.1, 1.0 / 9.0, 0.11, 0.01, 2.0)
 TEMPERATURES = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 0.5)
 GAMMAS = (0.0, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
 ALPHAS = (0.25, 0.75, 0.5)
+
+
+def called(family: str) -> Phrase:
+    """The name of a loss, as a reader is told of it."""
+    return phrase(family.lower().replace(" ", "-"))
 
 
 def mistakes(loss: Loss, own: Iterable[float] = ()) -> Iterator[Mistake]:
@@ -133,15 +141,15 @@ def _scores(loss: Loss, own: Iterable[float]) -> Iterator[Mistake]:
         yield Mistake("nll-on-probabilities", loss.changed(through="exp"), "scores", "log(p)", "p")
     if loss.family == "cross entropy":
         if loss.get("weight") is not None:
-            yield Mistake("ce-class-weight-missing", loss.changed(weight=None), "weight", "given", "None")
+            yield Mistake("ce-class-weight-missing", loss.changed(weight=None), "weight", phrase("given"), "None")
             plain = loss.changed(weight=None, reduction="mean of all")
-            yield Mistake("ce-class-weight-missing", plain, "weight", "given", "None")
+            yield Mistake("ce-class-weight-missing", plain, "weight", phrase("given"), "None")
         inside = [value for value in (*SMOOTHINGS, *own) if 0 <= value < 1]
         yield from _numbers(loss, "ce-label-smoothing", "smoothing", 0.0, inside)
         yield from _plain(loss)
         if loss.get("smoothing"):
             share = figure(loss.get("smoothing"))
-            wanted, found = f"{share} / classes on every class", f"{share} / (classes - 1) on the wrong ones"
+            wanted, found = phrase("smoothing-all", share), phrase("smoothing-others", share)
             yield Mistake("ce-label-smoothing", loss.changed(spread="others"), "label_smoothing", wanted, found)
 
 
@@ -157,25 +165,26 @@ def _plain(loss: Loss) -> Iterator[Mistake]:
         for lost in combinations(given, count):
             changed = loss.changed(**{name: 0.0 if name == "smoothing" else None for name in lost})
             words = ", ".join(said[name][0] for name in lost)
-            yield Mistake("ce-settings-lost", changed, words, "given", "None")
+            yield Mistake("ce-settings-lost", changed, words, phrase("given"), "None")
 
 
 def _binary(loss: Loss, own: Iterable[float]) -> Iterator[Mistake]:
     if loss.get("logits", True):
         yield Mistake("bce-double-sigmoid", loss.changed(through="sigmoid"), "scores", "logits", "sigmoid(logits)")
         given = loss.changed(logits=False)
-        yield Mistake("bce-logits-as-probabilities", given, "loss", "of logits", "of probabilities")
+        yield Mistake("bce-logits-as-probabilities", given, "loss", phrase("of-logits"), phrase("of-probabilities"))
     else:
         taken = loss.changed(logits=True)
-        yield Mistake("bce-double-sigmoid", taken, "loss", "of probabilities", "of logits, with a sigmoid of its own")
+        told = phrase("of-probabilities"), phrase("of-logits-sigmoid")
+        yield Mistake("bce-double-sigmoid", taken, "loss", *told)
         clamp = loss.changed(clamp=MINDSPORE_CLAMP)
         yield Mistake("bce-log-clamp", clamp, "clamp", figure(loss.get("clamp", 100.0)), figure(MINDSPORE_CLAMP))
     positive = loss.get("pos_weight")
     if positive is not None:
         both = loss.changed(pos_weight=1.0, weight=positive)
-        yield Mistake("bce-logits-pos-weight", both, "pos_weight", "given", "given as weight")
+        yield Mistake("bce-logits-pos-weight", both, "pos_weight", phrase("given"), phrase("given-as-weight"))
         missing = loss.changed(pos_weight=1.0)
-        yield Mistake("bce-pos-weight-missing", missing, "pos_weight", "given", "None")
+        yield Mistake("bce-pos-weight-missing", missing, "pos_weight", phrase("given"), "None")
     yield from _focal(loss, own)
 
 
@@ -205,9 +214,10 @@ def _distance(loss: Loss, own: Iterable[float]) -> Iterator[Mistake]:
             continue
         cause = "huber-vs-smoothl1" if {family, loss.family} == swap else "loss-other"
         for edge in sorted({loss.get("edge", 1.0), *edges}) if family in swap else (1.0,):
-            told = f"{family} ({'delta' if family == 'Huber loss' else 'beta'} {figure(edge)})"
-            name = told if family in swap else family
-            yield Mistake(cause, loss.turned(family, edge=edge), "loss", loss.family, name)
+            name = called(family)
+            if family in swap:
+                name = phrase("with-setting", name, "delta" if family == "Huber loss" else "beta", figure(edge))
+            yield Mistake(cause, loss.turned(family, edge=edge), "loss", called(loss.family), name)
     for function in ("sqrt", "square", "sigmoid", "exp", "log"):
         if not loss.get("through") and function in ("sigmoid", "exp"):
             changed = loss.changed(through=function)
@@ -238,11 +248,11 @@ def _divergence(loss: Loss, own: Iterable[float]) -> Iterator[Mistake]:
             if own_value > 0:
                 told = figure(temperature), figure(own_value)
                 one = loss.changed(temperature=own_value, target_temperature=temperature)
-                yield Mistake("distillation-temperature", one, "the pupil's temperature", *told)
+                yield Mistake("distillation-temperature", one, "temperature", *told, phrase("pupil-temperature"))
                 other = loss.changed(target_temperature=own_value)
-                yield Mistake("distillation-temperature", other, "the teacher's temperature", *told)
+                yield Mistake("distillation-temperature", other, "temperature", *told, phrase("teacher-temperature"))
                 both = loss.changed(temperature=own_value)
-                yield Mistake("distillation-temperature", both, "temperature", *told)
+                yield Mistake("distillation-temperature", both, "temperature", *told, phrase("both-temperatures"))
     factor = loss.get("factor", 1.0)
     if factor != 1.0:
         for value in sorted({1.0, factor**0.5, temperature}):
@@ -253,8 +263,9 @@ def _divergence(loss: Loss, own: Iterable[float]) -> Iterator[Mistake]:
 def _gaussian(loss: Loss, own: Iterable[float]) -> Iterator[Mistake]:
     full = loss.get("full", False)
     yield Mistake("gaussian-nll-full", loss.changed(full=not full), "full", str(full), str(not full))
-    for function, told in (("square", "variance squared"), ("sqrt", "root of the variance"), ("exp", "exp(variance)")):
-        yield Mistake("gaussian-nll-variance", loss.changed(through=function), "var", "variance", told)
+    for function, told in (("square", "square"), ("sqrt", "root"), ("exp", "exp")):
+        values = phrase("variance"), phrase(f"variance-{told}")
+        yield Mistake("gaussian-nll-variance", loss.changed(through=function), "var", *values)
     yield from _numbers(loss, "loss-eps", "eps", 1e-6, (1e-6, 1e-8, 1e-5, 1e-3))
 
 
@@ -266,6 +277,13 @@ def _poisson(loss: Loss, own: Iterable[float]) -> Iterator[Mistake]:
 
 def _margin(default: float) -> Rule:
     def rule(loss: Loss, own: Iterable[float]) -> Iterator[Mistake]:
+        if loss.family == "cosine embedding":  # a margin of one would do as well, and nobody has it
+            labels = loss.given[2].array
+            zeros = np.where(labels == -1, 0, labels)
+            if (zeros != labels).any():
+                given = (*loss.given[:2], type(loss.given[2])(loss.given[2].text, zeros))
+                wrong = Loss(loss.family, given, loss.settings)
+                yield Mistake("loss-labels", wrong, "labels", phrase("labels-signed"), phrase("labels-binary"))
         yield from _numbers(loss, "loss-margin", "margin", default, (*MARGINS, *own))
         if loss.family == "triplet margin":
             for power in (1.0, 2.0, *own):
@@ -274,13 +292,6 @@ def _margin(default: float) -> Rule:
                     yield Mistake("triplet-power", changed, "p", figure(loss.get("p", 2.0)), figure(power))
             swap = bool(loss.get("swap"))
             yield Mistake("triplet-swap", loss.changed(swap=not swap), "swap", str(swap), str(not swap))
-        if loss.family == "cosine embedding":
-            labels = loss.given[2].array
-            zeros = np.where(labels == -1, 0, labels)
-            if (zeros != labels).any():
-                given = (*loss.given[:2], type(loss.given[2])(loss.given[2].text, zeros))
-                wrong = Loss(loss.family, given, loss.settings)
-                yield Mistake("loss-labels", wrong, "labels", "1 and -1", "1 and 0")
 
     return rule
 

@@ -10,11 +10,12 @@ import numpy as np
 from aligner.explain import port_words
 from aligner.explain.case import MINDSPORE, distance
 from aligner.explain.patterns.loss_forms import TORCH_CLAMP, Given, Loss
-from aligner.explain.patterns.loss_mistakes import NAMES, Mistake, mistakes
+from aligner.explain.patterns.loss_mistakes import NAMES, Mistake, called, mistakes
 from aligner.explain.patterns.pair import Floats, Pair
 from aligner.explain.patterns.scene import Scene
+from aligner.explain.phrase import Fact, Phrase
 from aligner.explain.suspect import Suspect
-from aligner.record import LayerSpec, Scalar
+from aligner.record import LayerSpec
 
 EXACT = 4e-6
 """Relative distance within which a formula is the reference's loss: one number alone must be met closely."""
@@ -69,15 +70,17 @@ def constants(*specs: LayerSpec) -> tuple[float, ...]:
     return tuple(sorted(found))[:12]
 
 
-def _facts(mistake: Mistake, base: Loss, scene: Optional[Scene], words: str) -> dict[str, Scalar]:
+def _facts(mistake: Mistake, base: Loss, scene: Optional[Scene], words: str) -> dict[str, Fact]:
     function = port_words.function(words, FUNCTIONS.get(base.family, "mse_loss"))
-    value = NAMES.get(mistake.reference, mistake.reference) if mistake.setting == "reduction" else mistake.reference
-    written = f"{function}(..., {mistake.setting}={value})"
+    value: Fact = mistake.reference
+    if mistake.setting == "reduction":
+        value = NAMES.get(str(base.get("reduction", "mean")), value)
+    written = f"{function}(..., {mistake.setting}={'...' if isinstance(value, Phrase) else value})"
     if scene is not None and mistake.setting in scene.case.reference.attributes:
         written = port_words.written(scene.case, scene.case.reference, [mistake.setting])
     return {
-        "loss": base.family,
-        "setting": mistake.setting,
+        "loss": called(base.family),
+        "setting": mistake.told or mistake.setting,
         "reference_value": mistake.reference,
         "port_value": mistake.port,
         "written": written,

@@ -71,32 +71,43 @@ def _cause(found: Form, wanted: Form, differing: list[str]) -> tuple[str, str, s
     if "centred" in differing:
         return ("rmsnorm-written-as-layernorm" if found.centred else "norm-mean-kept"), "", ""
     if "affine" in differing:
-        return "norm-affine-differs", "affine", found.affine
+        return "norm-affine-differs", "affine", AFFINE[found.affine].strip() or "None"
     summed = "sum" in (found.law, wanted.law)
     return ("reduction-other" if summed else "norm-divisor"), "", ""
 
 
 def _over(found: str, wanted: str) -> tuple[str, str, str]:
     if wanted == "running" and found.startswith("0"):
-        return "bn-train-at-eval", "", found
+        return "bn-train-at-eval", "", _over_what(found)
     if found == "running":
-        return "bn-train-flag-default", "", found
+        return "bn-train-flag-default", "", _over_what(found)
     if found.startswith("groups") and wanted.startswith("groups"):
         return "groupnorm-args-swapped", "num_groups", found.split()[1]
     one_axis = "," not in found and "," not in wanted
-    return ("layernorm-channels-first" if one_axis else "norm-axes"), "", found
+    return ("layernorm-channels-first" if one_axis else "norm-axes"), "", _over_what(found)
+
+
+def _over_what(over: str) -> str:
+    """What the statistics are taken over, as code."""
+    if over == "running":
+        return "running=True"
+    return over.replace(" ", "=") if over.startswith("groups") else f"axes=({over})"
+
+
+AFFINE = {"weight, bias": " * weight + bias", "weight": " * weight", "-": "", "bias": " + bias"}
+AFFINE["1 + weight"] = " * (1 + weight)"
+"""What is done with the parameters, as code."""
 
 
 def _words(form: Form) -> str:
-    """The form in a line."""
-    over = form.over if form.over == "running" or "group" in form.over else f"axes ({form.over})"
+    """The form in a line of code."""
     root = {
         "var": "sqrt(var + {eps})",
-        "unbiased": "sqrt(var n/(n-1) + {eps})",
+        "unbiased": "sqrt(var(ddof=1) + {eps})",
         "std": "(std + {eps})",
-        "unbiased std": "(std n/(n-1) + {eps})",
-        "sum": "sqrt(sum of squares)",
+        "unbiased std": "(std(ddof=1) + {eps})",
+        "sum": "sqrt(sum(x ** 2))",
         "none": "1",
     }[form.law].format(eps=figure(form.eps))
     mean = "x - mean" if form.centred else "x"
-    return f"({mean}) / {root}; {over}; {form.affine}"
+    return f"{f'({mean})' if form.centred else mean} / {root}{AFFINE[form.affine]}, {_over_what(form.over)}"

@@ -10,6 +10,7 @@ import numpy as np
 from aligner.explain.case import Value, distance
 from aligner.explain.patterns.pair import Floats, Pair, figure
 from aligner.explain.patterns.scene import Scene
+from aligner.explain.phrase import Fact, phrase
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
 
@@ -20,12 +21,12 @@ BOUNDS = 2
 """A clamp has no more of them."""
 
 MIXED = {
-    "MaxPool": "the largest number",
-    "AdaptiveMaxPool": "the largest number",
-    "Softmax": "0 beside it",
-    "LogSoftmax": "numbers beside it",
+    "MaxPool": "largest-number",
+    "AdaptiveMaxPool": "largest-number",
+    "Softmax": "zero-beside",
+    "LogSoftmax": "numbers-beside",
 }
-"""Layers that mix NaN with numbers, and what becomes of them where it does not spread."""
+"""Layers that mix NaN with numbers, and what becomes of them where it does not spread, by a phrase."""
 
 
 def suspects(scene: Scene) -> Iterator[Suspect]:
@@ -74,7 +75,7 @@ def _mixed(pair: Pair, instead: str) -> Iterator[Suspect]:
     """Evidence: NaN that reaches less of the port's value."""
     gone = np.isnan(pair.expected) & ~np.isnan(pair.actual) if pair.alike else np.zeros(0, bool)
     if gone.any() and _rest(pair, gone) is not None:
-        told: dict[str, Scalar] = {"other": "[input.0]", "count": int(gone.sum()), "instead": instead}
+        told: dict[str, Fact] = {"other": "[input.0]", "count": int(gone.sum()), "instead": phrase(instead)}
         yield pair.suspect("clamp-nan", None, 0.75, None, **told)
 
 

@@ -6,6 +6,7 @@ did not rule out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.explain.case import Case, Value, distance
+from aligner.explain.inquiry import spend
+from aligner.explain.phrase import Fact
 from aligner.explain.suspect import Suspect
 from aligner.record import Attribute, Scalar
 
@@ -125,10 +128,10 @@ class Pair:
         left: Optional[float],
         weight: float,
         change: Optional[Mapping[str, Attribute]] = None,
-        **facts: Scalar,
+        **facts: Fact,
     ) -> Suspect:
         """A suspect of this place, with the facts that all have and its own."""
-        told = dict(self.facts)
+        told: dict[str, Fact] = dict(self.facts)
         told.update(facts)
         if left is not None:
             told["left"] = f"{left:.1e}" if left else "0"
@@ -137,6 +140,7 @@ class Pair:
 
 def numbers(value: Value) -> Optional[Floats]:
     """The tensor as real numbers, a single one as an axis of one; None for complex ones and words."""
+    spend(math.prod(value.shape))
     array = np.atleast_1d(value.load())
     if array.dtype.kind == "f":
         return array

@@ -7,8 +7,10 @@ from typing import Optional
 
 import numpy as np
 
+from aligner.explain.inquiry import spend
 from aligner.explain.patterns.pair import Floats, Pair, figure
 from aligner.explain.patterns.scales import listed, slope
+from aligner.explain.phrase import Fact, Phrase, phrase
 from aligner.explain.suspect import Suspect
 
 TOLD = 4
@@ -27,13 +29,14 @@ def suspects(pair: Pair) -> Iterator[Suspect]:
     if negative is not None:
         yield negative
         return
-    told = _border(wrong) or _slices(wrong)
+    told: Fact = _border(wrong) or _slices(wrong)
     if told:
         yield pair.suspect("part-differs", None, 0.2, part=told, share=f"{100 * share:.3g} %")
 
 
 def off(pair: Pair) -> Floats:
     """Which elements are wrong, beyond what rounding makes of a value of this size."""
+    spend(12 * pair.expected.size)
     with np.errstate(invalid="ignore"):  # inf - inf
         apart = np.abs(pair.actual - pair.expected)
     seen = np.isfinite(pair.expected)
@@ -74,7 +77,7 @@ def _one_side(pair: Pair, wrong: Floats) -> Optional[Suspect]:
         left = pair.proved(np.where(negative, slopes * pair.expected, pair.expected), pair.actual)
         if left is not None:
             known = slopes[slopes != 0.0]
-            told = f"{figure(float(known.min()))} to {figure(float(known.max()))} (channel by channel)"
+            told = phrase("channel-by-channel", figure(float(known.min())), figure(float(known.max())))
             return pair.suspect("negative-side-scaled", left, 0.75, ratio=told)
     if wrong[negative].mean() < 0.5:
         return None
@@ -114,12 +117,12 @@ def indices(edges: Iterable[tuple[int, int, int]]) -> str:
     return ", ".join(words)
 
 
-def _slices(wrong: Floats) -> str:
+def _slices(wrong: Floats) -> Optional[Phrase]:
     """The slices of one axis outside of which nothing is wrong; the axis with the smallest share."""
-    best, words = 0.9, ""
+    best, words = 0.9, None
     for axis, size in enumerate(wrong.shape):
         hit = wrong.any(axis=tuple(a for a in range(wrong.ndim) if a != axis))
         share = float(hit.mean())
         if size > 1 and share < best:
-            best, words = share, f"axis {axis}: {listed(np.flatnonzero(hit))} of {size}"
+            best, words = share, phrase("part-of-axis", axis, listed(np.flatnonzero(hit)), size)
     return words

@@ -13,6 +13,7 @@ from aligner.explain.case import distance
 from aligner.explain.patterns.pair import Floats
 from aligner.explain.patterns.scene import Scene
 from aligner.explain.patterns.windows import pairs, per_axis
+from aligner.explain.phrase import phrase
 from aligner.explain.suspect import Suspect
 
 MAPS = 1 << 15
@@ -155,18 +156,21 @@ def _guesses(own: Guess) -> Iterator[Guess]:
 
 
 def _told(scene: Scene, own: Guess, guess: Guess, left: float) -> Suspect:
-    names = {True: "mean", False: "maximum"}
+    names = {True: phrase("mean"), False: phrase("maximum")}
     if guess.mean != own.mean:
         told = {"found": names[guess.mean], "wanted": names[own.mean]}
-        return scene.setting_suspect("pool-mean-or-max", left, 0.85, "", names[guess.mean], **told)
+        return scene.pair.suspect("pool-mean-or-max", left, 0.85, None, **told)
+    divisors = {"found": phrase(f"divisor-{guess.divisor}"), "wanted": phrase(f"divisor-{own.divisor}")}
     if guess.windows != own.windows:
-        return scene.pair.suspect("adaptive-avgpool-nondivisible", left, 0.85, found=guess.windows, wanted=own.windows)
+        return scene.pair.suspect(
+            "adaptive-avgpool-nondivisible", left, 0.85, found=phrase(guess.windows), wanted=phrase(own.windows)
+        )
     if guess.stride != own.stride:
         return scene.setting_suspect("pool-stride-default", left, 0.85, "stride", guess.stride)
     if guess.before == own.before and guess.border == "zeros":
         return scene.pair.suspect("maxpool-zero-padding-before", left, 0.85)
     if guess.before == own.before and "window" in (guess.divisor, own.divisor):
-        return scene.pair.suspect("avgpool-ceil-mode-divisor", left, 0.85, found=guess.divisor, wanted=own.divisor)
+        return scene.pair.suspect("avgpool-ceil-mode-divisor", left, 0.85, None, **divisors)
     if guess.before == own.before and guess.divisor != own.divisor:
         return scene.setting_suspect(
             "avgpool-count-include-pad", left, 0.85, "count_include_pad", guess.divisor == "padded"

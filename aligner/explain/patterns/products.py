@@ -14,6 +14,7 @@ from aligner.explain.patterns.limits import GRIDS, grid
 from aligner.explain.patterns.linear import rows_of
 from aligner.explain.patterns.pair import Floats, figure
 from aligner.explain.patterns.scene import Scene
+from aligner.explain.phrase import Fact, phrase
 from aligner.explain.suspect import Suspect
 
 SMALL = 0.05
@@ -88,17 +89,17 @@ def _multiplied(scene: Scene) -> Optional[Suspect]:
         left = distance(_short(few, word, cut) @ _short(weight, word, cut).T + bias, made)
         if left <= pair.limit and left * 8 <= pair.before:
             dtype = _told(word, cut, (few, weight))
-            facts = {"dtype": dtype, "setting": "input and weight", "reference_code": "x @ W.T + b"}
+            facts = {"dtype": dtype, "setting": phrase("input-weight"), "reference_code": "x @ W.T + b"}
             code = f"{word}(x) @ {word}(W).T + b"
             return pair.suspect("ascend-matmul-precision-mode", left, 0.85, None, port_code=code, **facts)
     return None
 
 
-def _told(word: str, cut: bool, operands: Iterable[Floats]) -> str:
+def _told(word: str, cut: bool, operands: Iterable[Floats]) -> Fact:
     """tf32 and float16 are the same where no number is too small or too large for float16."""
     if word == "tf32" and not cut and all(np.array_equal(grid(x, word), grid(x, "float16")) for x in operands):
-        return "tf32 or float16"
-    return f"{word} (cut off)" if cut else word
+        return phrase("either-type", "tf32", "float16")
+    return phrase("cut-off", word) if cut else word
 
 
 def _summed(scene: Scene) -> Optional[Suspect]:

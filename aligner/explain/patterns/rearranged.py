@@ -14,6 +14,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from aligner.explain.inquiry import spend
 from aligner.explain.patterns.pair import Floats, Pair, at
 from aligner.explain.suspect import Suspect
 
@@ -22,6 +23,9 @@ AXES = 6
 
 FOLLOWED = 24
 """Positions that are followed."""
+
+SORTING = 100
+"""What sorting both sides costs, in elements."""
 
 
 def suspects(pair: Pair) -> Iterator[Suspect]:
@@ -32,6 +36,7 @@ def suspects(pair: Pair) -> Iterator[Suspect]:
     if found is not None:
         yield found
         return
+    spend(SORTING * pair.expected.size)
     left = pair.proved(np.sort(pair.actual, axis=None), np.sort(pair.expected, axis=None))
     if left is not None and not (pair.alike and pair.near(*pair.sample)):
         yield pair.suspect("values-permuted", None, 0.4, apart=f"{left:.1e}", count=pair.expected.size)
@@ -56,6 +61,7 @@ def _same_sums(pair: Pair) -> bool:
     """Whether a few sums over all elements agree, as they must for the same values in other places."""
     if not (np.isfinite(pair.expected).all() and np.isfinite(pair.actual).all()):
         return False
+    spend(8 * pair.expected.size)
     for power in (1, 2):
         one = np.power(np.abs(pair.expected), power).sum(dtype=np.float64)
         other = np.power(np.abs(pair.actual), power).sum(dtype=np.float64)
@@ -78,6 +84,7 @@ def _order(pair: Pair) -> Optional[Suspect]:
         met = np.abs(at(pair.expected, sources.reshape(-1)).reshape(sources.shape) - values) <= scale
         for index in np.flatnonzero(met.all(axis=1))[:4]:
             order = tuple(int(axis) for axis in orders[index])
+            spend(4 * pair.expected.size)
             moved = pair.expected.reshape(factors).transpose(order).reshape(pair.actual.shape)
             left = pair.proved(moved, pair.actual)
             if left is not None:

@@ -13,6 +13,7 @@ from aligner.explain.patterns.functions import applied, sigmoid
 from aligner.explain.patterns.pair import Floats
 from aligner.explain.patterns.scene import Scene
 from aligner.explain.patterns.windows import pairs
+from aligner.explain.phrase import phrase
 from aligner.explain.suspect import Suspect
 
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "symmetric": "symmetric"}
@@ -87,9 +88,9 @@ def _padded(scene: Scene, x: Floats) -> Iterator[Suspect]:
         return
     rest = [(0, 0)] * (x.ndim - len(amounts))
     orders = {
-        "last axis first": [*rest, *reversed(amounts)],
-        "first axis first": [*rest, *amounts],
-        "before and after exchanged": [*rest, *(p[::-1] for p in reversed(amounts))],
+        "last-axis-first": [*rest, *reversed(amounts)],
+        "first-axis-first": [*rest, *amounts],
+        "ends-exchanged": [*rest, *(p[::-1] for p in reversed(amounts))],
     }
     for order, pads in orders.items():
         shape = tuple(n + sum(p) for n, p in zip(x.shape, pads))
@@ -97,7 +98,10 @@ def _padded(scene: Scene, x: Floats) -> Iterator[Suspect]:
             continue
         for mode in PAD_MODES:
             made = _pad(x, pads, mode, scene.number("value", 0.0))
-            told = {"found": f"{mode}, {order}", "wanted": str(scene.setting("mode", "constant"))}
+            told = {
+                "found": phrase("padding-order", mode, phrase(order)),
+                "wanted": str(scene.setting("mode", "constant")),
+            }
             found = list(_if_made(scene, made, "pad-done-otherwise", **told)) if made is not None else []
             if found:
                 yield from found
@@ -118,7 +122,7 @@ def _gated(scene: Scene, x: Floats) -> Iterator[Suspect]:
     if axis is None or x.shape[axis] % 2:
         return
     first, second = np.split(np.asarray(x, np.float64), 2, axis)
-    told = {"instead": "x[first half]", "reference_code": "x[first] * sigmoid(x[second])"}
+    told = {"instead": "x[first]", "reference_code": "x[first] * sigmoid(x[second])"}
     yield from _if_made(
         scene, second * sigmoid(first), "swiglu-chunk-order", **told, port_code="x[second] * sigmoid(x[first])"
     )

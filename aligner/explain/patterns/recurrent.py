@@ -13,6 +13,7 @@ from aligner.explain.case import distance
 from aligner.explain.patterns.functions import coarse_tanh, sigmoid
 from aligner.explain.patterns.pair import Floats
 from aligner.explain.patterns.scene import Scene
+from aligner.explain.phrase import Fact, phrase
 from aligner.explain.suspect import Suspect
 
 GATES = {"LSTM": ("i", "f", "g", "o"), "GRU": ("r", "z", "n"), "RNN": ("h",)}
@@ -234,6 +235,13 @@ def _other_time(scene: Scene, net: Net, guess: Guess) -> Optional[float]:
     return distance(made.swapaxes(0, 1) if first else made, scene.pair.actual)
 
 
+_BIASES: dict[str, Fact] = {
+    "both": phrase("both-biases"),
+    "none": phrase("no-bias"),
+    "merged": phrase("merged-biases"),
+}
+
+
 def _told(scene: Scene, net: Net, own: Guess, guess: Guess, left: float) -> Suspect:
     if guess.time != own.time:
         found = not scene.setting("batch_first", False)
@@ -244,8 +252,8 @@ def _told(scene: Scene, net: Net, own: Guess, guess: Guess, left: float) -> Susp
     order = ", ".join(names[guess.order.index(i)] for i in range(len(names)))
     told: dict[str, Any] = {
         "order": order,
-        "bias": guess.bias,
-        "activation": guess.activation,
+        "bias": _BIASES.get(guess.bias, guess.bias),
+        "activation": phrase("tanh-of-cpu") if guess.activation == COARSE else guess.activation,
         "port_parameter": "bias_ih + bias_hh",
     }
     return scene.pair.suspect(cause, left, 0.9, role="bias_ih", **told)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from aligner.explain.inquiry import spend
 from aligner.explain.patterns import angles, composed, limits, places, rearranged, resized, scales, slices
 from aligner.explain.patterns.pair import Pair
 from aligner.explain.suspect import Suspect
@@ -26,6 +27,9 @@ RULES: tuple[Rule, ...] = (
 )
 """The simplest first."""
 
+TOUCHED = 10
+"""Elements that a rule touches for each of the value's, about."""
+
 
 def relations(pair: Pair) -> Iterator[Suspect]:
     """How the port's value follows from the reference's. The first proof ends the search; nothing fits, nothing comes.
@@ -36,6 +40,7 @@ def relations(pair: Pair) -> Iterator[Suspect]:
     if pair.alike and pair.before <= pair.limit / 20.0:
         return
     for rule in RULES:
+        spend(TOUCHED * pair.expected.size)
         proved = False
         for suspect in rule(pair):
             proved = proved or suspect.error is not None

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Optional
 
 from aligner.explain.patterns.pair import Floats, Pair, at, spots
+from aligner.explain.phrase import Fact, phrase
 from aligner.explain.suspect import Suspect
 
 REACH = 8
@@ -29,7 +30,7 @@ def suspects(pair: Pair) -> Iterator[Suspect]:
             return
 
 
-def _part(pair: Pair, whole: Floats, part: Floats) -> Optional[tuple[float, str]]:
+def _part(pair: Pair, whole: Floats, part: Floats) -> Optional[tuple[float, Fact]]:
     if any(n > m for n, m in zip(part.shape, whole.shape)):
         return None
     for choice in product(*(_ways(m, n) for m, n in zip(whole.shape, part.shape))):
@@ -58,10 +59,10 @@ def _ways(size: int, kept: int) -> Sequence[slice]:
     return found
 
 
-def _words(choice: Sequence[slice], shape: Sequence[int]) -> str:
+def _words(choice: Sequence[slice], shape: Sequence[int]) -> Fact:
     told = []
     for axis, (cut, size) in enumerate(zip(choice, shape)):
         if cut != slice(None):
             step = f":{cut.step}" if cut.step else ""
-            told.append(f"axis {axis} [{cut.start}:{min(cut.stop, size)}{step}] of {size}")
-    return "; ".join(told)
+            told.append(phrase("cut-of-axis", axis, f"{cut.start}:{min(cut.stop, size)}{step}", size))
+    return told[0] if len(told) == 1 else tuple(told)

@@ -8,6 +8,7 @@ from typing import Optional
 import numpy as np
 
 from aligner.explain.patterns.pair import Floats, Pair, figure
+from aligner.explain.phrase import Fact, phrase
 from aligner.explain.suspect import Suspect
 
 MOST = 16
@@ -91,8 +92,8 @@ def _levelled(numbers: Floats, axis: int, runs: list[Run]) -> Floats:
 
 def _told(pair: Pair, cause: str, left: float, axis: int, level: Floats, runs: list[Run]) -> Suspect:
     def listed(numbers: Floats) -> str:
-        return " and ".join(figure(float(number)) for number in numbers.reshape(-1))
+        return ", ".join(figure(float(number)) for number in numbers.reshape(-1))
 
-    parts = [f"{listed(level.take(start, axis))} at {start}-{end - 1}" for start, end in runs]
-    told = ", ".join(parts[:6]) + (" ..." if len(parts) > 6 else "")
-    return pair.suspect(cause, left, 0.75, None, axis=axis, numbers=told, parts=len(runs))
+    parts = [phrase("stretches", listed(level.take(start, axis)), start, end - 1) for start, end in runs]
+    told: Fact = (*parts[:6], "...") if len(parts) > 6 else tuple(parts)
+    return pair.suspect(cause, left, 0.75, None, axis=axis, numbers=told, parts=len(runs), part="")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Optional
 
 import numpy as np
@@ -234,9 +233,8 @@ def _affine(pair: Pair, keep: tuple[int, ...], others: tuple[int, ...], small: t
     left = pair.proved(ratios * pair.expected + shifts, pair.actual)
     if left is None or (np.abs(ratios) < 1e-6).any():
         return None
-    found = _told(pair, "channel-ratio-and-shift", left, ratios, 1.0, keep)
     bounds = {"least": figure(float(shifts.min())), "most": figure(float(shifts.max()))}
-    return replace(found, facts={**found.facts, **bounds})
+    return _told(pair, "channel-ratio-and-shift", left, ratios, 1.0, keep, **bounds)
 
 
 def _lines(wanted: Floats, found: Floats, others: tuple[int, ...]) -> tuple[Floats, Floats]:
@@ -247,7 +245,9 @@ def _lines(wanted: Floats, found: Floats, others: tuple[int, ...]) -> tuple[Floa
     return ratios, height - ratios * middle
 
 
-def _told(pair: Pair, cause: str, left: float, each: Floats, idle: float, keep: tuple[int, ...]) -> Suspect:
+def _told(
+    pair: Pair, cause: str, left: float, each: Floats, idle: float, keep: tuple[int, ...], **bounds: str
+) -> Suspect:
     scale = float(np.abs(each).max()) or 1.0
     off = np.argwhere(np.abs(each - idle).reshape([n for n in each.shape if n > 1] or [1]) > 1e-5 * scale)
     which = listed(off[:, 0]) if off.shape[1] == 1 else str(len(off))
@@ -255,12 +255,14 @@ def _told(pair: Pair, cause: str, left: float, each: Floats, idle: float, keep: 
         cause,
         left,
         0.65 if len(keep) == 1 else 0.5,
+        None,
         axis=", ".join(str(axis) for axis in keep),
         slices=int(each.size),
         off=len(off),
         which=which,
         lowest=figure(float(each.min())),
         highest=figure(float(each.max())),
+        **bounds,
     )
 
 

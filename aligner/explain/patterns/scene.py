@@ -11,8 +11,9 @@ import numpy as np
 from aligner.explain import port_words, spelling
 from aligner.explain.case import Case
 from aligner.explain.patterns.pair import Floats, Pair, numbers
+from aligner.explain.phrase import Fact
 from aligner.explain.suspect import Suspect
-from aligner.record import Attribute, Scalar
+from aligner.record import Attribute
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,18 +78,19 @@ class Scene:
         return {}
 
     def setting_suspect(
-        self, cause: str, left: float, weight: float, name: str, found: object, /, **facts: Scalar
+        self, cause: str, left: float, weight: float, name: str, found: object, /, **facts: Fact
     ) -> Suspect:
         """A suspect for a setting that the numbers give away: `found` is what the port computed with."""
         rank = None if self.x is None else self.x.ndim
         known = name in self.case.reference.attributes
+        wanted = self.case.reference.attributes.get(name)
         return self.pair.suspect(
             cause,
             left,
             weight,
             change=self.change(name),
             setting=name,
-            port_value=str(found),
+            port_value=spelling.literal(found) if isinstance(found, str) and isinstance(wanted, str) else str(found),
             reference_value=spelling.literal(self.case.reference.attributes[name]) if known else "?",
             written=port_words.written(self.case, self.case.reference, [name] if known else [], rank),
             **facts,

@@ -8,6 +8,7 @@ from typing import Any, Optional
 import numpy as np
 
 from aligner.explain.patterns.pair import Floats, Pair, at, spots
+from aligner.explain.phrase import Fact, phrase
 from aligner.explain.suspect import Suspect
 
 MANY = 2048
@@ -81,16 +82,16 @@ def _sorted(wanted: Floats, found: Floats) -> Floats:
     return order
 
 
-def described(order: Floats) -> list[tuple[str, str]]:
+def described(order: Floats) -> list[tuple[str, Fact]]:
     """What such an order is called, with the order in words; the likelier name first where it has two."""
     size = order.size
     if size == 2:
-        return [("concat-order", "1, 0"), ("axis-flipped", "reversed")]
+        return [("concat-order", "1, 0"), ("axis-flipped", phrase("reversed"))]
     if (order == np.arange(size)[::-1]).all():
-        return [("axis-flipped", "reversed")]
+        return [("axis-flipped", phrase("reversed"))]
     step = int(order[0])
     if (order == (np.arange(size) + step) % size).all():
-        names = [("concat-order", f"{step}-{size - 1}, 0-{step - 1}")]
+        names: list[tuple[str, Fact]] = [("concat-order", f"{step}-{size - 1}, 0-{step - 1}")]
         shift = -step if step <= size // 2 else size - step
         if 2 * step != size:
             names.append(("axis-rolled", f"{shift:+d}"))
@@ -122,7 +123,8 @@ def shifted(pair: Pair) -> Iterator[Suspect]:
         return
     left, cyclic = _moved(pair, moved)
     if left is not None:
-        words = ", ".join(f"{step:+d} along axis {axis}" for axis, step in moved)
+        along = tuple(phrase("along-axis", f"{step:+d}", axis) for axis, step in moved)
+        words = along[0] if len(along) == 1 else along
         yield pair.suspect("axis-rolled" if cyclic else "picture-shifted", left, 0.75, order=words, axis=moved[0][0])
 
 

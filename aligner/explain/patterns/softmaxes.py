@@ -55,11 +55,11 @@ def _other_axis(scene: Scene, x: Floats) -> Optional[Suspect]:
             left = pair.proved(made, pair.actual)
             if left is None:
                 continue
-            told = f"{name}(axis {axis})"
+            told = f"{name}(axis={axis})"
             if name == scene.kind:
                 cause = "logsoftmax-axis" if name == "LogSoftmax" else "softmax-axis-default"
                 return scene.setting_suspect(cause, left, 0.85, "dim", axis, **spoken(told, scene.kind))
-            wanted = scene.kind if scene.kind in KINDS else f"Softmax(axis {_axis(pair.expected, x, pair.limit)})"
+            wanted = scene.kind if scene.kind in KINDS else f"Softmax(axis={_axis(pair.expected, x, pair.limit)})"
             cause = "activation-other" if scene.kind in KINDS else "softmax-axis"
             code = {**spoken(told, wanted), "instead": told, "other": wanted}
             return scene.setting_suspect(cause, left, 0.85, "", told, **code)

@@ -8,6 +8,7 @@ from typing import Optional
 import numpy as np
 
 from aligner.explain.patterns.pair import Floats, Pair, spots
+from aligner.explain.phrase import phrase
 from aligner.explain.suspect import Suspect
 from aligner.record import Scalar
 
@@ -21,7 +22,7 @@ def suspects(pair: Pair) -> Iterator[Suspect]:
         return
     one, other = (side == kinds[1] for side in (pair.expected, pair.actual))
     if (one == ~other).all():
-        codes = {"instead": "not mask", "reference_code": "mask", "port_code": "not mask"}
+        codes = {"instead": "~mask", "reference_code": "mask", "port_code": "~mask"}
         yield pair.suspect("mask-inverted", 0.0, 0.92, None, **codes)
         return
     if one.ndim > 1 and one.shape[-1] == one.shape[-2] and (one.swapaxes(-1, -2) == other).all():
@@ -73,8 +74,7 @@ def _told(pair: Pair, one: Floats, other: Floats, axis: int) -> Suspect:
         return pair.suspect("mask-length", None, 0.6, None, **facts)  # that it is so needs no proof, and tells no cause
     diagonal = _diagonal(one != other) if one.ndim > 1 else None
     if diagonal is not None:
-        name = "the diagonal" if not diagonal else f"diagonal {diagonal:+d}"
-        sides = (f"with {name}", f"without {name}")
+        sides = (phrase("with-diagonal", diagonal), phrase("without-diagonal", diagonal))
         ours, theirs = sides if counts[0].sum() > counts[1].sum() else sides[::-1]
         values = {"reference_value": ours, "port_value": theirs, "reference_code": ours, "port_code": theirs}
         return pair.suspect("causal-mask-diagonal", 0.0, 0.92, None, **values)

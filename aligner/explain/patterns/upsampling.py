@@ -10,8 +10,10 @@ from typing import Any, Optional
 import numpy as np
 
 from aligner.explain.case import distance
+from aligner.explain.inquiry import spend
 from aligner.explain.patterns.pair import Floats
 from aligner.explain.patterns.scene import Scene
+from aligner.explain.phrase import Phrase, phrase
 from aligner.explain.suspect import Suspect
 
 MAPS = 1 << 15
@@ -84,6 +86,7 @@ def _fit(
     few: Floats, made: Floats, rules: list[Rule], factors: Optional[tuple[float, ...]], limit: float
 ) -> Optional[tuple[Rule, float]]:
     for rule in rules:
+        spend(10 * made.size)
         left = distance(resampled(few, made.shape[1:], rule, factors), made)
         if left <= limit:
             return (replace(rule, scale="sizes") if _whole(few, made, factors) else rule), left
@@ -161,8 +164,8 @@ def _told(scene: Scene, found: Rule, wanted: Rule, left: float) -> Suspect:
     return scene.pair.suspect("upsample-grid", left, 0.8, **told)
 
 
-def _words(rule: Rule) -> str:
-    grid = {"half": "half pixels", "corners": "corners aligned", "plain": "index times scale"}[rule.grid]
+def _words(rule: Rule) -> Phrase:
+    grid = {"half": "half-pixels", "corners": "corners-aligned", "plain": "index-times-scale"}[rule.grid]
     a = f" (a={rule.a})" if rule.method == "cubic" else ""
-    scale = ", scale from the factor" if rule.scale == "factor" else ""
-    return f"{rule.method}{a}, {grid}{scale}"
+    told = phrase(grid, f"{rule.method}{a}")
+    return phrase("scale-from-factor", told) if rule.scale == "factor" else told

@@ -10,6 +10,7 @@ import mindspore
 from mindspore import nn
 
 from aligner.adapter import After, Before, Begun, Finding, Given, Made, Parameter
+from aligner.patches import Handle
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
 from aligner_hooks.mindspore_ import (
     construction,
@@ -28,7 +29,6 @@ from aligner_hooks.mindspore_ import (
     tensors,
 )
 from aligner_hooks.mindsporelike.graphs import compiled
-from aligner_hooks.mindsporelike.patches import Handle
 from aligner_hooks.mindsporelike.rewritten import written
 
 
@@ -70,6 +70,9 @@ class MindSporeAdapter:
     def observe(self, layer: Any, before: Before, after: After) -> Handle:
         """Call back around each run of the layer."""
         return hooks.observe(layer, before, after)
+
+    def compiled_runs(self, before: Callable[[], None], after: Callable[[], None]) -> Handle:
+        return compiled.around_runs(before, after)
 
     def intervene(self, layer: Any, given: Given, made: Made) -> Handle:
         """Replace what the layer runs on and what it hands on."""

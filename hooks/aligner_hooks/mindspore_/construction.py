@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from mindspore import mint, nn, ops
 
+from aligner.errors import Reason
 from aligner.record import Attribute, LayerSpec
 from aligner_hooks.mindspore_ import precision
 from aligner_hooks.mindspore_.arguments import table
@@ -57,15 +58,16 @@ def _settled(cell: nn.Cell, wanted: Mapping[str, Attribute]) -> tuple[Constructi
     """The first construction whose cell reads as wanted, and that cell."""
     kind = library_class(cell)
     if kind is None or kind not in table():
-        raise ValueError(f"{type(cell).__name__} is not a layer of MindSpore's whose constructor is known here")
+        raise Reason("why-unknown-constructor", type(cell).__name__)
     home, own, write = table()[kind]
     aim = LayerSpec(spec(cell).kind, wanted)
-    reason = "its settings do not come out so"
+    called = f"{home}.{own}"
+    reason = Reason("why-settings-differ", called)
     with _random_numbers_kept():
         for name, arguments in write(own, cell, dict(wanted)):
             maker = getattr(_HOMES[home], name, None)
             if maker is None:
-                reason = f"this MindSpore has no {home}.{name}"
+                reason = Reason("why-no-class", called, f"{home}.{name}")
                 continue
             construction = Construction(f"{home}.{name}", maker, arguments)
             try:
@@ -73,8 +75,8 @@ def _settled(cell: nn.Cell, wanted: Mapping[str, Attribute]) -> tuple[Constructi
                 if spec(made) == aim:
                     return construction, made
             except _REFUSALS as error:
-                reason = f"{error}".strip().partition("\n")[0]
-    raise ValueError(f"{home}.{own} cannot be made with these settings: {reason}")
+                reason = Reason("why-not-made-so", called, f"{error}".strip().partition("\n")[0])
+    raise reason
 
 
 def _undrawn(maker: type[nn.Cell], arguments: Mapping[str, Any]) -> dict[str, str]:
@@ -127,7 +129,7 @@ def spelled(value: Any) -> str:
     for home, module in (("ops", ops), ("mint.nn.functional", getattr(mint.nn, "functional", None))):
         if name and getattr(module, name, None) is value:
             return f"{home}.{name}"
-    raise ValueError(f"{name or type(value).__name__} is nothing of MindSpore's that can be spelled")
+    raise Reason("why-unspelled", name or type(value).__name__)
 
 
 def _container(cell: nn.Cell) -> Optional[str]:

@@ -30,7 +30,7 @@ def device(name: str) -> Callable[[object], object]:
     """
     wanted = parse(name)
     if wanted is None:
-        raise AdapterError("mindspore-device", name=name, reason="unknown", known=", ".join(sorted(KINDS)))
+        raise AdapterError("mindspore-device", name=name, reason="why-unknown-name", known=", ".join(sorted(KINDS)))
     try:
         _select(wanted)
     except (RuntimeError, ValueError, TypeError) as error:

@@ -6,32 +6,36 @@ is given what one of these made: their calls are replaced while somebody listens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Optional
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import mindspore
 from mindspore import Tensor
 
 from aligner.adapter import Begun
+from aligner.patches import Handle, Listeners, patch, together
 from aligner_hooks.frames import Frames
 from aligner_hooks.mindspore_.operations import is_muted, mute, supported, surround, unmute
 from aligner_hooks.mindsporelike.classes import called, name_of
 from aligner_hooks.mindsporelike.operators import is_crossing, is_question, word
-from aligner_hooks.mindsporelike.patches import Handle
 
 _FRAMES = Frames(mindspore)
-_METHODS = ("getitem", "setitem")
 
 
 def tell(begun: Begun) -> Handle:
-    """Tell of the operators from now on; of none, where MindSpore does not tell."""
+    """Tell of this thread's operators from now on; of none, where MindSpore does not tell."""
     if not supported():
         return Handle()
     ears = _Ears(begun)
-    handle = surround(ears.dispatched)
-    for undo in _replaced(ears):
-        handle.add(undo)
-    return handle
+    with together() as handle:
+        handle.add(surround(ears.dispatched).remove)
+        for name in _METHODS:
+            handle.add(patch(Tensor, f"__{name}__", _METHODS[name], ears).remove)
+        for kind in called():
+            handle.add(patch(kind, "__call__", _calling, ears).remove)
+        return handle
 
 
 class _Ears:
@@ -40,6 +44,7 @@ class _Ears:
     def __init__(self, begun: Begun) -> None:
         self.begun = begun
         self.told = 0
+        self.thread = threading.get_ident()
 
     def dispatched(self, name: str, args: tuple[Any, ...], kwargs: Any, operator: Callable[[], Any]) -> Any:
         """An operator that MindSpore tells of; older ones come after their primitive and its name."""
@@ -71,40 +76,30 @@ class _Ears:
             unmute()
 
 
-def _replaced(ears: _Ears) -> Iterator[Callable[[], None]]:
-    for name in _METHODS:
-        yield _replace(Tensor, f"__{name}__", _method(ears, name, getattr(Tensor, f"__{name}__")))
-    for kind in called():
-        yield _replace(kind, "__call__", _calling(ears, vars(kind)["__call__"]))
-
-
-def _replace(owner: Any, name: str, ours: Any) -> Callable[[], None]:
-    stood: Optional[Any] = vars(owner).get(name)
-    setattr(owner, name, ours)
-
-    def undo() -> None:
-        if vars(owner).get(name) is not ours:  # somebody has wrapped it since
-            return
-        if stood is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, stood)
-
-    return undo
-
-
-def _method(ears: _Ears, name: str, original: Any) -> Any:
+def _method(name: str, original: Any, listeners: Listeners) -> Any:
     def method(self: Any, *args: Any) -> Any:
-        return ears.run(name, (self, *args), {}, lambda: original(self, *args), outer=True)
+        return _run(listeners, name, (self, *args), {}, lambda: original(self, *args))
 
     return method
 
 
-def _calling(ears: _Ears, original: Any) -> Any:
+def _calling(original: Any, listeners: Listeners) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        name = name_of(self)
+        name = name_of(self) if listeners else ""
         if not name:
             return original(self, *args, **kwargs)
-        return ears.run(name, args, kwargs, lambda: original(self, *args, **kwargs), outer=True)
+        return _run(listeners, name, args, kwargs, lambda: original(self, *args, **kwargs))
 
     return __call__
+
+
+def _run(listeners: Listeners, name: str, args: tuple[Any, ...], kwargs: Any, call: Callable[[], Any]) -> Any:
+    """Run what was replaced; those who listen in this thread are told of it."""
+    here = threading.get_ident()
+    for ears in list(listeners.values()):
+        if ears.thread == here:
+            call = partial(ears.run, name, args, kwargs, call, outer=True)
+    return call()
+
+
+_METHODS = {name: partial(_method, name) for name in ("getitem", "setitem")}

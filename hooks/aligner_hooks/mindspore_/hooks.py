@@ -20,10 +20,10 @@ from mindspore import nn
 
 from aligner.adapter import After, Before, Given, Made
 from aligner.errors import AdapterError
+from aligner.patches import Handle, Listeners, hold, patch
 from aligner_hooks.mindspore_ import operations, roots, runtime
 from aligner_hooks.mindsporelike import compiler
 from aligner_hooks.mindsporelike.graphs import compiled
-from aligner_hooks.mindsporelike.patches import Handle, Listeners, intercept
 
 Args = tuple[object, ...]
 Kwargs = Mapping[str, object]
@@ -108,7 +108,7 @@ class _Hooks:
             undo = compiled.without(self._known, intervening=self._outermost)
             self._undo = undo.remove
             if self._outermost:
-                undo.add(intercept(nn.Cell, "_run_forward_hook", None, _with_none))
+                undo.add(patch(nn.Cell, "_run_forward_hook", _with_none).remove)
         except BaseException:
             self.remove()
             raise
@@ -208,12 +208,11 @@ def _without_bprop(cell: nn.Cell) -> Iterator[None]:
 
     It does so because a hook may replace the output that bprop belongs to.
     """
-    own = cell.has_bprop
-    object.__setattr__(cell, "has_bprop", False)
+    held = hold(cell, "has_bprop", False)
     try:
         yield
     finally:
-        object.__setattr__(cell, "has_bprop", own)
+        held.remove()
 
 
 def _interveners_outermost(pre: Any, post: Any) -> None:
@@ -227,12 +226,12 @@ def _interveners_outermost(pre: Any, post: Any) -> None:
             table.move_to_end(number, last=last)
 
 
-def _with_none(original: Callable[..., Any], _listeners: Listeners) -> Callable[..., Any]:
+def _with_none(original: Callable[..., Any], listeners: Listeners) -> Callable[..., Any]:
     """A cell's hooks, of which the last may have asked for None."""
 
     def _run_forward_hook(self: nn.Cell, *args: object, **kwargs: object) -> object:
         output = original(self, *args, **kwargs)
-        return None if output is _NONE else output
+        return None if listeners and output is _NONE else output
 
     return _run_forward_hook
 

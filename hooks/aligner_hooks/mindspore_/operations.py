@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import threading
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from mindspore import Tensor
 
 from aligner.dtypes import DTYPES
+from aligner.patches import Handle
 from aligner_hooks.mindspore_ import tensors
 from aligner_hooks.mindsporelike.operators import is_move, is_question, word
-from aligner_hooks.mindsporelike.patches import Handle
 
 try:
     from mindspore._c_expression import _DispatchGuardStack
@@ -30,78 +32,124 @@ def supported() -> bool:
 
 
 def tell(told: Told) -> Handle:
-    """Call `told(word)` for each operator that runs; never, where MindSpore does not tell."""
-    return _heard(_STATE.listeners, told)
+    """Call `told(word)` for each operator that runs in this thread; never, where MindSpore does not tell."""
+    state = _here()
+    return _heard(state, state.listeners, told)
 
 
 def tell_computed(told: Computed) -> Handle:
-    """Call `told(word, dtype)` for each operator that computes floating numbers."""
-    return _heard(_STATE.computed, told)
+    """Call `told(word, dtype)` for each operator of this thread that computes floating numbers."""
+    state = _here()
+    return _heard(state, state.computed, told)
 
 
-def _heard(listeners: dict[object, Any], told: Callable[..., None]) -> Handle:
+def surround(run: Run) -> Handle:
+    """Have `run(name, args, kwargs, operator)` run each operator of this thread."""
+    state = _here()
+    return _heard(state, state.around, run)
+
+
+def _heard(state: _State, listeners: dict[object, Any], told: Callable[..., Any]) -> Handle:
     if not supported():
         return Handle()
     token = object()
     listeners[token] = told
-    _STATE.enter()
-    return Handle(lambda: _STATE.leave(token))
+    state.enter()
+
+    def leave() -> None:
+        listeners.pop(token, None)
+        state.leave()
+
+    return Handle(leave)
 
 
 def mute() -> None:
-    """What runs from here to `unmute` is aligner's own and is told to nobody; the two may be nested."""
-    _STATE.muted += 1
+    """What this thread runs from here to `unmute` is aligner's own and is told to nobody; the two may be nested."""
+    _here().muted += 1
 
 
 def unmute() -> None:
     """The end of what `mute` began."""
-    _STATE.muted -= 1
+    _here().muted -= 1
 
 
 def is_muted() -> bool:
     """Whether what runs now is aligner's own."""
-    return _STATE.muted > 0
-
-
-def surround(run: Run) -> Handle:
-    """Have `run(name, args, kwargs, operator)` run each operator."""
-    return _heard(_STATE.around, run)
+    return _here().muted > 0
 
 
 class _State:
-    """One dispatch mode for all who listen: modes must go in the reverse of the order in which they came."""
+    """Those who listen in one thread, and the one dispatch mode on its stack for all of them.
+
+    Such a mode can be taken off the top of its own thread's stack only. Where somebody has put another one upon it, or
+    another thread is asked to, it goes when it is called next; and it must not be left there when the thread ends,
+    for MindSpore would end the process.
+    """
 
     def __init__(self) -> None:
         self.listeners: dict[object, Told] = {}
         self.computed: dict[object, Computed] = {}
         self.around: dict[object, Run] = {}
         self.muted = 0
+        self.thread = threading.get_ident()
         self.mode: Any = None
         self.depth = 0
 
     def enter(self) -> None:
         """Have MindSpore tell, if it does not yet."""
+        if self.mode is not None and _DispatchGuardStack.depth() < self.depth:
+            self.mode = None  # somebody who was under it has taken it for theirs
         if self.mode is None:
             self.mode = _mode(self)
             self.mode.__enter__()
             self.depth = _DispatchGuardStack.depth()
 
-    def leave(self, token: object) -> None:
-        """One who listens goes; a mode that somebody put upon ours keeps it there, with nobody listening."""
-        self.listeners.pop(token, None)
-        self.computed.pop(token, None)
-        self.around.pop(token, None)
-        if not (self.listeners or self.computed or self.around) and _DispatchGuardStack.depth() == self.depth:
+    def leave(self) -> None:
+        """Take the mode off when nobody listens, if this can be done from here and now."""
+        if self.mode is None or self.listeners or self.computed or self.around or self.thread != threading.get_ident():
+            return
+        depth = _DispatchGuardStack.depth()
+        if depth <= self.depth:
             mode, self.mode = self.mode, None
-            mode.__exit__(None, None, None)
+            if depth == self.depth:
+                mode.__exit__(None, None, None)
+
+    def end(self) -> None:
+        """The thread ends."""
+        for listeners in (self.listeners, self.computed, self.around):
+            listeners.clear()
+        self.leave()
 
 
-_STATE = _State()
+class _Guard:
+    """Held by its thread alone, and gone with it."""
+
+    def __init__(self, state: _State) -> None:
+        self._end = state.end
+
+    def __del__(self) -> None:
+        self._end()
+
+
+_THREADS = threading.local()
+
+
+def _here() -> _State:
+    """The state of this thread."""
+    state: Optional[_State] = getattr(_THREADS, "state", None)
+    if state is None:
+        state = _THREADS.state = _State()
+        if threading.current_thread() is threading.main_thread():
+            atexit.register(state.end)
+        else:
+            _THREADS.guard = _Guard(state)
+    return state
 
 
 def _mode(state: _State) -> Any:
     class Telling(MsDispatchMode):
         def __ms_dispatch__(self, func: Any, args: Any, kwargs: Any = None) -> Any:
+            state.leave()
             if not state.muted:
                 plain = word(func.name)
                 if not is_question(plain):

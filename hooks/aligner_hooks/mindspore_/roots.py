@@ -8,10 +8,10 @@ from typing import Any, Callable
 
 from mindspore import nn
 
+from aligner.patches import Handle, Listeners, patch
 from aligner_hooks.mindsporelike.compiler import in_graph_mode
 from aligner_hooks.mindsporelike.graphs import compiled
 from aligner_hooks.mindsporelike.nets import HELPERS, REDUCERS, is_loop, looped, reached
-from aligner_hooks.mindsporelike.patches import Handle, Listeners, intercept
 
 
 class _Inside(threading.local):
@@ -33,19 +33,19 @@ def watch_roots(on_root: Callable[[nn.Cell], None]) -> Handle:
     A net that a compiled function calls is told of before the function is compiled: what observes it goes into the
     graph.
     """
-    handle = Handle(intercept(nn.Cell, "__call__", on_root, _watched_call))
+    handle = patch(nn.Cell, "__call__", _watched_call, on_root)
     handle.add(compiled.before_functions(partial(_function, on_root)).remove)
     return handle
 
 
 def whole_nets() -> Handle:
     """Have those who observe a net told of its calls in GRAPH_MODE, where no hooks are called."""
-    return Handle(intercept(nn.Cell, "__call__", None, _watched_call))
+    return patch(nn.Cell, "__call__", _watched_call)
 
 
 def _watched_call(original: Callable[..., Any], listeners: Listeners) -> Callable[..., Any]:
     def __call__(self: nn.Cell, *args: object, **kwargs: object) -> object:
-        if _INSIDE.cell:
+        if _INSIDE.cell or not listeners:
             return original(self, *args, **kwargs)
         if is_loop(self) and not in_graph_mode():
             _INSIDE.loops += 1

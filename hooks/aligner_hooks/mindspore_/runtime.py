@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -15,9 +14,11 @@ from mindspore import nn
 from mindspore._c_expression import MixedPrecisionType
 
 from aligner.adapter import Finding
+from aligner.patches import Listeners, patch
 from aligner.record import Scalar
 from aligner_hooks.mindspore_ import devices
-from aligner_hooks.mindsporelike.compiler import JIT_SWITCH, graph_api, in_graph_mode
+from aligner_hooks.mindsporelike import modes
+from aligner_hooks.mindsporelike.compiler import graph_api, in_graph_mode
 from aligner_hooks.mindsporelike.rewritten import is_rewritten
 
 
@@ -44,24 +45,23 @@ def _casts_ended() -> Iterator[None]:
     if executor is None:
         yield
         return
-    stood, put = executor.set_mixed_precision_type, 0
-
-    def counted(kind: object, is_push: bool = True) -> object:
-        nonlocal put
-        put += 1 if is_push else -1
-        return stood(kind, is_push)
-
-    known = vars(executor).get("set_mixed_precision_type")
-    executor.set_mixed_precision_type = counted
+    put: list[int] = []
+    handle = patch(executor, "set_mixed_precision_type", _counting, put)
     try:
         yield
     finally:
-        if known is None:
-            del executor.set_mixed_precision_type
-        else:  # one run inside another
-            executor.set_mixed_precision_type = known
-        for _ in range(put):
-            stood(MixedPrecisionType.NOTSET, False)
+        handle.remove()
+        for _ in range(sum(put)):
+            executor.set_mixed_precision_type(MixedPrecisionType.NOTSET, False)
+
+
+def _counting(original: Any, listeners: Listeners) -> Any:
+    def set_mixed_precision_type(kind: object, is_push: bool = True) -> object:
+        for put in list(listeners.values()):
+            put.append(1 if is_push else -1)
+        return original(kind, is_push)
+
+    return set_mixed_precision_type
 
 
 @contextmanager
@@ -71,24 +71,8 @@ def running(mode: Optional[str]) -> Iterator[None]:
 
     MindSpore records gradients only for what `value_and_grad` calls: nothing needs to be turned off for that.
     """
-    before = mindspore.get_context("mode"), os.environ.get(JIT_SWITCH)
-    wanted = {"pynative": mindspore.PYNATIVE_MODE, "graph": mindspore.GRAPH_MODE}.get(mode or "")
-    try:
-        if wanted is not None and wanted != before[0]:
-            mindspore.set_context(mode=wanted)
-        if mode == "pynative":
-            os.environ[JIT_SWITCH] = "0"
-        elif mode == "graph" and before[1] == "0":
-            del os.environ[JIT_SWITCH]
-        with _casts_ended():
-            yield
-    finally:
-        if mindspore.get_context("mode") != before[0]:
-            mindspore.set_context(mode=before[0])
-        if before[1] is not None:
-            os.environ[JIT_SWITCH] = before[1]
-        elif mode is not None:
-            os.environ.pop(JIT_SWITCH, None)
+    with modes.held(mode), _casts_ended():
+        yield
 
 
 def seed(number: int) -> None:

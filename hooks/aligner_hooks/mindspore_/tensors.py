@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Optional
 
 import mindspore
 import numpy as np
 from mindspore import Tensor
 
 from aligner.dtypes import DTYPES
+from aligner.errors import Reason
 from aligner.record import Array
+from aligner_hooks.mindsporelike.late import read
 from aligner_hooks.mindsporelike.seen import Seen
 
 # Sparse values are no Tensors, yet a layer may be given one: they are tensors whose values we cannot write.
@@ -55,34 +57,34 @@ def to_numpy(tensor: Any) -> Array:
     if isinstance(tensor, Seen):
         return tensor.array
     reason = _unreadable(tensor)
-    if reason:
-        raise ValueError(reason)
+    if reason is not None:
+        raise reason
     word = dtype(tensor)
     known = DTYPES[word]
     if known.decode is None and tensor.nbytes > SMALL:
-        array: Array = tensor.asnumpy()
+        array: Array = read(tensor.asnumpy)
         return array
     if tensor.size == 0:
         return np.empty(tensor.shape, known.storage)
     # numpy knows neither bfloat16 nor float8, and with numpy 2 asnumpy() raises for them: the bits it is.
     try:
-        bits = tensor.get_bytes()
+        bits = read(tensor.get_bytes)
     except (TypeError, RuntimeError) as error:
-        raise ValueError(f"MindSpore cannot read this view of {word} here: copy it first") from error
+        raise Reason("why-view", word) from error
     return np.frombuffer(bits, known.storage).reshape(tensor.shape)
 
 
-def _unreadable(tensor: Any) -> str:
-    """Why there are no values to read, or ""."""
+def _unreadable(tensor: Any) -> Optional[Reason]:
+    """Why there are no values to read, if there are none."""
     if isinstance(tensor, SPARSE):
-        return f"{type(tensor).__name__} is sparse: its values have no place in a dense array"
+        return Reason("why-sparse-cell", type(tensor).__name__)
     if dtype(tensor) not in DTYPES:
-        return f"numpy has no counterpart of {dtype(tensor)}, and neither has the dump"
+        return Reason("why-no-counterpart", dtype(tensor))
     if getattr(tensor, "is_meta", False):
-        return "it is on the meta device, which keeps shapes but no values"
+        return Reason("why-meta")
     if getattr(tensor, "has_init", False):
-        return "its values are made when it is first used; call init_parameters_data() on the net before"
-    return ""
+        return Reason("why-not-made-yet")
+    return None
 
 
 def from_numpy(array: Array, dtype: str) -> Tensor:

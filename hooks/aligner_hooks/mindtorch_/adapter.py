@@ -45,6 +45,9 @@ class MindTorchAdapter:
     def observe(self, layer: object, before: Before, after: After) -> Handle:
         return CALLS.observe(layer, before, after)
 
+    def compiled_runs(self, before: Callable[[], None], after: Callable[[], None]) -> Handle:
+        return graphs.around_runs(before, after)
+
     def intervene(self, layer: object, given: Given, made: Made) -> Handle:
         return CALLS.intervene(layer, given, made)
 

@@ -8,10 +8,11 @@ from importlib import import_module
 from typing import Any, Optional
 
 from aligner.adapter import After, Before, Given, Handle, Made
+from aligner.patches import Listeners, patch
 from aligner_hooks.mindtorch_ import graphs
 from aligner_hooks.mindtorch_.modules import module_of
 from aligner_hooks.mindtorch_.package import package
-from aligner_hooks.torchlike.calls import Calls, Replaced
+from aligner_hooks.torchlike.calls import Calls
 
 
 class _MindTorchCalls(Calls):
@@ -19,12 +20,15 @@ class _MindTorchCalls(Calls):
 
     def __init__(self) -> None:
         super().__init__(package().nn.Module)
+        self.covered: set[type] = set()
+        """The copies of nn.Module of whose calls is told."""
 
     def begin(self) -> None:
         super().begin()
+        self.covered = {self.module}
         tree = _symbol_tree()
         if tree is not None and "get_network" in vars(tree):
-            self.replaced.append(Replaced(tree, "get_network", self._rewriting))
+            self.installed.add(patch(tree, "get_network", self._rewriting).remove)
 
     def observe(self, layer: Any, before: Before, after: After) -> Handle:
         with self.lock:
@@ -41,7 +45,7 @@ class _MindTorchCalls(Calls):
     def watch_roots(self, on_root: Callable[[object], None]) -> Handle:
         return graphs.watched(super().watch_roots(on_root), on_root, lambda: self.depth.calls > 0)
 
-    def call_instead_of(self, original: Any) -> Any:
+    def call_instead_of(self, original: Any, listeners: Listeners) -> Any:
         @wraps(original)
         def run(module: Any, *args: Any, **kwargs: Any) -> Any:
             if self.depth.calls == 1 and graphs.in_graph_mode():
@@ -49,21 +53,23 @@ class _MindTorchCalls(Calls):
                     return original(module, *args, **kwargs)
             return original(module, *args, **kwargs)
 
-        return super().call_instead_of(run)
+        return super().call_instead_of(run, listeners)
 
     def _cover(self, kind: type) -> None:
         """See to it that calls of this class are told of, whichever copy of nn.Module it comes from."""
         owner = module_of(kind)
-        if owner is not None and self.begun and all(replaced.owner is not owner for replaced in self.replaced):
-            self.replaced.append(Replaced(owner, "__call__", self.call_instead_of))
+        if owner is not None and self.begun and owner not in self.covered:
+            self.covered.add(owner)
+            self.installed.add(patch(owner, "__call__", self.call_instead_of).remove)
 
-    def _rewriting(self, original: Any) -> Any:
+    def _rewriting(self, original: Any, listeners: Listeners) -> Any:
         """A net of rewritten classes may come from a copy of nn.Module, and be a root."""
 
         def get_network(tree: Any) -> Any:
             network = original(tree)
-            with self.lock:
-                self._cover(type(network))
+            if listeners:
+                with self.lock:
+                    self._cover(type(network))
             return network
 
         return get_network

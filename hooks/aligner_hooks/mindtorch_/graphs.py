@@ -13,27 +13,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from aligner import patches
 from aligner.adapter import After, Before, Handle
 from aligner_hooks.mindsporelike import compiler
 from aligner_hooks.mindtorch_.modules import AnyModule
 from aligner_hooks.mindtorch_.package import package
 
 
-class Handles:
-    """Several handles in one; removed, the last first, once."""
-
-    def __init__(self, *handles: Handle) -> None:
-        self._handles = list(handles)
-
-    def remove(self) -> None:
-        """Remove all of them; twice is harmless."""
-        while self._handles:
-            self._handles.pop().remove()
-
-
 def in_graph_mode() -> bool:
     """Whether nets are compiled as a whole."""
     return package().compiles and compiler.in_graph_mode()
+
+
+def around_runs(before: Callable[[], None], after: Callable[[], None]) -> Handle:
+    """Call back around each run of a graph that tells of modules inside it."""
+    if not package().compiles:
+        return patches.Handle()
+    from aligner_hooks.mindsporelike.graphs import compiled
+
+    return compiled.around_runs(before, after)
 
 
 def observed(eager: Handle, layer: Any, before: Before, after: After) -> Handle:
@@ -42,7 +40,7 @@ def observed(eager: Handle, layer: Any, before: Before, after: After) -> Handle:
         return eager
     from aligner_hooks.mindsporelike.graphs import compiled
 
-    return Handles(eager, compiled.observe(layer, before, after), compiled.without((), intervening=False))
+    return _all(eager, compiled.observe(layer, before, after), compiled.without((), intervening=False))
 
 
 def intervened(eager: Handle) -> Handle:
@@ -51,7 +49,7 @@ def intervened(eager: Handle) -> Handle:
         return eager
     from aligner_hooks.mindsporelike.graphs import compiled
 
-    return Handles(eager, compiled.without((), intervening=True))
+    return _all(eager, compiled.without((), intervening=True))
 
 
 def watched(eager: Handle, on_root: Callable[[object], None], is_inside: Callable[[], bool]) -> Handle:
@@ -67,7 +65,12 @@ def watched(eager: Handle, on_root: Callable[[object], None], is_inside: Callabl
                 if isinstance(cell, AnyModule):
                     on_root(cell)
 
-    return Handles(eager, compiled.before_functions(on_function))
+    return _all(eager, compiled.before_functions(on_function))
+
+
+def _all(*handles: Handle) -> Handle:
+    """Several in one."""
+    return patches.Handle(*(handle.remove for handle in handles))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from typing import Any
 import mindspore
 from mindspore.common._stub_tensor import StubTensor
 
+from aligner import patches
 from aligner.adapter import Begun, Handle
 from aligner.dtypes import DTYPES
 from aligner_hooks.frames import Frames
@@ -26,7 +27,6 @@ from aligner_hooks.mindsporelike.operators import is_crossing, is_move, is_quest
 from aligner_hooks.mindtorch_ import tensors
 from aligner_hooks.mindtorch_.calls import CALLS
 from aligner_hooks.mindtorch_.package import OPENI, package
-from aligner_hooks.torchlike.calls import Replaced
 
 Told = Callable[[str], None]
 Computed = Callable[[str, str], None]
@@ -56,23 +56,21 @@ class _Ears:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.listeners: tuple[Listener, ...] = ()
-        self.replaced: list[Replaced] = []
+        self.installed = patches.Handle()
 
     def add(self, listener: Listener) -> None:
         """One more listens."""
         with self.lock:
             if not self.listeners:
-                self.replaced = list(_replaced())
+                self.installed = _installed()
             self.listeners = (*self.listeners, listener)
 
     def remove(self, listener: Listener) -> None:
         """One less."""
         with self.lock:
-            left = tuple(other for other in self.listeners if other is not listener)
-            if self.listeners and not left:
-                while self.replaced:
-                    self.replaced.pop().put_back()
-            self.listeners = left
+            self.listeners = tuple(other for other in self.listeners if other is not listener)
+            if not self.listeners:
+                self.installed.remove()
 
 
 class Listener:
@@ -107,17 +105,23 @@ def tell_executions(begun: Begun) -> Handle:
     return Listener(begun, typed=False, follows=True)
 
 
-def _replaced() -> Iterator[Replaced]:
+def _installed() -> patches.Handle:
+    with patches.together() as handle:
+        for owner, name, make in _replaced():
+            handle.add(patches.patch(owner, name, make).remove)
+        return handle
+
+
+def _replaced() -> Iterator[tuple[Any, str, patches.Make]]:
     if package().maker != OPENI:
-        dispatcher = import_module("mindtorch.dispatcher")
-        yield Replaced(dispatcher.Dispatcher, "dispatch", _dispatching)
+        yield import_module("mindtorch.dispatcher").Dispatcher, "dispatch", _dispatching
         return
     for kind in called():
-        yield Replaced(kind, "__call__", _calling)
+        yield kind, "__call__", _calling
     for owner in (mindspore.Tensor, StubTensor):
         for name in _quick_methods():
             if hasattr(owner, name):
-                yield Replaced(owner, name, partial(_method, name))
+                yield owner, name, partial(_method, name)
 
 
 @lru_cache(maxsize=1)
@@ -133,9 +137,9 @@ def _quick_methods() -> list[str]:
         return []
 
 
-def _calling(original: Any) -> Any:
+def _calling(original: Any, listeners: patches.Listeners) -> Any:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        name = name_of(self)
+        name = name_of(self) if listeners else ""
         if not name:
             return original(self, *args, **kwargs)
         return _run(name, lambda: original(self, *args, **kwargs), args, kwargs)
@@ -143,18 +147,22 @@ def _calling(original: Any) -> Any:
     return __call__
 
 
-def _method(name: str, original: Any) -> Any:
+def _method(name: str, original: Any, listeners: patches.Listeners) -> Any:
     plain = name.strip("_")
     plain = _METHODS.get(plain, plain)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not listeners:
+            return original(self, *args, **kwargs)
         return _run(plain, lambda: original(self, *args, **kwargs), (self, *args), kwargs)
 
     return method
 
 
-def _dispatching(original: Any) -> Any:
+def _dispatching(original: Any, listeners: patches.Listeners) -> Any:
     def dispatch(self: Any, func_name: str, *args: Any, **kwargs: Any) -> Any:
+        if not listeners:
+            return original(self, func_name, *args, **kwargs)
         return _run(func_name, lambda: original(self, func_name, *args, **kwargs), args, kwargs)
 
     return dispatch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Optional
@@ -14,7 +13,7 @@ from aligner.adapter import Finding
 from aligner.devices import KINDS, parse
 from aligner.errors import AdapterError
 from aligner.record import Scalar
-from aligner_hooks.mindsporelike.compiler import JIT_SWITCH
+from aligner_hooks.mindsporelike import modes
 from aligner_hooks.mindtorch_ import precision, shim
 from aligner_hooks.mindtorch_.calls import CALLS
 from aligner_hooks.mindtorch_.graphs import in_graph_mode
@@ -32,7 +31,7 @@ def device(name: str) -> Callable[[object], object]:
     """
     wanted = parse(name)
     if wanted is None:
-        raise AdapterError("mindspore-device", name=name, reason="unknown", known=", ".join(sorted(KINDS)))
+        raise AdapterError("mindspore-device", name=name, reason="why-unknown-name", known=", ".join(sorted(KINDS)))
     try:
         if mindspore.get_context("device_target") != _TARGETS[wanted.kind]:
             mindspore.set_context(device_target=_TARGETS[wanted.kind])
@@ -53,23 +52,8 @@ def running(mode: Optional[str]) -> Iterator[None]:
     """
     if mode == "graph" and not package().compiles:
         raise AdapterError("mindtorch-no-graph-mode")
-    before = mindspore.get_context("mode"), os.environ.get(JIT_SWITCH)
-    wanted = {"pynative": mindspore.PYNATIVE_MODE, "graph": mindspore.GRAPH_MODE}.get(mode or "", before[0])
-    try:
-        if wanted != before[0]:
-            mindspore.set_context(mode=wanted)
-        if mode == "pynative":
-            os.environ[JIT_SWITCH] = "0"
-        elif mode == "graph":
-            os.environ.pop(JIT_SWITCH, None)
+    with modes.held(mode):
         yield
-    finally:
-        if wanted != before[0]:
-            mindspore.set_context(mode=before[0])
-        if before[1] is not None:
-            os.environ[JIT_SWITCH] = before[1]
-        elif mode is not None:
-            os.environ.pop(JIT_SWITCH, None)
 
 
 def seed(number: int) -> None:

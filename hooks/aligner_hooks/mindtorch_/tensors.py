@@ -9,7 +9,9 @@ import mindspore
 import numpy as np
 
 from aligner.dtypes import DTYPES
+from aligner.errors import Reason
 from aligner.record import Array
+from aligner_hooks.mindsporelike.late import read
 from aligner_hooks.mindsporelike.seen import Seen
 from aligner_hooks.mindtorch_.package import package
 
@@ -51,23 +53,25 @@ def to_numpy(tensor: Any) -> Array:
         return tensor.array
     word = dtype(tensor)
     if word not in DTYPES:
-        raise ValueError(f"numpy has no counterpart of {word}, and neither has the dump")
+        raise Reason("why-no-counterpart", word)
     if getattr(tensor, "is_meta", False) is True:
-        raise ValueError("it is on the meta device, which keeps shapes but no values")
+        raise Reason("why-meta")
     known = DTYPES[word]
-    plain = package().lowered(tensor)
+    # OpenI's makes a copy of what it lowers, which takes longer than all else that is done with weights.
+    is_plain = known.decode is None and isinstance(tensor, package().nn.Parameter)
+    plain = tensor if is_plain else package().lowered(tensor)
     shape = tuple(plain.shape)
     if 0 in shape:
         return np.empty(shape, known.storage)
     try:
         if known.decode is None:
-            array: Array = np.ascontiguousarray(plain.asnumpy())
+            array: Array = np.ascontiguousarray(read(plain.asnumpy))
             return array.reshape(shape)
         # numpy knows no bfloat16: the bits it is.
-        return np.frombuffer(plain.contiguous().get_bytes(), known.storage).reshape(shape)
+        return np.frombuffer(read(plain.contiguous().get_bytes), known.storage).reshape(shape)
     except (TypeError, RuntimeError, ValueError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"MindSpore cannot show the values of this {word} tensor: {first}") from error
+        raise Reason("why-unshown", "MindSpore", word, first) from error
 
 
 def holds(tensor: Any, array: Array) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Optional
 import torch
 from torch import nn
 
+from aligner import patches
 from aligner.adapter import After, Before, Begun, Finding, Given, Handle, Made, Parameter
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
 from aligner_hooks.torch_ import (
@@ -23,6 +24,7 @@ from aligner_hooks.torch_ import (
     layers,
     operations,
     parameters,
+    randomness,
     spec,
     surroundings,
     tensors,
@@ -55,6 +57,9 @@ class TorchAdapter:
 
     def observe(self, layer: object, before: Before, after: After) -> Handle:
         return calls.observe(layer, before, after)
+
+    def compiled_runs(self, before: Callable[[], None], after: Callable[[], None]) -> Handle:
+        return patches.Handle()  # compiled code calls back where it is called, and can be asked there
 
     def intervene(self, layer: object, given: Given, made: Made) -> Handle:
         return calls.intervene(layer, given, made)
@@ -120,10 +125,10 @@ class TorchAdapter:
         torch.manual_seed(seed)
 
     def random_state(self) -> Optional[bytes]:
-        return bytes(torch.get_rng_state().numpy().tobytes())
+        return randomness.state()
 
     def set_random_state(self, state: bytes) -> None:
-        torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        randomness.restore(state)
 
     def device(self, name: str) -> Callable[[object], object]:
         return devices.device(name)

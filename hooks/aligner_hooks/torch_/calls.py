@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import wraps
 from importlib import import_module
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import nn
 
+from aligner.patches import Listeners, lifted, patch
 from aligner_hooks.torch_.eager import Hold, is_rehearsal, stop_compiling
-from aligner_hooks.torchlike.calls import Calls, Replaced
+from aligner_hooks.torchlike.calls import Calls
 
 
 class _TorchCalls(Calls):
@@ -20,21 +20,11 @@ class _TorchCalls(Calls):
 
     is_rehearsal = staticmethod(is_rehearsal)
 
-    def __init__(self) -> None:
-        super().__init__(nn.Module)
-        self.hold: Optional[Hold] = None
-
     def begin(self) -> None:
-        self.hold = Hold()
+        self.installed.add(Hold().remove)
         super().begin()
         if hasattr(torch, "compile"):
-            self.replaced.append(Replaced(torch, "compile", _compile_instead_of))
-
-    def end(self) -> None:
-        super().end()
-        if self.hold is not None:
-            self.hold.remove()
-            self.hold = None
+            self.installed.add(patch(torch, "compile", _compile_instead_of).remove)
 
     def tell_of_root(self, module: Any) -> None:
         # Reading a parametrized weight (weight_norm) calls a module too, outside of any run.
@@ -43,17 +33,17 @@ class _TorchCalls(Calls):
             super().tell_of_root(module)
 
 
-_TOLD = _TorchCalls()
+_TOLD = _TorchCalls(nn.Module)
 observe, intervene, watch_roots = _TOLD.observe, _TOLD.intervene, _TOLD.watch_roots
-is_in_callback, callback = _TOLD.is_in_callback, _TOLD.callback
+surround, is_in_callback, callback = _TOLD.surround, _TOLD.is_in_callback, _TOLD.callback
 
 
-def _compile_instead_of(original: Callable[..., Any]) -> Any:
+def _compile_instead_of(original: Callable[..., Any], listeners: Listeners) -> Any:
     """torch.compile brings the compiler in; from then on it must stand aside."""
 
-    @wraps(original)
     def compile(*args: Any, **kwargs: Any) -> Any:
-        _import_compiler()
+        if listeners:
+            _import_compiler()
         compiled = original(*args, **kwargs)
         stop_compiling()
         return compiled
@@ -64,12 +54,6 @@ def _compile_instead_of(original: Callable[..., Any]) -> Any:
 def _import_compiler() -> None:
     """Import the compiler while `nn.Module.__call__` is torch's own: at import it notes what the original is."""
     with _TOLD.lock:
-        if "torch._dynamo" in sys.modules or not _TOLD.replaced:
-            return
-        call = _TOLD.replaced[0]
-        call.put_back()
-        try:
-            import_module("torch._dynamo")
-        finally:
-            if vars(nn.Module)["__call__"] is call.original:
-                setattr(nn.Module, "__call__", call.ours)  # noqa: B010 - mypy refuses the plain assignment
+        if "torch._dynamo" not in sys.modules:
+            with lifted(nn.Module, "__call__"):
+                import_module("torch._dynamo")

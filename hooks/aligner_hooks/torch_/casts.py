@@ -17,6 +17,7 @@ from aligner.adapter import Handle
 from aligner.dtypes import DTYPES
 from aligner_hooks.torch_.calls import is_in_callback
 from aligner_hooks.torch_.ears import Ears
+from aligner_hooks.torch_.operations import taken_from
 from aligner_hooks.torch_.spec import read
 
 Computed = Callable[[str, str], None]
@@ -78,9 +79,11 @@ def _put_on() -> Any:
 
 
 def _take_off(mode: Any) -> bool:
-    """Unless somebody has put one upon it since."""
+    """Before torch 2.0 only if nobody has put one upon it since."""
     from torch.utils import _python_dispatch
 
+    if hasattr(_python_dispatch, "_push_mode"):
+        return taken_from(mode, _python_dispatch, _python_dispatch._get_current_dispatch_mode_stack())
     if _python_dispatch._get_current_dispatch_mode() is not mode:
         return False
     mode.__exit__(None, None, None)

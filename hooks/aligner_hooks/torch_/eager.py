@@ -9,17 +9,21 @@ TransformerEncoder packs its input into nested tensors. That is switched off onl
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
+from aligner.patches import hold
+
 
 class _Eager:
     """How many want it, and what to undo when the last one is gone."""
 
     def __init__(self) -> None:
+        self.lock = threading.RLock()
         self.holders = 0
         self.undo = ExitStack()
         self.stopped_compiling = False
@@ -33,21 +37,23 @@ class Hold:
 
     def __init__(self) -> None:
         self._held = True
-        _EAGER.holders += 1
-        try:
-            stop_compiling()
-        except BaseException:
-            self.remove()
-            raise
+        with _EAGER.lock:
+            _EAGER.holders += 1
+            try:
+                stop_compiling()
+            except BaseException:
+                self.remove()
+                raise
 
     def remove(self) -> None:
         """Want it no longer."""
-        if self._held:
-            self._held = False
-            _EAGER.holders -= 1
-            if _EAGER.holders == 0:
-                _EAGER.stopped_compiling = False
-                _EAGER.undo.close()
+        with _EAGER.lock:
+            if self._held:
+                self._held = False
+                _EAGER.holders -= 1
+                if _EAGER.holders == 0:
+                    _EAGER.stopped_compiling = False
+                    _EAGER.undo.close()
 
     def __enter__(self) -> Hold:
         return self
@@ -67,9 +73,12 @@ def stop_compiling() -> None:
     Importing the compiler takes seconds, and nothing can have been compiled without it: so it is asked for again
     whenever something may have been.
     """
-    if _EAGER.holders and not _EAGER.stopped_compiling and "torch._dynamo" in sys.modules and can_stop_compiling():
-        _EAGER.undo.enter_context(torch.compiler.set_stance("force_eager"))
-        _EAGER.stopped_compiling = True
+    if not _EAGER.holders or _EAGER.stopped_compiling or "torch._dynamo" not in sys.modules or not can_stop_compiling():
+        return
+    with _EAGER.lock:
+        if _EAGER.holders and not _EAGER.stopped_compiling:
+            _EAGER.undo.enter_context(torch.compiler.set_stance("force_eager"))
+            _EAGER.stopped_compiling = True
 
 
 def may_fuse() -> bool:
@@ -91,8 +100,7 @@ def unfused() -> Iterator[None]:
         elif may_fuse():
             # Before there was a switch, attention asked this for arguments that are no ordinary tensors, and did not
             # fuse then.
-            undo.callback(setattr, torch.overrides, "has_torch_function", torch.overrides.has_torch_function)
-            torch.overrides.has_torch_function = _has_torch_function
+            undo.callback(hold(torch.overrides, "has_torch_function", _has_torch_function).remove)
         yield
 
 
@@ -102,7 +110,12 @@ def _has_torch_function(arguments: object) -> bool:
 
 def is_rehearsal() -> bool:
     """Whether a layer's call now is no run of the net: traced, compiled, or recomputed in a backward pass."""
-    return _tracing() is not None or _graph_task() != -1 or bool(_is_compiling())
+    return _graph_task() != -1 or is_traced()
+
+
+def is_traced() -> bool:
+    """Whether what runs now is being traced or compiled."""
+    return _tracing() is not None or bool(_is_compiling())
 
 
 # Looked up once: these are asked at every call of every layer. What a torch does not have, never happens there.

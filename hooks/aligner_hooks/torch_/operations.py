@@ -7,7 +7,7 @@ aligner's own callbacks do with tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Optional
 
 import torch
@@ -41,6 +41,11 @@ def overrides() -> Any:
     return getattr(torch, "overrides", None)
 
 
+def has_modes() -> bool:
+    """Whether torch has function modes: 1.13 and later."""
+    return hasattr(overrides(), "_push_mode")
+
+
 def listen(told: Told) -> Handle:
     """Tell of this thread's operations from now on. torch before 1.13 tells of none."""
     return _EARS.listen(told)
@@ -48,7 +53,7 @@ def listen(told: Told) -> Handle:
 
 def put_on(make: Callable[[], Any]) -> Any:
     """Have torch use the mode that `make` makes; None where torch has no such modes."""
-    if not hasattr(overrides(), "_push_mode"):
+    if not has_modes():
         return None
     mode = make()
     overrides()._push_mode(mode)
@@ -57,14 +62,18 @@ def put_on(make: Callable[[], Any]) -> Any:
 
 def take_off(mode: Any) -> bool:
     """Take the mode off torch's stack, from under those that somebody has put on since and not taken off."""
-    above = []
-    while True:
-        top = overrides()._pop_mode()
-        if top is mode:
-            break
-        above.append(top)
-    for other in reversed(above):
-        overrides()._push_mode(other)
+    return taken_from(mode, overrides(), overrides()._get_current_function_mode_stack())
+
+
+def taken_from(mode: Any, home: Any, stack: Iterable[Any]) -> bool:
+    """Take the mode off this stack of `home`'s; nothing is left to do where somebody has taken it for theirs."""
+    above = list(stack)
+    while above and above[0] is not mode:
+        del above[0]
+    for _ in above:
+        home._pop_mode()
+    for other in above[1:]:
+        home._push_mode(other)
     return True
 
 

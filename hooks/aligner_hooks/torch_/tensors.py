@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from aligner.dtypes import DTYPES
+from aligner.errors import Reason
 from aligner.record import Array
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -47,41 +48,68 @@ def to_numpy(tensor: Any) -> Array:
 
 
 def _read_at_once(tensor: Any) -> Optional[Array]:
-    """The ordinary case, with the fewest questions: a tensor in its own order on the host, of a type numpy has."""
-    if _carrier(tensor.dtype) is not None:
-        return None
+    """The ordinary case, with the fewest questions: a tensor in its own order on the host."""
     try:
-        bits: Array = tensor.detach().numpy()
+        if tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+            return _shown(tensor)
     except (RuntimeError, TypeError):
+        pass
+    return None
+
+
+class _Memory:
+    """A tensor's memory as numpy asks for it. `tensor.numpy()` would forbid the net to give the memory back later."""
+
+    def __init__(self, tensor: Any, storage: Any, pointer: int) -> None:
+        self._tensor = tensor  # the memory lives as long as the array
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "typestr": storage.str,
+            "data": (pointer, False),
+        }
+
+
+def _shown(tensor: Any) -> Optional[Array]:
+    """The bits of a tensor in its own order on the host; None for what has no memory, or a type unknown here."""
+    known = DTYPES.get(dtype_of(tensor.dtype))
+    if known is None:
         return None
-    return bits if bits.flags.c_contiguous and (tensor.data_ptr() or not bits.size) else None
+    pointer = tensor.data_ptr()
+    if pointer:
+        return np.asarray(_Memory(tensor, known.storage, pointer))
+    return np.empty(tuple(tensor.shape), known.storage) if tensor.numel() == 0 else None
 
 
 def _read(tensor: Any) -> Array:
+    try:
+        return _read_with_care(tensor)
+    except (ValueError, MemoryError):
+        raise
+    except Exception as error:  # a tensor inside a transform or of a type that numpy lacks; a subclass raises anything
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__  # torch's own words say it best
+        raise Reason("why-unshown", "torch", _describe(tensor), first) from error
+
+
+def _read_with_care(tensor: Any) -> Array:
     if tensor.layout is not torch.strided:
         tensor = _strided(tensor)
     if tensor.is_quantized or tensor.is_meta or _is_nested(tensor):
         _refuse(tensor)
-    try:
-        plain = tensor.detach()
-        if plain.device.type != "cpu":
-            plain = plain.cpu()
-        if plain.is_complex():
-            plain = plain.resolve_conj()
-        plain = plain.resolve_neg().contiguous()
-        if plain.numel() and _storage_bytes(plain) == 0:
-            _refuse(tensor)
-        carrier = _carrier(plain.dtype)
-        if carrier is None:
-            ordinary: Array = plain.numpy()
-            return ordinary
-        storage = DTYPES[dtype_of(plain.dtype)].storage
-        bits: Array = plain.view(carrier).numpy().view(storage)
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        # A tensor inside a transform (vmap, grad) or of a type that numpy lacks: torch's own words say it best.
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"torch cannot show the values of this {_describe(tensor)}: {first}") from error
-    return bits
+    plain = tensor.detach()
+    if plain.device.type != "cpu":
+        plain = plain.cpu()
+    if plain.is_complex():
+        plain = plain.resolve_conj()
+    plain = plain.resolve_neg().contiguous()
+    if plain.numel() and _storage_bytes(plain) == 0:
+        _refuse(tensor)
+    shown = _shown(plain)
+    if shown is not None:
+        return shown
+    carrier = _carrier(plain.dtype)
+    bits: Array = plain.numpy() if carrier is None else plain.view(carrier).numpy()
+    return bits if carrier is None else bits.view(DTYPES[dtype_of(plain.dtype)].storage)
 
 
 def _is_nested(tensor: Any) -> bool:
@@ -103,16 +131,16 @@ def _strided(tensor: Any) -> Any:
 def _refuse(tensor: Any) -> NoReturn:
     """Say why a tensor has no readable values."""
     if _is_nested(tensor):
-        reason = "a nested tensor holds rows of different lengths and has no one shape"
+        reason = "why-nested"
     elif tensor.layout is not torch.strided:
-        reason = "a sparse tensor stores some of its values only; to_dense() in the net makes it readable"
+        reason = "why-sparse"
     elif tensor.is_meta:
-        reason = "it is on the meta device, where tensors have a shape and no values"
+        reason = "why-meta"
     elif tensor.is_quantized:
-        reason = "a quantized tensor stores codes, not values; dequantize() in the net makes it readable"
+        reason = "why-quantized"
     else:
-        reason = "its memory was given back"
-    raise ValueError(f"no values can be read from this {_describe(tensor)}: {reason}")
+        reason = "why-freed"
+    raise Reason(reason, _describe(tensor))
 
 
 def _describe(tensor: Any) -> str:

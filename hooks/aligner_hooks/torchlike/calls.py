@@ -19,11 +19,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import wraps
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, NamedTuple
 
+from aligner import patches
 from aligner.adapter import After, Before, Given, Handle, Made
+from aligner.patches import Listeners, patch
 
 OnRoot = Callable[[object], None]
 
@@ -59,26 +60,6 @@ class Ears(NamedTuple):
 _NOBODY = Ears()
 
 
-class Replaced:
-    """An attribute with another value, until it is put back."""
-
-    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        self.owner, self.name = owner, name
-        self.inherited = name not in vars(owner)  # as `__call__` is in MindTorch 0.3
-        self.original = vars(owner).get(name)  # not what getattr makes of it
-        self.ours = make(getattr(owner, name))
-        setattr(owner, name, self.ours)
-
-    def put_back(self) -> None:
-        """The old value again; if somebody has wrapped ours since, theirs stays, and ours only hands on."""
-        if vars(self.owner).get(self.name) is not self.ours:
-            return
-        if self.inherited:
-            delattr(self.owner, self.name)
-        else:
-            setattr(self.owner, self.name, self.original)
-
-
 class Calls:
     """Everybody who is to be told of calls of one package's modules, and what is replaced for it.
 
@@ -91,7 +72,8 @@ class Calls:
         self.lock = threading.RLock()
         self.ears: dict[int, Ears] = {}
         self.watchers: tuple[Watcher, ...] = ()
-        self.replaced: list[Replaced] = []
+        self.surroundings: tuple[Surrounding, ...] = ()
+        self.installed = patches.Handle()
         self.begun = False
         self._forgets_in_forks = False
         self.depth = _Depth()
@@ -100,12 +82,11 @@ class Calls:
 
     def begin(self) -> None:
         """The first has come: replace what is needed."""
-        self.replaced.append(Replaced(self.module, "__call__", self.call_instead_of))
+        self.installed.add(patch(self.module, "__call__", self.call_instead_of).remove)
 
     def end(self) -> None:
         """The last has gone: put it back."""
-        while self.replaced:
-            self.replaced.pop().put_back()
+        self.installed.remove()
 
     def enter(self, module: Any) -> None:
         """An outermost call begins."""
@@ -131,6 +112,10 @@ class Calls:
         """Call `on_root(module)` before each outermost call of a module, in any thread."""
         return Watcher(self, on_root)
 
+    def surround(self, make: Callable[[], AbstractContextManager[object]]) -> Handle:
+        """Have each outermost call of a module, in any thread, run inside what `make()` gives."""
+        return Surrounding(self, make)
+
     def is_in_callback(self) -> bool:
         """Whether this thread runs a callback of ours now: what that does with tensors is not the net's doing."""
         return self.depth.callbacks > 0
@@ -148,12 +133,16 @@ class Calls:
 
     def change(self) -> None:
         """Replace what is needed when the first has come, put it back when the last has gone."""
-        wanted = bool(self.ears or self.watchers)
+        wanted = bool(self.ears or self.watchers or self.surroundings)
         if wanted and not self.begun:
             if not self._forgets_in_forks:
                 os.register_at_fork(after_in_child=self._forget)
                 self._forgets_in_forks = True
-            self.begin()
+            try:
+                self.begin()
+            except BaseException:
+                self.end()
+                raise
             self.begun = True
         elif not wanted and self.begun:
             self.begun = False
@@ -165,6 +154,7 @@ class Calls:
         with self.lock:
             self.ears.clear()
             self.watchers = ()
+            self.surroundings = ()
             self.change()
 
     def tell_of_root(self, module: Any) -> None:
@@ -172,14 +162,18 @@ class Calls:
         for watcher in self.watchers:
             watcher.on_root(module)
 
-    def call_instead_of(self, original: Any) -> Any:
+    def call_instead_of(self, original: Any, listeners: Listeners) -> Any:
         """What stands in the place of a `__call__`."""
         depth, ears_of, calls, is_rehearsal = self.depth, self.ears, self, self.is_rehearsal
 
-        @wraps(original)
         def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not listeners:
+                return original(self, *args, **kwargs)
+            around = None
             if depth.calls == 0:
                 calls.enter(self)
+                if calls.surroundings:
+                    around = calls.surrounded()
             depth.calls += 1
             try:
                 ears = ears_of.get(id(self))
@@ -190,10 +184,19 @@ class Calls:
                 return calls.tell_after(ears, args, kwargs, output)
             finally:
                 depth.calls -= 1
+                if around is not None:
+                    around.close()
 
         # torch's compiler must not look into it.
         __call__._torchdynamo_disable = True  # type: ignore[attr-defined] # functions take attributes
         return __call__
+
+    def surrounded(self) -> ExitStack:
+        """Enter what outermost calls run inside of."""
+        with ExitStack() as stack:
+            for surrounding in self.surroundings:
+                stack.enter_context(surrounding.make())
+            return stack.pop_all()
 
     def tell_before(self, ears: Ears, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Ask those who intervene, then tell those who look on. Who was removed meanwhile hears no more of it."""
@@ -273,6 +276,24 @@ class Intervention(Listener):
         self.given = given
         self.made = made
         super().__init__(calls, layer)
+
+
+class Surrounding:
+    """What outermost calls run inside of; a handle."""
+
+    def __init__(self, calls: Calls, make: Callable[[], AbstractContextManager[object]]) -> None:
+        self.calls = calls
+        self.make = make
+        with calls.lock:
+            calls.surroundings = (*calls.surroundings, self)
+            calls.change()
+
+    def remove(self) -> None:
+        """No more; twice is harmless."""
+        calls = self.calls
+        with calls.lock:
+            calls.surroundings = tuple(other for other in calls.surroundings if other is not self)
+            calls.change()
 
 
 class Watcher:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Optional
 
+from aligner.errors import Reason
 from aligner.record import Attribute
 from aligner_hooks.torchlike.settings import PADDERS, plain
 from aligner_hooks.torchlike.spec import Specs
@@ -59,7 +60,7 @@ class Construction:
                 return self.cls(*positional, **{name: _built(value, apart) for name, value in self.named.items()})
             except (TypeError, ValueError, RuntimeError, AssertionError, NotImplementedError) as error:
                 first = (str(error).splitlines() or [type(error).__name__])[0]
-                raise ValueError(f"no {self.text()} can be made: {first}") from error
+                raise Reason("why-not-made", self.text(), first) from error
 
 
 class Constructions:
@@ -82,7 +83,7 @@ class Constructions:
             ValueError: there is no such call, or the layer's weights would not go into what it makes.
         """
         if any(self._computed(inner) for inner in layer.modules()):
-            raise ValueError(f"weights of this {type(layer).__name__} are computed from others, as in weight_norm")
+            raise Reason("why-computed-weights", type(layer).__name__)
         return self.of(layer).text()
 
     def of(self, layer: Any, settings: Optional[Settings] = None) -> Construction:
@@ -94,7 +95,7 @@ class Constructions:
         cls = self.specs.known_class(layer)
         if cls is None:
             name = self.specs.type_name(layer)
-            raise ValueError(f"{name} is no layer of {self.specs.home}, and only its author knows how it is made")
+            raise Reason("why-own-class", name, self.specs.home)
         known = self.specs.read(layer)
         values = known.attributes if settings is None else settings
         make = _SPECIAL.get(known.kind)
@@ -195,7 +196,7 @@ def _symmetric(padding: Any) -> tuple[int, ...]:
         ValueError: torch's layers put as much before as after.
     """
     if isinstance(padding, str) or any(before != after for before, after in padding):
-        raise ValueError(f"torch has no padding {padding} here: its layers put as much before as after")
+        raise Reason("why-uneven", padding)
     return tuple(before for before, _ in padding)
 
 
@@ -228,7 +229,7 @@ def _pad(package: Constructions, cls: type, layer: Any, settings: Settings) -> C
         name for name in PADDERS.get(settings["mode"], ()) if name.endswith(f"{axes}d") and hasattr(package.nn, name)
     ]
     if not names or len(settings["padding"]) > axes:
-        raise ValueError(f"there is no layer for {axes} axes that pads {settings['padding']} as {settings['mode']}")
+        raise Reason("why-no-padder", axes, settings["padding"], settings["mode"])
     amounts = [amount for pair in settings["padding"] for amount in pair]
     padding = (*amounts, *[0] * (2 * axes - len(amounts)))
     if settings["mode"] != "constant":
@@ -263,7 +264,7 @@ def _transformer_layer(package: Constructions, cls: type, layer: Any, settings: 
 
 def _stack(package: Constructions, cls: type, layer: Any, settings: Settings) -> Construction:
     if not len(layer.layers):
-        raise ValueError(f"a {cls.__name__} without layers does not tell how it was made")
+        raise Reason("why-empty-stack", cls.__name__)
     norm = {} if layer.norm is None else {"norm": package.of(layer.norm)}
     return Construction(cls, (package.of(layer.layers[0]), settings["num_layers"]), norm)
 
@@ -271,10 +272,10 @@ def _stack(package: Constructions, cls: type, layer: Any, settings: Settings) ->
 def _transformer(package: Constructions, cls: type, layer: Any, settings: Settings) -> Construction:
     encoder, decoder = layer.encoder, layer.decoder
     if not (isinstance(encoder, package.nn.TransformerEncoder) and len(encoder.layers)):
-        raise ValueError("a Transformer with an encoder of the user's own cannot be spelled")
+        raise Reason("why-own-encoder")
     first = package.specs.read(encoder.layers[0])
     if first.kind != "TransformerEncoderLayer" or not isinstance(decoder, package.nn.TransformerDecoder):
-        raise ValueError("a Transformer with layers of the user's own cannot be spelled")
+        raise Reason("why-own-encoder")
     inner = {("layer_norm_eps" if word == "eps" else word): value for word, value in first.attributes.items()}
     numbers = {"num_encoder_layers": len(encoder.layers), "num_decoder_layers": len(decoder.layers)}
     return _call(cls, layer, {**inner, **numbers})
@@ -287,7 +288,7 @@ def _container(package: Constructions, cls: type, layer: Any, settings: Settings
             cls, ({name: package.of(child) for name, child in children.items()},) if children else (), {}
         )
     if list(children) != [str(i) for i in range(len(children))]:
-        raise ValueError(f"the layers of this {cls.__name__} have names of their own: {', '.join(children)}")
+        raise Reason("why-own-names", cls.__name__, ", ".join(children))
     made = [package.of(child) for child in children.values()]
     if cls is package.nn.Sequential:
         return Construction(cls, tuple(made), {})

@@ -40,10 +40,15 @@ def test_a_loop_of_operations_is_cut_short():
 
 
 def test_calls_that_never_came_back_are_forgotten():
-    gaps = Gaps(lambda kind, facts: None)
+    told = []
+    gaps = Gaps(lambda kind, facts: told.append((facts["layer"], facts["rows"])))
     gaps.enter("net")
     gaps.enter("a")
-    gaps.unwind(0)
+    gaps.leave("a", 0, 0)
+    for layer in ("b", "b.inner"):  # its code raises, and the net's catches it
+        gaps.enter(layer)
+        gaps.told("mul")
+    gaps.unwind(1)
     gaps.told("add")
-    gaps.enter("net")
-    gaps.leave("net", 0, 1)
+    gaps.leave("net", 0, 0)
+    assert told == [("net", [("a", "", ["add"])])]

@@ -10,6 +10,7 @@ import pytest
 from aligner.capture import progress
 from aligner.capture.progress import Progress, size
 from aligner.capture.tally import Tally
+from aligner.columns import width
 from aligner.record import Key, Phase, Record
 
 
@@ -54,9 +55,33 @@ def test_a_terminal_gets_one_line_and_a_file_a_line_each_ten_seconds(clock):
     assert live.getvalue().endswith(" \r")
 
 
-def test_quiet_is_quiet():
-    Progress(None).update(0, "conv1", 1, 2, 3)
-    Progress(None).clear()
+def test_quiet_is_quiet(clock, capfd):
+    shown = Progress(None)
+    clock.now += 50  # time enough for a line
+    shown.update(0, "conv1", 1, 2, 3)
+    shown.say("forced-told", checked=1, wrong=0, seconds="0.1")
+    shown.clear()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_there_would_be_a_line_if_it_were_not_quiet(clock):
+    out = io.StringIO()
+    shown = Progress(out)
+    clock.now += 50
+    shown.update(0, "conv1", 1, 2, 3)
+    assert out.getvalue().count("\n") == 1
+
+
+def test_a_chinese_line_keeps_to_the_columns_of_the_terminal(clock):
+    """Wider than the terminal it would break, and the next one would not stand over it."""
+    out = Terminal()
+    shown = Progress(out, "zh")
+    for layer in ("编码器.注意力.查询." * 6, "输出"):
+        clock.now += 1
+        shown.update(0, layer, 1, 2, 1000)
+    first, second = (width(line) for line in out.getvalue().split("\r")[1:])
+    assert 77 < first <= 79
+    assert second == first, "the rest of the line before it is taken away"
 
 
 @pytest.mark.parametrize(("count", "wanted"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2.5e12, "2.5 TB")])

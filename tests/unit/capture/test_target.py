@@ -30,11 +30,23 @@ def clean_imports(monkeypatch):
         ("train.py:", None),
         (":build", None),
         ("train.py:3", None),
+        ("net.py:build:x", None),
+        ("net.py::build", None),
+        ("a:b:c", None),
     ],
 )
 def test_parse(text, wanted):
     found = target.parse(text)
     assert (found and (found.place, found.name)) == wanted
+
+
+def test_a_script_may_have_a_colon_in_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CaptureError, match="names no factory"):
+        target.check_form("at:12.py")
+    (tmp_path / "at:12.py").write_text("")
+    target.check_form("at:12.py")
+    target.check_form("train.py")
 
 
 def load(text):
@@ -79,8 +91,28 @@ def test_a_wrong_name_lists_the_functions(tmp_path):
     (tmp_path / "net.py").write_text("def build_net(): pass\ndef _hidden(): pass\nbuilt = 3\n")
     with pytest.raises(CaptureError, match="no function 'build' in it; it has: build_net"):
         load(f"{tmp_path}/net.py:build")
-    with pytest.raises(CaptureError, match="no function 'built'"):
+    with pytest.raises(CaptureError, match="'built' is a value of type int, not a function; its functions: build_net"):
         load(f"{tmp_path}/net.py:built")
+
+
+def test_a_place_that_is_no_python_file_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some folder").mkdir()
+    (tmp_path / "nets_of_mine").mkdir()
+    (tmp_path / "net_of_mine").write_text("def build(): pass\n")
+    for place in ("some folder", "nets_of_mine"):
+        with pytest.raises(CaptureError, match=f"{place} is a folder.*\n.*{place}/net.py:"):
+            load(f"{place}:build")
+    with pytest.raises(CaptureError, match=r"does not end in \.py"):
+        load("net_of_mine:build")
+
+
+def test_a_model_is_no_factory(tmp_path):
+    (tmp_path / "net.py").write_text(
+        "class Net:\n    def forward(self, x): pass\n    def __call__(self, x): pass\nnet = Net()\n"
+    )
+    with pytest.raises(CaptureError, match=r"net.py:net is a model itself \(Net\)"):
+        load(f"{tmp_path}/net.py:net")
 
 
 def test_a_factory_that_needs_arguments_is_told(tmp_path):

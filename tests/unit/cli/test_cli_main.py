@@ -80,7 +80,14 @@ def test_no_command_is_a_usage_error(capsys):
         (["compare", "a", "b", "--tolerance"], "--tolerance of `aligner compare` wants a value"),
         (["compare", "a", "b", "--tolerance", "-1"], "'-1' is no number from 0 up"),
         (["compare", "a", "b", "--tolerance", "nan"], "'nan' is no number"),
-        (["compare", "a", "b", "--limit", "0"], "'0' is no whole number from 1 up"),
+        *(
+            ([*start, value], f"'{value}' is no value of {start[-1]}: wanted a whole number from 1 up")
+            for start in (["compare", "a", "b", "--limit"], ["capture", "net.py:build", "-o", "a", "--steps"])
+            for value in ("0", "-1", "1.5", "many", "1_000", "²", "9" * 5000)
+        ),
+        (["capture", "net.py:build", "-o", "a", "--seed", "x"], "'x' is no value of --seed: wanted a whole number"),
+        (["capture", "net.py:build", "-o", ""], "No name for the dump"),
+        (["capture", "nix.py", "-o", "a"], "nix.py: no such script"),
         (["compare", "a", "b", "--limit", "3", "--all"], "contradict each other"),
         (["compare", "a", "b", "--json=yes"], "takes no value"),
         (["show", "a", "--lang", "fr"], "'fr' is no value of --lang"),
@@ -99,6 +106,55 @@ def test_usage_errors_say_what_and_what_to_do(arguments, found, capsys):
 def test_usage_errors_in_chinese(capsys):
     assert cli.main(["compare", "a", "--lang", "zh"]) == 2
     assert "命令行缺少：PORT" in capsys.readouterr().err
+    assert cli.main(["capture", "net.py:build", "-o", "a", "--steps", "0", "--lang", "zh"]) == 2
+    assert "'0' 不是 --steps 的有效值：应为大于等于 1 的整数" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["net.py:build:x", "net.py:", ":build", "net.py:build()", "net.py::build", "net.py:3", "a:b:c"]
+)
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_what_is_nearly_a_factory_is_shown_how_one_is_written(text, place, capsys, tmp_path, monkeypatch):
+    """It was taken for a script that is not there, or for a module called net.py:build."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("def build(): pass\n")
+    given = [text, "-o", "a.h5"] if place == "first" else ["-o", "a.h5", text]
+    for language, said in (("en", "Write it like this: net.py:build."), ("zh", "请写成：net.py:build。")):
+        assert cli.main(["--lang", language, "capture", *given]) == 2
+        assert said in capsys.readouterr().err
+
+
+REFUSED = {
+    "folder": ("folder", "folder is a folder"),
+    "folder/": ("folder", "folder is a folder"),
+    ".": ("folder", "is a folder"),
+    "old.h5": ("exists", "--force"),
+    "nix/a.h5": ("no folder", "there is no folder"),
+    "nix/": ("names a folder", "ends like a folder's name"),
+    "old.h5/a.h5": ("no folder", "there is no folder"),
+    "x" * 300: ("too long", "File name too long"),
+}
+
+
+@pytest.mark.parametrize("command", [["capture", "net.py:build"], ["capture"], ["import", "dumped"]], ids="/".join)
+@pytest.mark.parametrize("name", REFUSED, ids=[kind for kind, _ in REFUSED.values()])
+def test_where_no_dump_can_be_written_the_command_line_is_wrong(command, name, tmp_path, monkeypatch, capsys):
+    """Exit code 2, before anything runs; 3 says that something cannot be compared."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "dumped").mkdir()
+    (tmp_path / "old.h5").write_bytes(b"kept")
+    (tmp_path / "net.py").write_text("raise ValueError('it ran')\n")
+    script = ["net.py"] if command == ["capture"] else []
+    assert cli.main([*command, "-o", name, *script]) == 2
+    told = capsys.readouterr().err
+    assert REFUSED[name][1] in told
+    assert "it ran" not in told
+    if name != "old.h5":
+        assert "--force" not in told, "which would not help"
+        assert cli.main([*command, "-o", name, "--force", *script]) == 2
+    assert (tmp_path / "old.h5").read_bytes() == b"kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dumped", "folder", "net.py", "old.h5"]
 
 
 def test_options_may_stand_anywhere(monkeypatch, capsys):
@@ -130,7 +186,9 @@ def test_an_interrupt_is_130(monkeypatch, capsys):
 
     monkeypatch.setattr("aligner.cli.doctor.run", interrupted)
     assert cli.main(["doctor"]) == 130
-    assert "Interrupted" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "Interrupted" in told
+    assert "aligner show" not in told, "there is no dump"
 
 
 def test_a_reader_that_goes_away_is_quiet():

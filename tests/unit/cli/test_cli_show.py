@@ -101,7 +101,9 @@ def test_worst_elements_stand_with_the_record_that_differs(dumps, capsys):
     out = show(capsys, "ref.h5", "norm", "--against", "port.h5", "--worst", "3")[1]
     assert out.count("difference") == 1
     rows = out.rstrip().splitlines()[-3:]
-    assert [float(row.split()[-1]) for row in rows] == pytest.approx([0.01] * 3, abs=1e-6)
+    assert [float(row.split()[-2]) for row in rows] == pytest.approx([0.01] * 3, abs=1e-6)
+    errors = [float(row.split()[-1]) for row in rows]
+    assert errors == sorted(errors, reverse=True), "what they are sorted by"
 
 
 def test_json(dumps, capsys):
@@ -165,3 +167,21 @@ def test_a_killed_capture_is_shown_and_recovered(tmp_path, capsys):
     assert "min 1  mean 1  max 1  rms 1" in out
     assert "recovered" in err
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_layer_without_a_call_is_said_to_have_never_run_only_where_that_is_known(tmp_path, capsys):
+    """Not of a capture that ended early, nor of what --layers left out, nor of an import."""
+    states = {
+        "whole": ({}, None, "never ran in this capture", "本次采集中未运行"),
+        "cut": ({"steps": 0}, False, "not captured: the capture ended early", "未采集：采集提前结束"),
+        "chosen": ({"selected": ["conv"]}, None, "left out by --layers", "不在 --layers 之内"),
+        "imported": ({"imported": "/dumped"}, None, "not in what was imported", "导入的文件中没有"),
+    }
+    for name, (header, complete, english, chinese) in states.items():
+        path = small_dumps.write(tmp_path / f"{name}.h5", unused=True, complete=complete, **header)
+        for arguments in ((), ("spare",)):
+            for language, said in (("en", english), ("zh", chinese)):
+                assert said in show(capsys, str(path), *arguments, language=language)[1], (name, arguments)
+        if name != "whole":
+            assert "never ran" not in show(capsys, str(path))[1]
+        assert "0 steps" not in show(capsys, str(path))[1], "beside the one whose records are counted"

@@ -6,6 +6,7 @@ with net.inside("", "Net", x=x) as root:   # or net.call(path, kind, function, *
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from pathlib import Path
 
@@ -13,6 +14,9 @@ import numpy as np
 
 from aligner.dtypes import DTYPES, decode
 from aligner.record import Call, Key, Layer, LayerSpec, Note, Phase, Record
+
+NUMBERS = itertools.count()
+"""One for each dump: the `id` of one that is gone may be another's."""
 
 
 class MemoryEntry:
@@ -23,6 +27,7 @@ class MemoryEntry:
     def __init__(self, record):
         self.key, self.order, self.dtype = record.key, record.order, record.dtype
         self._array = np.ascontiguousarray(record.array).reshape(np.shape(record.array))
+        self.place = id(self)
         self.shape, self.nbytes = self._array.shape, self._array.nbytes
         self.content = (self.dtype, self.nbytes, zlib.crc32(self._array.tobytes()))
 
@@ -53,7 +58,7 @@ class MemoryDump:
         self.layers = dict(recorder.layers)
         self.calls = sorted(recorder.calls, key=lambda call: call.first)
         self.notes = list(recorder.notes)
-        self.findings, self.token = [], "memory"
+        self.findings, self.token = [], f"memory-{next(NUMBERS)}"
         self.entries = [MemoryEntry(record) for record in recorder.records]
         self.steps = sorted({entry.key.step for entry in self.entries})
 

@@ -15,6 +15,7 @@ from aligner.dump.reader import open_dump
 from aligner.dump.writer import DumpWriter
 from aligner.errors import DumpError, IncomparableError, UsageError
 from aligner.record import Phase
+from aligner.report import elements
 from tests.unit.compare.memory_dump import Recorder
 from tests.unit.compare.nets import Side, dump, relu, residual_net, sample
 from tests.unit.compare.test_layers import other_names
@@ -551,3 +552,59 @@ def test_a_device_that_shortens_float32_is_told_with_what_to_set(facts, said):
     assert [message for message, _ in warnings] == said
     if said and said[0].startswith("short"):
         assert "allow" in warnings[0][1]["change"]
+
+
+@pytest.mark.parametrize("side", ["reference", "port"])
+def test_what_a_capture_that_ended_early_lacks_is_not_to_be_looked_for_in_the_net(side):
+    def net(short):
+        built = Recorder("Net")
+
+        def body(x):
+            y = built.call("one", "ReLU", relu, x)
+            return y if short else built.call("two", "Linear", lambda v: v @ weight, y)
+
+        weight = np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32)
+        built.parameter("two", "Linear", "weight", weight)
+        built.call("", "Net", body, sample())
+        if short:
+            built.records = [r for r in built.records if (r.key.layer, r.key.slot) != ("", "output.0")]
+        made = built.dump()
+        made.complete = not short
+        return made
+
+    one, other = net(side == "reference"), net(side == "port")
+    found = {v.reason for v in run(one, other).verdicts if v.outcome is Outcome.UNMATCHED}
+    assert found == {"only-port-ended" if side == "reference" else "only-reference-ended"}
+    one.complete = other.complete = True
+    assert not found & {v.reason for v in run(one, other).verdicts}
+
+
+@pytest.mark.parametrize("rule", ["scaled", "allclose", "abs", "l2"])
+def test_the_worst_element_is_worst_by_the_rule(rule):
+    """It was always that of the default rule, beside an error of another."""
+    random = np.random.default_rng(5)
+    one = random.standard_normal((40, 50)).astype(np.float32) * 0.01
+    one[3, 4] = 40.0
+    other = one + random.standard_normal(one.shape).astype(np.float32) * 1e-4
+    other[3, 4] += 0.01  # the largest difference, and by far not the largest error by the default rule
+
+    def net(values):
+        built = Recorder("Net")
+        built.call("", "Net", lambda x: built.call("one", "ReLU", lambda v: values, x), sample())
+        return built.dump()
+
+    (found,) = [
+        v.deviation for v in run(net(one), net(other), rule=rule).verdicts if v.key[2:] == ("one", 0, "output.0")
+    ]
+    apart, size = np.abs(other.astype(np.float64) - one), np.abs(one.astype(np.float64))
+    rms = np.sqrt(np.square(size).mean())
+    by = {"scaled": apart / (min(1.0, rms) + size), "allclose": apart / (1.0 + size)}.get(rule, apart)
+    assert found.worst == np.unravel_index(np.argmax(by), by.shape)
+    assert np.isclose(found.max_abs, apart.max())
+    assert np.isclose(found.scaled, (apart / (min(1.0, rms) + size)).max())
+    assert elements.worst(one, other, 3, rule)[0].index == found.worst
+    listed = [one.error for one in elements.worst(one, other, 9, rule)]
+    assert listed == sorted(listed, reverse=True), "the figure that is shown is the one it is sorted by"
+    assert np.isclose(listed[0], by.max(), rtol=1e-4)
+    whole = elements.worst(np.array([7, 10]), np.array([8, 10]), 1, rule)
+    assert whole[0].error == 1.0, "integers are compared exactly"

@@ -9,17 +9,21 @@ import time
 import numpy as np
 import pytest
 
+from aligner.compare.layer_map import read_map, resolved
 from aligner.compare.layers import pair_layers
-from aligner.compare.naming import read_map
+from aligner.compare.naming import all_names
 from aligner.compare.net import survey
 from aligner.compare.sequence import LEAST, Feature, align, likeness, rising
 from aligner.errors import UsageError
+from tests.chinese import english
 from tests.unit.compare.memory_dump import Recorder
 from tests.unit.compare.nets import Side, dump, relu, residual_net, sample
 
 
 def pairs(reference, port, given=None, mapping=None):
-    found = pair_layers(survey(reference), survey(port), given, mapping)
+    nets = survey(reference), survey(port)
+    rules = read_map(given) if isinstance(given, dict) else given
+    found = pair_layers(*nets, resolved(rules, *map(all_names, nets)) if rules else {}, mapping)
     return {p.reference: p.port for p in found.layers}, found
 
 
@@ -184,15 +188,17 @@ def test_map_overrules_names(tmp_path):
 def test_map_as_json(tmp_path, content):
     file = tmp_path / "map.json"
     file.write_text(json.dumps(content))
-    assert read_map(file) == {"a": "b"}
+    assert [(rule.reference, rule.port) for rule in read_map(file)] == [("a", "b")]
 
 
-@pytest.mark.parametrize("text", ["a b", '{"a": 3}', "[1, 2]", '{"a"'])
+@pytest.mark.parametrize("text", ["a b", '{"a": 3}', "[1, 2]", '{"a"', "[" * 100_000, '{"a": {"b": 1}}', "[[[1], 2]]"])
 def test_map_that_cannot_be_read(tmp_path, text):
     file = tmp_path / "map"
     file.write_text(text)
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError) as caught:
         read_map(file)
+    told = caught.value.text("zh").replace(str(file), "").replace('{"encoder.0": "layers.0"}', "")
+    assert english(told) == []
 
 
 def test_map_that_is_missing(tmp_path):
@@ -202,9 +208,34 @@ def test_map_that_is_missing(tmp_path):
 
 def test_map_with_an_unknown_name_lists_close_ones():
     with pytest.raises(UsageError, match=r"blocks\.1\.fc1"):
-        pairs(dump(), dump(), {"blocks.1.fcl": "stem"})
+        pairs(dump(), dump(), read_map({"blocks.1.fcl": "stem"}))
     with pytest.raises(UsageError, match=r"port.*\bstem"):
         pairs(dump(), dump(), {"stem": "stam"})
+
+
+NAMES = ["a.0.x.weight", "a.1.x.weight", "a.1.y.bias", "b"], ["c.0.z.weight", "c.1.z.weight", "c.1.y.bias", "d", "e.5"]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"a.*": "c.*"}, {"a.0": "c.0", "a.1": "c.1"}),
+        ({"a.*.x": "c.*.z"}, {"a.0.x": "c.0.z", "a.1.x": "c.1.z"}),
+        ({"a.*.*": "c.*.*"}, {"a.1.y": "c.1.y"}),
+        ({"a.*": "c.*", "a.1": "e.5"}, {"a.0": "c.0", "a.1": "e.5"}),
+        ({"a.1": "e.5", "a.*": "c.*"}, {"a.0": "c.0", "a.1": "e.5"}),
+        ({"*": "*"}, None),
+        ({"b.weight": "d.weight"}, None),
+        ({"(net)": ".", "b": "d"}, {"": "", "b": "d"}),
+    ],
+)
+def test_a_star_is_one_part_of_a_name(given, meant):
+    """What names more counts, wherever it stands; pairs that the port does not have are left to the other rules."""
+    if meant is None:
+        with pytest.raises(UsageError):
+            resolved(read_map(given), *NAMES)
+    else:
+        assert dict(resolved(read_map(given), *NAMES)) == meant
 
 
 def test_replay_mapping_goes_before_names():

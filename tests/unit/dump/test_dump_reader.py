@@ -25,6 +25,7 @@ from aligner.dump.sections import Content
 from aligner.dump.writer import DumpWriter
 from aligner.errors import DumpError
 from aligner.record import Layer, LayerSpec, Note, Phase
+from tests.chinese import english
 
 
 def read_all(path):
@@ -244,6 +245,7 @@ TABLE = ("index", "tables")
         put(*TABLE, "dtype", value=["float64"]),
         put(*TABLE, "dtype", value=[None]),
         put(*TABLE, "phase", value=["sideways"]),
+        put(*TABLE, "phase", value=[["file", "x" * 500]]),
         put(*TABLE, "layer", value=["a\x1b[2Jb"]),
         put(*TABLE, "layer", value=["a\u202eb"]),
         put(*TABLE, "layer", value=[5]),
@@ -268,7 +270,9 @@ TABLE = ("index", "tables")
     ],
 )  # fmt: skip
 def test_forged_sections_are_refused(tmp_path, spoil):
-    assert "damaged" in refused(forged(tmp_path / "x.h5", spoil))
+    path = forged(tmp_path / "x.h5", spoil)
+    assert "damaged" in refused(path)
+    assert english(refused(path, "zh").replace(str(path), "")) == []
 
 
 def test_records_out_of_order_are_refused(tmp_path):

@@ -107,8 +107,8 @@ def test_the_same_content_is_stored_once(tmp_path):
             first, _, third, *_ = (group[name] for name in group)
             assert first == third
             assert h5py.h5o.get_info(first.id).rc == 2
-            assert dump.entries[0].same_place(dump.entries[2])
-            assert not dump.entries[0].same_place(dump.entries[3])
+            assert dump.entries[0].place == dump.entries[2].place
+            assert dump.entries[0].place != dump.entries[3].place
             assert dump.entries[0].content == dump.entries[2].content != dump.entries[1].content
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import os
+import re
 import zlib
 
 import h5py
@@ -15,6 +17,8 @@ from aligner.dump.recovery import recover
 from aligner.dump.writer import DumpWriter
 from aligner.errors import DumpError
 from aligner.messages import text
+from aligner.record import Note
+from tests.chinese import english
 
 
 @pytest.fixture
@@ -180,8 +184,9 @@ def test_a_dump_without_its_journal(killed):
                                      journal.line(b'["aligner journal",2,"x"]')])  # fmt: skip
 def test_a_journal_that_is_none(killed, content):
     path_of(killed).write_bytes(content)
-    with pytest.raises(DumpError, match="cannot be read"):
+    with pytest.raises(DumpError, match="cannot be read") as caught:
         open_dump(killed)
+    assert english(re.sub(f"{killed}|{path_of(killed).name}", "", caught.value.text("zh"))) == []
 
 
 def test_the_journal_of_another_dump(killed, tmp_path):
@@ -225,6 +230,33 @@ def test_a_kill_between_the_last_two_steps_of_closing(tmp_path):
     with open_dump(path) as dump:
         assert dump.complete
         check(dump, every_kind())
+
+
+def test_half_a_line_that_cannot_be_taken_away_damages_no_other(tmp_path, monkeypatch):
+    """The next line would begin within it."""
+    path, one = tmp_path / "x.h5", record(0, np.zeros(3, "<f4"))
+    writer = DumpWriter(path, HEADER)
+    write = os.write
+
+    def half(descriptor, data):
+        write(descriptor, data[:20])
+        raise OSError(errno.ENOSPC, "full")
+
+    def stuck(*_):
+        raise OSError(errno.EIO, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half)
+        patch.setattr(os, "ftruncate", stuck)
+        with pytest.raises(DumpError, match="Writing"):
+            writer.note(Note("", "dump-changed", {"path": "x"}))
+        with pytest.raises(DumpError, match="Writing"):
+            writer.write(one)
+    writer.write(one)
+    abandon(writer)
+    with open_dump(path) as dump:
+        check(dump, [one])
+        assert dump.notes == []
 
 
 def test_lines_carry_their_checksum():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aligner.explain import glue
-from aligner.explain.catalogue import sentences
+from aligner.explain.catalogue import sentences, spoken
 from aligner.explain.patterns.functions import softmax
 from aligner.explain.patterns.limits import grid
 from tests.unit.explain.cases import case, value
@@ -69,7 +69,8 @@ def first(*arguments):
 def test_what_a_query_gets_that_sees_nothing(reference, port, told):
     found = first(reference, port, SEEN)
     assert found.cause == "flash-attention-fully-masked-row"
-    assert (found.facts["reference_value"], found.facts["port_value"]) == told
+    said = spoken(found.facts, "en")
+    assert (said["reference_value"], said["port_value"]) == told
     assert found.error < 1e-5
 
 

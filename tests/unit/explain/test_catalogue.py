@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import string
+from pathlib import Path
 
 import pytest
 
-from aligner.explain.catalogue import LANGUAGES, catalogue, sentences
+from aligner import messages
+from aligner.explain.catalogue import LANGUAGES, catalogue, sentences, spoken, torch_words
+from aligner.explain.catalogue.phrases import PHRASES
+from aligner.explain.patterns.loss_forms import FAMILIES
+from aligner.explain.patterns.loss_mistakes import called
+from aligner.explain.phrase import phrase
+from tests import examples
+from tests.chinese import english, faults, holes
 
+ROOT = Path(__file__).resolve().parents[3]
 ENTRIES = sorted(catalogue().values(), key=lambda entry: entry.id)
 CHINESE = re.compile("[\u4e00-\u9fff]")
 
@@ -23,12 +34,12 @@ def texts(entry):
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 def test_an_entry_says_the_same_in_both_languages(entry):
-    for word, (english, chinese) in texts(entry).items():
-        assert placeholders(english) == placeholders(chinese), word
-        assert bool(english) == bool(chinese), word
-        assert not CHINESE.search(english), word
+    for word, (one, other) in texts(entry).items():
+        assert placeholders(one) == placeholders(other), word
+        assert bool(one) == bool(other), word
+        assert not CHINESE.search(one), word
         # What is code only reads alike in both.
-        assert english == chinese or CHINESE.search(chinese), word
+        assert one == other or CHINESE.search(other), word
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
@@ -45,6 +56,89 @@ def test_an_entry_has_a_title_and_a_fix_without_full_stops(entry):
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 def test_an_id_is_words_joined_by_hyphens(entry):
     assert re.fullmatch(r"[a-z0-9.]+(-[a-z0-9.]+)*", entry.id)
+
+
+EXAMPLES = examples.read()
+
+
+def test_every_entry_has_an_example_of_facts_that_its_rule_made():
+    """A new cause has none until a test has run its rule: pytest THAT_TEST --accept writes it."""
+    assert sorted(EXAMPLES) == [entry.id for entry in ENTRIES]
+
+
+@pytest.mark.parametrize("cause", sorted(EXAMPLES))
+@pytest.mark.parametrize("words", ["mindspore", "torch"])
+def test_an_example_is_told_in_both_languages(cause, words):
+    facts = {**EXAMPLES[cause], "words": words}
+    assert holes(cause, facts) == []
+    assert faults(cause, facts) == []
+
+
+@pytest.mark.parametrize("entry", [*ENTRIES, *torch_words.entries(catalogue())], ids=lambda entry: entry.id)
+def test_chinese_sentences_have_no_english_words(entry):
+    assert [word for _, chinese in texts(entry).values() for word in english(chinese)] == []
+
+
+@pytest.mark.parametrize("name", sorted(PHRASES))
+def test_a_phrase_says_the_same_in_both_languages(name):
+    first, other = PHRASES[name]
+    assert placeholders(first) == placeholders(other)
+    assert english(other) == []
+    assert not CHINESE.search(first)
+
+
+def test_every_phrase_is_used():
+    known = {
+        node.value
+        for path in (ROOT / "aligner" / "explain").rglob("*.py")
+        if path.name != "phrases.py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    built = tuple(name for name in known if name.endswith("-") and len(name) > 5)  # f"layout-{...}"
+    losses = {name.lower().replace(" ", "-") for name in FAMILIES}
+    assert {name for name in PHRASES if name not in known | losses and not name.startswith(built)} == set()
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_loss_has_a_name(family):
+    assert called(family).id in PHRASES
+
+
+@pytest.mark.parametrize("sample", sorted(ROOT.glob("samples/*/expected.json")), ids=lambda path: path.parent.name)
+def test_samples_expect_causes_that_can_be_told(sample):
+    causes = {port["cause"] for port in json.loads(sample.read_text(encoding="utf-8")).values() if port.get("cause")}
+    assert causes - {entry.id for entry in ENTRIES} == set()
+
+
+PAGES = sorted(
+    {*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("samples/**/*.md"), *ROOT.glob("benchmarks/**/*.md")}
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_name_causes_and_messages_that_there_are(page):
+    text = page.read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z0-9]+(?:-[a-z0-9.]+)+)`", text) + re.findall(r'"(?:id|cause)": "([a-z0-9.-]+)"', text)
+    assert set(named) - {entry.id for entry in ENTRIES} - set(messages.catalogue()) == set()
+
+
+def test_a_fact_of_an_older_dump_stays_as_it_is():
+    facts = {"setting": "the scores and the softmax", "dtype": "bfloat16", "reference_value": "float32"}
+    assert "the scores and the softmax" in sentences("attention-in-short-float", facts, "zh")[0]
+
+
+def test_a_phrase_stands_in_a_chinese_sentence_without_spaces():
+    facts = {"port_value": phrase("zeros"), "reference_value": "NaN"}
+    assert sentences("flash-attention-fully-masked-row", facts, "zh")[0] == "看不到任何键的查询得到零，标杆为 NaN"
+
+
+@pytest.mark.parametrize("fact", [phrase("scores"), (phrase("along-axis", "+1", 2), "and so on")])
+def test_english_among_facts_is_seen(fact):
+    """The test of the tests above: what is a phrase passes, and what is written out does not."""
+    facts = {**EXAMPLES["attention-in-short-float"], "reference_value": fact}
+    assert bool(faults("attention-in-short-float", facts)) == (fact != phrase("scores"))
+    assert faults("attention-in-short-float", {**facts, "reference_value": spoken({"x": fact}, "en")["x"]})
 
 
 def test_sentences_are_filled_in_the_language_asked_for():
@@ -75,7 +169,7 @@ CODE = re.compile(r"[._=(]|^(momentum|dilation|eps|relu,|torch's)$")
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.id)
 def test_an_entry_begins_with_a_capital_and_has_no_full_stop(entry):
-    for english, _ in texts(entry).values():
-        assert not english[:1].islower() or CODE.search(english.split()[0])
-        assert not english.endswith((";", ":"))
-        assert not english.endswith(".") or english.endswith("...")
+    for text, _ in texts(entry).values():
+        assert not text[:1].islower() or CODE.search(text.split()[0])
+        assert not text.endswith((";", ":"))
+        assert not text.endswith(".") or text.endswith("...")

@@ -9,7 +9,7 @@ import pytest
 
 from aligner.explain import glue
 from aligner.explain.catalogue import sentences
-from aligner.explain.glue.attention_plan import Plan, made
+from aligner.explain.glue.attention_plan import Kept, Plan, made
 from aligner.explain.glue.hand import Piece
 from aligner.explain.patterns.functions import softmax
 from tests.unit.explain.cases import case, value
@@ -247,4 +247,4 @@ def test_values_of_another_batch_are_no_query_or_key():
     """The code had them in hand; that they do not fit must not end the search."""
     pieces = [Piece(value(array), array.astype(np.float64), 0) for array in (Q, K[:1], V)]
     plan = Plan(tuple(pieces), "mixed", HEADS, HEADS, SIZE**-0.5)
-    assert made(plan, np.arange(BATCH), {}) is None
+    assert made(plan, np.arange(BATCH), Kept()) is None

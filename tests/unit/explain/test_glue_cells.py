@@ -81,5 +81,7 @@ def test_a_mistake_in_a_cell_is_told(reference, port, cause):
 
 def test_the_code_names_the_parts():
     found = first(lstm(), lstm("ifog"))
-    assert "g = part 2 of ([net.cell.h output.0] + [net.cell.x output.0])" in str(found.facts["reference_code"])
-    assert "g = part 3" in str(found.facts["port_code"])
+    assert "i, f, g = split(([net.cell.h output.0] + [net.cell.x output.0]), 4)[0, 1, 2]" in str(
+        found.facts["reference_code"]
+    )
+    assert "4)[0, 1, 3]" in str(found.facts["port_code"])

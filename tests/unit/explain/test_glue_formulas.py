@@ -209,5 +209,5 @@ def test_a_constant_is_no_function_of_anything(level):
     made = place(np.full_like(small, level), np.tanh(small), (value(small, "output.0", "blk.bridge"),))
     first = next(iter(glue.suspects(made)))
     assert first.cause == "wrong-tensor"
-    assert first.facts["other"] == f"{level:g} everywhere"
+    assert first.facts["other"] == f"full({level:g})"
     assert first.facts["instead"] == "Tanh([blk.bridge output.0])"

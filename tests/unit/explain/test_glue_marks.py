@@ -56,6 +56,32 @@ def test_a_mask_that_ends_elsewhere_is_no_other_order(reference, port, cause):
         )
 
 
+LATER = np.triu(np.ones((6, 6)), 1)
+
+
+def added(hidden):
+    """As it is added to the scores."""
+    return np.where(hidden == 1, -np.inf, 0.0)
+
+
+@pytest.mark.parametrize("says_seen", [False, True])
+@pytest.mark.parametrize("back", [False, True])
+def test_a_mask_that_is_added_is_set_against_one_that_says_what_to_do(says_seen, back):
+    """All of it hides something: a flag for each place is no mask that hides nothing."""
+    own = np.triu(np.ones((6, 6)), 0)
+    flags = 1 - own if says_seen else own
+    sides = (flags, added(LATER)) if back else (added(LATER), flags)
+    found = [suspect for suspect in told(*sides) if suspect.cause.startswith(("causal", "mask"))]
+    assert [suspect.cause for suspect in found] == ["causal-mask-diagonal"]
+    values = [f"triu(diagonal={diagonal})" for diagonal in ((0, 1) if back else (1, 0))]
+    assert [found[0].facts[f"{side}_value"] for side in ("reference", "port")] == values
+
+
+@pytest.mark.parametrize("flags", [LATER, 1 - LATER])
+def test_a_mask_in_other_words_that_says_the_same_is_no_mistake(flags):
+    assert not [suspect for suspect in told(added(LATER), flags) if suspect.cause.startswith(("causal", "mask"))]
+
+
 MASKED = X * kept(LENGTHS)[:, :, None]
 HELD = (value(LENGTHS, "input.1", "net"), value(X, "output.0", "net.a"))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from aligner.explain import glue
+from aligner.explain.catalogue import spoken
 from aligner.explain.patterns.pair import distinct
 from tests.unit.explain.cases import case, value
 
@@ -49,7 +50,7 @@ def test_a_number_that_was_spread_over_a_channel_proves_no_ratio_or_shift():
 
 def test_zeros_are_told_as_zeros_and_not_as_a_function_that_gives_them():
     first = found(np.zeros_like(X), X)[0]
-    assert (first.cause, first.facts["other"]) == ("wrong-tensor", "0 everywhere")
+    assert (first.cause, first.facts["other"]) == ("wrong-tensor", "full(0)")
 
 
 def test_what_was_spread_counts_once_and_zero_not_at_all():
@@ -180,7 +181,7 @@ def test_a_slope_for_each_channel_is_told():
     slopes = np.linspace(0.1, 0.4, 7, dtype=np.float32)[:, None]
     first = told(X, np.where(X < 0, slopes * X, X), ())[0]
     assert first.cause == "negative-side-scaled"
-    assert str(first.facts["ratio"]).startswith("0.1 to 0.4")
+    assert spoken(first.facts, "en")["ratio"].startswith("0.1 to 0.4")
 
 
 def test_a_deviation_of_the_batch_with_another_divisor_is_known_of_one_number():

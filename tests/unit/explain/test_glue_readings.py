@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aligner.explain import glue, operations
-from aligner.explain.catalogue import sentences
+from aligner.explain.catalogue import sentences, spoken
 from tests.unit.explain.cases import case, value
 
 RANDOM = np.random.default_rng(11)
@@ -133,18 +133,18 @@ ANCHORS = np.repeat([[3.0, 4.0], [0.5, 7.0], [2.0, 0.3]], 32, axis=0).reshape(1,
 @pytest.mark.parametrize(
     ("port", "cause", "numbers"),
     [
-        (changed(slice(0, 2), lambda y: y / STRIDES), "part-ratio", "0.25 at 0-63, 0.125 at 64-95"),
-        (changed(slice(0, 2), lambda y: y + STRIDES / 2), "part-shift", "2 at 0-63, 4 at 64-95"),
+        (changed(slice(0, 2), lambda y: y / STRIDES), "part-ratio", "0.25 at 0-63; 0.125 at 64-95"),
+        (changed(slice(0, 2), lambda y: y + STRIDES / 2), "part-shift", "2 at 0-63; 4 at 64-95"),
         (
             changed(slice(2, 4), lambda y: y * ANCHORS),
             "part-ratio",
-            "3 and 4 at 0-31, 0.5 and 7 at 32-63, 2 and 0.3 at 64-95",
+            "3, 4 at 0-31; 0.5, 7 at 32-63; 2, 0.3 at 64-95",
         ),
     ],
 )
 def test_parts_of_a_head_with_numbers_of_their_own_are_told(port, cause, numbers):
     found = told(BOXES, port, ())[0]
-    assert (found.cause, found.facts["numbers"]) == (cause, numbers)
+    assert (found.cause, spoken(found.facts, "en")["numbers"]) == (cause, numbers)
     assert "<" not in "".join(sentences(cause, found.facts, "en"))
 
 

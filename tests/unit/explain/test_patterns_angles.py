@@ -23,11 +23,11 @@ def found(reference, port):
 @pytest.mark.parametrize(
     ("reference", "port", "told"),
     [
-        (table(), table(base=500000.0), "cos, base 500000, in halves"),
-        (table(np.sin), table(np.sin, base=1000.0), "sin, base 1000, in halves"),
-        (table(), table(halves=False), "cos, base 10000, in pairs"),
-        (table(), table(np.sin), "sin, base 10000, in halves"),
-        (table()[None, None], table(base=100.0)[None, None], "cos, base 100, in halves"),
+        (table(), table(base=500000.0), "cos(base=500000, layout=halves)"),
+        (table(np.sin), table(np.sin, base=1000.0), "sin(base=1000, layout=halves)"),
+        (table(), table(halves=False), "cos(base=10000, layout=pairs)"),
+        (table(), table(np.sin), "sin(base=10000, layout=halves)"),
+        (table()[None, None], table(base=100.0)[None, None], "cos(base=100, layout=halves)"),
     ],
 )
 def test_what_the_port_made_its_table_of_is_read_back(reference, port, told):

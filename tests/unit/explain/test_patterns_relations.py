@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aligner.explain.catalogue import relations as words
+from aligner.explain.catalogue import spoken
 from aligner.explain.patterns.functions import erf
 from aligner.explain.patterns.limits import grid
 from aligner.explain.patterns.pair import Pair, limit
@@ -169,7 +170,7 @@ def test_a_border_and_rows_are_told_as_parts():
     rows = R.copy()
     rows[:, 5] += draw(2, 20, 20, seed=6)
     assert [(s.cause, s.facts["part"]) for s in found(R, edge)] == [("part-differs", "[:, :, :1], [:, :, :, -2:]")]
-    assert [(s.cause, s.facts["part"]) for s in found(R, rows)] == [("part-differs", "axis 1: 5 of 8")]
+    assert [(s.cause, spoken(s.facts, "en")["part"]) for s in found(R, rows)] == [("part-differs", "axis 1: 5 of 8")]
     assert all(s.error is None for s in found(R, edge) + found(R, rows))
 
 
@@ -178,7 +179,7 @@ def test_zeros_alone_prove_nothing():
     some = found(R, np.where(np.random.default_rng(0).random(R.shape) < 0.1, 0, R))
     assert [(s.cause, s.error) for s in slices if "zero" in s.cause] == [("slices-zero", None)]
     assert [(s.cause, s.error) for s in some if "zero" in s.cause] == [("values-zero", None)]
-    assert slices[0].facts["which"] == "axis 1: 3"
+    assert spoken(slices[0].facts, "en")["which"] == "axis 1: 3"
 
 
 def test_equal_values_have_no_relation():

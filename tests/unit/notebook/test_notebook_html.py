@@ -103,7 +103,7 @@ def test_causes_and_their_proof_are_shown():
     ):
         assert words in text
     assert text.count("wrong by itself") == 1
-    assert "by the forced pass (77 places" in text
+    assert "by the forced pass (77 values" in text
 
 
 def test_what_is_wrong_below_the_tolerance_is_shown():

@@ -99,7 +99,7 @@ def test_worst_prints_as_a_table_and_is_a_sequence(result, monkeypatch):
     monkeypatch.setenv("ALIGNER_LANG", "en")
     worst = result["norm"].output.worst(2)
     head, *rows = repr(worst).splitlines()
-    assert head.split() == ["index", "reference", "port", "difference"]
+    assert head.split() == ["index", "reference", "port", "difference", "error"]
     assert len(rows) == len(worst) == len(list(worst)) == len(worst[:2])
     assert list(result["conv"].output.worst()) == []
 

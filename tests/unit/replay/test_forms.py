@@ -7,7 +7,7 @@ import pytest
 
 from aligner.compare.held import Held
 from aligner.record import Key, Phase
-from aligner.replay.forms import sees_nothing
+from aligner.replay.forms import joined, laid, laid_out, sees_nothing
 
 SCORES = np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6)
 SOME = np.arange(6) < 3
@@ -41,3 +41,20 @@ def test_rows_that_are_hidden_as_a_whole(one, other, told):
 def test_rows_of_which_something_is_seen_are_no_matter():
     wanted = Held(Key(0, Phase.FORWARD, "softmax", 0, "input.0"), 0, "float32", masked(-1e9, SOME))
     assert not sees_nothing(wanted, masked(-INF, SOME), "float32")
+
+
+@pytest.mark.parametrize(
+    ("order", "shape", "same"),
+    [((0, 1, 2, 3), (2, 12, 5), True), ((0, 3, 1, 2), (2, 5, 3, 4), False), ((0, 3, 1, 2), (2, 5, 12), False)],
+)
+def test_the_same_numbers_in_another_order_of_axes_are_known_again(order, shape, same):
+    values = np.random.default_rng(0).normal(size=(2, 3, 4, 5)).astype(np.float32)
+    wanted = Held(Key(0, Phase.FORWARD, "block", 0, "output.0"), 0, "float32", values)
+    port = np.ascontiguousarray(values.transpose(order).reshape(shape))
+    assert laid_out(wanted, port, "float32", 1e-6) == order
+    assert np.array_equal(laid(wanted, order, shape).raw(), port)
+    assert joined(wanted.shape, order, shape) is same
+    assert laid_out(wanted, port[::-1].copy(), "float32", 1e-6) is None
+    wrong = port.copy()
+    wrong.flat[7] += 1
+    assert laid_out(wanted, wrong, "float32", 1e-6) is None

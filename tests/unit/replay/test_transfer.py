@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from aligner.errors import ReplayError
-from aligner.replay.transfer import Item, Slot, best_path, plan
+from aligner.replay.items import Item, Slot
+from aligner.replay.likeness import best_path
+from aligner.replay.transfer import plan
 
 
 def layer(path, kind, required=True, **shapes):
@@ -135,3 +137,40 @@ def test_layers_that_lack_their_bias_do_not_push_the_others_along():
     assert pairs(transfer) == {("q", "wq"), ("k", "wk"), ("v", "wv"), ("out", "wo")}
     assert [item.name for item in transfer.left_reference] == ["v.bias"]
     assert not transfer.left_port
+
+
+def test_parameters_that_blocks_keep_themselves_stay_in_their_blocks():
+    """Norms that are layers, against weights of the blocks: the net's own come first where they are none."""
+    reference, port = [], layer("", "", norm=(8,))
+    for n in range(3):
+        reference += linear(f"layers.{n}.fc", outs=4)
+        reference += layer(f"layers.{n}.norm1", "", weight=(8,)) + layer(f"layers.{n}.norm2", "", weight=(8,))
+        port += layer(f"stack.{n}", "", first=(8,), second=(8,)) + linear(f"stack.{n}.out", outs=4)
+    reference += layer("norm", "", weight=(8,))
+    found = {(".".join(m.reference.slot), ".".join(m.port.slot)) for m in plan(reference, port, {}).matches}
+    assert ("norm.weight", ".norm") in found
+    for n in range(3):
+        assert (f"layers.{n}.norm1.weight", f"stack.{n}.first") in found
+        assert (f"layers.{n}.norm2.weight", f"stack.{n}.second") in found
+
+
+def test_roles_of_equal_names_come_before_roles_of_equal_meaning():
+    reference = layer("norm", "RMSNorm", weight=(8,)) + layer("ls", "LayerScale", gamma=(8,))
+    port = layer("scale", "Scale", gamma=(8,)) + layer("ln", "Norm", weight=(8,))
+    transfer = plan(reference, port, {})
+    assert {(m.reference.slot.layer, m.port.slot.layer) for m in transfer.matches} == {("norm", "ln"), ("ls", "scale")}
+
+
+def test_a_role_means_nothing_where_the_layer_has_what_it_would_mean():
+    reference = layer("a", "Gated", weight=(8,), gamma=(8,), beta=(8,))
+    port = layer("b", "Gate", gamma=(8,), weight=(8,), bias=(8,))
+    pairs = {(m.reference.slot.role, m.port.slot.role) for m in plan(reference, port, {}).matches}
+    assert pairs == {("weight", "weight"), ("gamma", "gamma"), ("beta", "bias")}
+
+
+def test_a_norm_is_no_row_of_a_layer_that_has_another_size():
+    reference = norm("norm", 32) + layer("fc", "Linear", weight=(8, 32), bias=(8,))
+    port = norm("norm", 32) + layer("fc", "Linear", weight=(9, 32), bias=(9,))
+    transfer = plan(reference, port, {})
+    assert [item.name for item in transfer.left_reference] == ["fc.weight", "fc.bias"]
+    assert [item.name for item in transfer.left_port] == ["fc.weight", "fc.bias"]

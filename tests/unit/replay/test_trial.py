@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import aligner
-from aligner.replay.transfer import Item, Slot
+from aligner.replay.items import Item, Slot
 from aligner.replay.trial import in_order
 
 torch = pytest.importorskip("torch", reason="the nets are PyTorch nets")

@@ -7,6 +7,8 @@ from typing import Any, Optional
 
 from aligner.compare.casts import Cast, Computing
 from aligner.compare.deviation import Deviation
+from aligner.compare.mixup import Mixup
+from aligner.compare.stop import Stop
 from aligner.compare.verdict import Comparison, LayerPair, Origin, Outcome, Side, Verdict
 from aligner.explain.suspect import Cause
 from aligner.record import Key, LayerSpec, Phase
@@ -148,7 +150,9 @@ def diverged(**changes: Any) -> Comparison:
 
 def glue() -> Comparison:
     """A forgotten residual in the code of the net itself."""
-    made = origin(layer="", port_layer="", kind="Net", where="glue", between=("conv1", "bn1"), slot="input.0")
+    made = origin(
+        layer="", port_layer="", kind="Net", where="glue", between=("conv1", "bn1"), slot="input.0", seen="bn1"
+    )
     return diverged(origins=(made,))
 
 
@@ -236,7 +240,14 @@ def proved() -> Comparison:
 def guessed() -> Comparison:
     """Wrong code between layers with causes that no trial proves, one of them refuted."""
     made = origin(
-        layer="b", port_layer="b", kind="Block", where="glue", between=("b.a", "b.c"), slot="input.0", ratio=3e7
+        layer="b",
+        port_layer="b",
+        kind="Block",
+        where="glue",
+        between=("b.a", "b.c"),
+        slot="input.0",
+        seen="b.c",
+        ratio=3e7,
     )
     return diverged(origins=(replace(made, causes=(RATIO, SHIFT, SIGN)),), checked=77)
 
@@ -261,6 +272,43 @@ def grown() -> Comparison:
     found = network((1e-7, 9e-4, 2e-3, 3e-3), outcomes)
     found = tuple(replace(v, outcome=Outcome.ROUNDING) if v.outcome is Outcome.INHERITED else v for v in found)
     return comparison(found, "aligned", checked=12)
+
+
+def swapped() -> Comparison:
+    """Dumps in the wrong order: nothing follows from their differences."""
+    facts = {"reference": "port.h5", "port": "ref.h5"}
+    found = tuple(
+        replace(v, outcome=Outcome.INCOMPARABLE, reason="unjudged-mixup") if v.outcome.fails else v
+        for v in diverged().verdicts
+    )
+    made = comparison(found, "incomparable", first=None, warnings=(("mixup-swapped", facts),))
+    return replace(made, reference=PORT, port=REFERENCE, mixup=Mixup("mixup-swapped", facts, True))
+
+
+def renewed() -> Comparison:
+    """A reference that was made anew, on the same weights and inputs: judged, but that is said first."""
+    facts = {"reference": "ref.h5", "port": "port.h5", "made": "ref.h5 (2026-01-02T03:04:05+00:00)"}
+    mixup = Mixup("mixup-renewed", facts, False)
+    return diverged(mixup=mixup, warnings=((mixup.message, facts),))
+
+
+def trained() -> Comparison:
+    """A training loop whose second step differs: the optimizers have changed the weights."""
+    first = network((1.1e-7, 3.1e-7, 3.1e-7, 2.0e-7), (Outcome.ALIGNED,) * 4)
+    moved = network((0.3, 0.3, 0.3, 0.2), (Outcome.INHERITED,) * 4)
+    second = tuple(
+        replace(v, key=v.key._replace(step=1), reason="unjudged-both" if v.outcome.fails else "") for v in moved
+    )
+    facts = {"step": 1, "records": 8, "count": 3, "layer": "conv1"}
+    return comparison((*first, *second), warnings=(("weights-moved", facts),))
+
+
+def empty() -> Comparison:
+    """Everything that was compared is NaN on both sides."""
+    nothing = deviation(0.0, nan=(2048, 2048), worst=None, worst_values=None)
+    found = tuple(replace(v, error=None, deviation=nothing) for v in aligned().verdicts)
+    facts = {"count": len(found), "layer": "(net)", "slot": "input.0"}
+    return comparison(found, "aligned", warnings=(("no-finite-value", facts),))
 
 
 HOSTILE = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>\x1b[31m\u202e\'"模型.层'
@@ -300,6 +348,16 @@ def casts() -> Comparison:
     )
 
 
+def stopped() -> Comparison:
+    """A port that raised, with a wrong layer before, and what it did not come to."""
+    behind = [verdict(name, "output.0", n, None, Outcome.NOT_RUN, port=None) for n, name in ((7, "relu"), (9, "fc"))]
+    behind = [replace(one, reason="not-run", facts={"side": "port"}) for one in behind]
+    said, code = "For 'MatMul' the input dimensions must be equal", "x = self.fc(x)"
+    stop = Stop("port", 0, "fc", "Linear", 0, "", "ValueError", said, "/home/a/net.py", 30, code, True, "fc")
+    whole = diverged()
+    return replace(comparison((*whole.verdicts[:8], *behind), origins=whole.origins), stops=(stop,))
+
+
 SCENARIOS = {
     "aligned": aligned,
     "diverged": diverged,
@@ -315,4 +373,9 @@ SCENARIOS = {
     "below": below,
     "grown": grown,
     "casts": casts,
+    "swapped": swapped,
+    "renewed": renewed,
+    "trained": trained,
+    "empty": empty,
+    "stopped": stopped,
 }

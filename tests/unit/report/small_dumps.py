@@ -21,8 +21,18 @@ LAYERS = (
 )
 
 
-def write(path: Path, *, shift: float = 0.0, rename: str = "", forced: bool = False, **header: Any) -> Path:
-    """Write one dump; `rename` is put before the name of each layer, `forced` adds what norm made in a forced pass."""
+def write(
+    path: Path,
+    *,
+    shift: float = 0.0,
+    rename: str = "",
+    forced: bool = False,
+    unused: bool = False,
+    complete: Optional[bool] = None,
+    **header: Any,
+) -> Path:
+    """Write one dump; `rename` is put before the name of each layer, `forced` adds what norm made in a forced pass,
+    `unused` a layer "spare" without a call."""
     facts = {
         "aligner": "0.1.0",
         "created": "2026-01-02T03:04:05+00:00",
@@ -48,6 +58,10 @@ def write(path: Path, *, shift: float = 0.0, rename: str = "", forced: bool = Fa
             changed = {**attributes, "eps": 1e-3} if shift and name == "norm" else attributes
             path_ = name and rename + name
             writer.layer(Layer(path_, f"torch.nn.{kind}", LayerSpec(kind, changed), children, False))
+        if unused:
+            writer.layer(Layer("spare", "torch.nn.ReLU", LayerSpec("ReLU", {}), False, False))
+        if complete is not None:
+            writer.update_header(complete=complete)
         writer.write(Record(Key(0, Phase.PARAMETER, rename + "conv", 0, "weight"), 0, "float32", weight))
         order = _run(writer, values, rename)
         writer.call(_call("", 1, order))

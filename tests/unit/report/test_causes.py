@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from aligner.compare.place import Place
+from aligner.explain.catalogue import catalogue, sentences
 from aligner.record import Key, LayerSpec, Phase
 from aligner.report.causes import cause_rows, proof, unproved
 from aligner.report.origins import reasons, statement
@@ -27,7 +28,7 @@ def test_a_proved_cause_has_reason_change_and_both_errors():
     assert list(rows) == ["why", "seen", "change", "proof"]
     assert rows["why"].startswith("LayerNorm's eps is 1e-07")
     assert "nn.LayerNorm(..., epsilon=1e-05)" in rows["change"]
-    assert rows["proof"] == "with the change the error falls from 4.7e-04 to 2.4e-07: confirmed"
+    assert rows["proof"] == "with the change the error as a whole falls from 4.7e-04 to 2.4e-07: confirmed"
 
 
 def test_what_is_not_proved_is_called_a_guess():
@@ -59,9 +60,12 @@ def test_settings_that_were_put_right_in_vain_are_told_of():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"confirmed": True}, "with this undone the error falls from 5.0e-01 to 3.0e-04: confirmed"),
-        ({"error_before": math.inf, "confirmed": True}, "with this undone the error is 3.0e-04: confirmed"),
-        ({"error_before": None}, "with this undone the error is 3.0e-04: not proved, more than rounding is left"),
+        ({"confirmed": True}, "with this undone the error as a whole falls from 5.0e-01 to 3.0e-04: confirmed"),
+        ({"error_before": math.inf, "confirmed": True}, "with this undone the error as a whole is 3.0e-04: confirmed"),
+        (
+            {"error_before": None},
+            "with this undone the error as a whole is 3.0e-04: not proved, more than rounding is left",
+        ),
         ({"error_after": None}, "none: this was not tried"),
     ],
 )
@@ -105,3 +109,17 @@ def test_another_kind_of_layer_is_told_once():
         made = origin(causes=causes)
         texts = [text for label, text in reasons(made, diverged(origins=(made,), specs=specs), "en") if not label]
         assert texts == ["layer: GELU in the reference, ReLU in the port"] * rows
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_figures_of_the_evidence_are_named(language):
+    """What is left is the relative L2, wherever it is told; elements that differ are counted, not a share of 1."""
+    named = {"en": "a relative L2 of 3.0e-04 is left", "zh": "3.0e-04（相对 L2）"}[language]
+    leaving = [name for name, entry in catalogue().items() if "{left} is left" in entry.evidence[0]]
+    told = [sentences(name, {"left": "3.0e-04"}, language)[1] for name in leaving]
+    assert len(told) > 20
+    assert all(named in text for text in told)
+    facts = {"correlation": "1.0e-02", "differing": 64, "total": 64}
+    counted = sentences("inputs-unrelated", facts, language)[1]
+    assert counted.count("64") == 2
+    assert "<" not in counted

@@ -94,14 +94,14 @@ def test_a_mistake_below_the_tolerance_is_told_like_an_origin():
     rows = report(comparisons.below())
     assert rows.startswith("ALIGNED")
     warnings = rows[rows.index("\nwarnings") :]
-    for words in ("blocks.0.norm1 (LayerNorm)", "epsilon=1e-05", "from 4.7e-04 to", "2.4e-07: confirmed", "--strict"):
+    for words in ("blocks.0.norm1 (LayerNorm)", "epsilon=1e-05", "4.7e-04", "2.4e-07: confirmed", "--strict"):
         assert words in warnings
     assert warnings.count("\n  -") == 2, "one mistake, and the warning that is no suspect"
 
 
 def test_the_way_origins_were_found_is_told():
-    assert "origins    from the free run alone" in report(comparisons.diverged())
-    assert "origins    by the forced pass (77 places checked" in report(comparisons.proved())
+    assert "origins    1 place, 1 mistake; from the free run" in report(comparisons.diverged())
+    assert "origins    12 places, 1 mistake; by the forced pass (77" in report(comparisons.proved())
 
 
 def test_a_program_is_offered_where_nothing_is_proved():
@@ -137,11 +137,22 @@ def test_an_empty_comparison_is_not_called_aligned():
 def test_covered_records_are_counted():
     covered = comparisons.verdict("relu", "output.0", 7, None, Outcome.COVERED, port=None)
     shown = report(comparisons.comparison((*comparisons.aligned().verdicts, covered), "aligned"))
-    assert "1 record without a counterpart, or in" in shown
+    assert "1 record without such a layer on the other" in shown
+    assert "1 by effect" in shown
+    elsewhere = replace(covered, reason="covered-elsewhere", facts={"layer": "fc", "slot": "input.0"})
+    shown = report(comparisons.comparison((*comparisons.aligned().verdicts, elsewhere), "aligned"))
+    assert "1 compared by value elsewhere (relu)" in " ".join(shown.split())
+
+
+def test_a_right_port_takes_few_lines_and_all_tells_the_rest():
+    few, every = report(comparisons.aligned()), report(comparisons.aligned(), limit=None)
+    assert len(few.split("\n\n")) == 2
+    assert "  rule " in every
+    assert "  rule " not in few
 
 
 def test_unsure_pairs_are_shown_whatever_they_come_from():
-    made = replace(comparisons.aligned(), layers=(LayerPair("a", "b", 0.6, "replay"),))
+    made = replace(comparisons.diverged(), layers=(LayerPair("a", "b", 0.6, "replay"),))
     assert "0.60  a = b" in report(made)
 
 

@@ -40,7 +40,7 @@ def test_every_word_is_used():
     constants = [
         node.value
         for path in (ROOT / "aligner").rglob("*.py")
-        if path.name != "words.py"
+        if path.name not in ("words.py", "reservations.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]

@@ -22,12 +22,12 @@ from weakref import ref
 from mindspore import nn
 
 from aligner.adapter import After, Before
-from aligner.errors import AdapterError
+from aligner.errors import AdapterError, Reason
+from aligner.patches import Handle, Listeners, patch, together
 from aligner_hooks.mindsporelike import compiler
 from aligner_hooks.mindsporelike.graphs import forms
 from aligner_hooks.mindsporelike.graphs.forms import Form
 from aligner_hooks.mindsporelike.graphs.graph import GRAPHS, Graph, Observed, first_line, untold
-from aligner_hooks.mindsporelike.patches import Handle, Listeners, intercept
 
 LATE = 5.0
 """Seconds that the values of a small graph are waited for."""
@@ -41,11 +41,20 @@ class _Listener:
     """Hooks of ours that must not be compiled along."""
     intervening: bool = False
     on_function: Optional[Callable[[Any], None]] = None
+    name: str = ""
+    """What graphs are called meanwhile, behind the name that they have anyway."""
 
 
 def thread() -> int:
     """The thread on whose behalf this is called: a graph tells of its values from a thread of MindSpore's."""
     return threading.get_ident() if GRAPHS.thread is None else GRAPHS.thread
+
+
+def around_runs(before: Callable[[], None], after: Callable[[], None]) -> Handle:
+    """Call back around each run of a graph that tells of cells inside it."""
+    token = object()
+    GRAPHS.around[token] = (before, after)
+    return Handle(lambda: GRAPHS.around.pop(token, None))
 
 
 def observe(cell: nn.Cell, before: Before, after: After) -> Handle:
@@ -93,25 +102,29 @@ def before_functions(on_function: Callable[[Any], None]) -> Handle:
     return _heard(_Listener(on_function=on_function))
 
 
+def renamed(name: str) -> Handle:
+    """Have what is compiled meanwhile compiled, and kept, under this name, beside the program's own graphs."""
+    return _heard(_Listener(name=name))
+
+
 def _heard(listener: _Listener) -> Handle:
-    handle = Handle(intercept(nn.Cell, "compile_and_run", listener, _compiled_cell))
-    executor = compiler.jit_executor()
-    if executor is not None:
-        handle.add(intercept(executor, "__call__", listener, _compiled_function))
-    executor = compiler.cell_executor()
-    if executor is not None:
-        handle.add(intercept(executor, "compile", listener, _compiled_alone))
-    context = compiler.bytecode_context()
-    if context is not None:
-        handle.add(intercept(context, "__enter__", listener, _run_as_python))
-    return handle
+    with together() as handle:
+        for owner, name, make in (
+            (nn.Cell, "compile_and_run", _compiled_cell),
+            (compiler.jit_executor(), "__call__", _compiled_function),
+            (compiler.cell_executor(), "compile", _compiled_alone),
+            (compiler.bytecode_context(), "__enter__", _run_as_python),
+        ):
+            if owner is not None:
+                handle.add(patch(owner, name, make, listener).remove)
+        return handle
 
 
-def _run_as_python(_original: Callable[..., Any], _listeners: Listeners) -> Callable[..., Any]:
+def _run_as_python(original: Callable[..., Any], listeners: Listeners) -> Callable[..., Any]:
     """What is compiled from bytecode calls no hooks: it runs as the Python it is while somebody observes."""
 
-    def __enter__(self: Any) -> None:
-        return None
+    def __enter__(self: Any) -> Any:
+        return None if listeners else original(self)
 
     return __enter__
 
@@ -130,19 +143,21 @@ def _compiled_cell(original: Callable[..., Any], listeners: Listeners) -> Callab
     """A net in GRAPH_MODE."""
 
     def compile_and_run(self: nn.Cell, *args: object, **kwargs: object) -> object:
+        if not listeners:
+            return original(self, *args, **kwargs)
         if any(listener.intervening for listener in listeners.values()):
             raise AdapterError("mindspore-graph-intervene")
-        own = self._phase
+        own, also = self._phase, _also(listeners)
 
         @contextmanager
         def named(name: str) -> Iterator[None]:
-            self._phase = own + name
+            before, self._phase = self._phase, own + also + name
             try:
                 yield
             finally:
-                if name:
-                    self.phase_cache.pop(own + name, None)
-                self._phase = own
+                if also + name:
+                    self.phase_cache.pop(self._phase, None)
+                self._phase = before
 
         def compile() -> Optional[bytes]:
             self.compile(*args, **kwargs)
@@ -150,7 +165,7 @@ def _compiled_cell(original: Callable[..., Any], listeners: Listeners) -> Callab
 
         graph = Graph(named, compile, lambda: original(self, *args, **kwargs))
         inside = [one for one in GRAPHS.cells.values() if one.cell() not in (None, *GRAPHS.outside)]
-        with _lifted(listeners):
+        with _lifted(listeners), named(""):
             return _run(graph, inside)
 
     return compile_and_run
@@ -160,19 +175,22 @@ def _compiled_function(original: Callable[..., Any], listeners: Listeners) -> Ca
     """A function decorated by @ms.jit, or the construct of a cell."""
 
     def __call__(self: Any, *args: object, **kwargs: object) -> object:
+        if not listeners:
+            return original(self, *args, **kwargs)
         for listener in list(listeners.values()):
             if listener.on_function is not None:
                 listener.on_function(self.fn if self.obj is None else MethodType(self.fn, self.obj))
         where = "_cell_cache_key_extend" if hasattr(self, "_cell_cache_key_extend") else "_create_time"
-        own = getattr(self, where)
+        own, also = getattr(self, where), _also(listeners)
 
         @contextmanager
         def named(name: str) -> Iterator[None]:
-            setattr(self, where, f"{own}{name}" if name else own)
+            before = getattr(self, where)
+            setattr(self, where, f"{own}{also}{name}" if also + name else own)
             try:
                 yield
             finally:
-                setattr(self, where, own)
+                setattr(self, where, before)
 
         def compile() -> Optional[bytes]:
             inputs = args if self.obj is None else args[1:]
@@ -183,7 +201,7 @@ def _compiled_function(original: Callable[..., Any], listeners: Listeners) -> Ca
         inside = [one for one in GRAPHS.cells.values() if one.cell() is not None and one.cell() is not self.obj]
 
         def run(*_args: object, **_kwargs: object) -> object:
-            with _lifted(listeners):
+            with _lifted(listeners), named(""):
                 return _run(graph, inside)
 
         return call(self.obj, run, args[1:], kwargs) if _passes_hooks_by(self.fn, self.obj) else run()
@@ -201,6 +219,11 @@ def _run(graph: Graph, cells: list[Observed]) -> object:
     if cells and GRAPHS.thread is None:
         _prove()
     return graph.run(cells)
+
+
+def _also(listeners: Listeners) -> str:
+    """What the graph is called meanwhile, behind the name that it has anyway."""
+    return "".join(sorted({listener.name for listener in list(listeners.values())}))
 
 
 @contextmanager
@@ -268,6 +291,7 @@ def _silent() -> str:
     told: list[object] = []
     probe = nn.ReLU()
     cells, GRAPHS.cells = GRAPHS.cells, {}
+    around, GRAPHS.around = GRAPHS.around, {}  # it is nothing of the user's
 
     def noted(*values: Any) -> None:
         told.append((values[-1] if len(values) > 2 else values[0][0]).array.tolist())
@@ -285,7 +309,9 @@ def _silent() -> str:
     finally:
         with suppress(Exception):
             handle.remove()
-        GRAPHS.cells = cells
+        GRAPHS.cells, GRAPHS.around = cells, around
     if told == [[1.0, -1.0], [1.0, 0.0]]:
         return ""
-    return reason or (f"{len(told)} of 2 calls arrived" if len(told) != 2 else f"other values arrived: {told}")
+    return (
+        reason or Reason(*(("why-calls-arrived", len(told)) if len(told) != 2 else ("why-values-arrived", told))).told
+    )

@@ -16,6 +16,7 @@ from typing import Any, Callable, Optional
 from mindspore import nn
 
 from aligner.adapter import After, Before
+from aligner.patches import hold, together
 from aligner_hooks.mindsporelike import compiler
 from aligner_hooks.mindsporelike.graphs import forms
 
@@ -24,7 +25,7 @@ LENT = ("construct", "aligner_own", "aligner_number")
 # So many graphs are compiled at most to find the cells whose taps MindSpore does not compile.
 ATTEMPTS = 24
 # Why a cell is not told of that holds a dict of which Python takes care.
-PUT_TOGETHER = "Python puts a dict together that it gets or returns, which MindSpore knows only when the graph runs"
+PUT_TOGETHER = "why-put-together"
 
 
 @dataclass(eq=False)
@@ -50,6 +51,8 @@ class Graphs:
     """Cells that MindSpore does not compile with taps, and what it says."""
     outside: list[nn.Cell] = field(default_factory=list)
     """Observed nets that are being called as a whole: they are told of from outside their graph."""
+    around: dict[object, tuple[Callable[[], None], Callable[[], None]]] = field(default_factory=dict)
+    """Who is told before and after a graph with taps runs: inside it no parameter can be read."""
     proved: bool = False
     """Whether taps were seen to tell of values here."""
     rehearsed: set[int] = field(default_factory=set)
@@ -85,7 +88,14 @@ class Graph:
         name = self._ready(wanted)
         if not wanted:
             return self.call()
+        with _around():
+            output, broken = self._observed(name, wanted)
+        return output if broken is None else self._without(wanted, broken)
+
+    def _observed(self, name: str, wanted: list[Observed]) -> tuple[object, Optional[Exception]]:
+        """What it returns, or why it does not run with taps; raises what an observer raised."""
         GRAPHS.thread, GRAPHS.failure = threading.get_ident(), None
+        output: object = None
         broken: Optional[Exception] = None
         try:
             with self.named(name), _taps(wanted):
@@ -98,7 +108,7 @@ class Graph:
             GRAPHS.thread = None
         if failure is not None:
             raise failure
-        return output if broken is None else self._without(wanted, broken)
+        return output, broken
 
     def _ready(self, wanted: list[Observed]) -> str:
         """Compile it, and see that it runs to its end, as `_compiled`.
@@ -173,7 +183,7 @@ class Graph:
             else:
                 middle = len(group) // 2
                 groups += [group[:middle], group[middle:]]
-        GRAPHS.untold += [(one.cell, "too many others cannot be, either") for group in groups for one in group]
+        GRAPHS.untold += [(one.cell, "why-others-neither") for group in groups for one in group]
         wanted[:] = sorted(fine, key=lambda one: one.number)
         return _name(wanted)
 
@@ -193,9 +203,23 @@ class Graph:
         untyped = {form.number for form in made if form.untyped}
         untyped |= {number for number, entering in told if (number, not entering) not in told}
         if untyped:
-            why = "it gets or returns a value whose type MindSpore knows only when the graph runs"
+            why = "why-untyped"
             return _Untyped([one for one in cells if one.number in untyped], why)
         return None
+
+
+@contextmanager
+def _around() -> Iterator[None]:
+    """Tell those who want to know of a run."""
+    begun: list[Callable[[], None]] = []
+    try:
+        for before, after in list(GRAPHS.around.values()):
+            before()
+            begun.append(after)
+        yield
+    finally:
+        for after in begun:
+            after()
 
 
 def _name(cells: Sequence[Observed]) -> str:
@@ -226,12 +250,12 @@ def _taps(cells: Sequence[Observed]) -> Iterator[None]:
     from aligner_hooks.mindsporelike.graphs import taps  # makes operators: only where a graph is compiled
 
     held = [(cell, one.number) for one in cells for cell in [one.cell()] if cell is not None]
-    try:
+    with together() as lent:
         for cell, number in held:
-            vars(cell).update(zip(LENT, (MethodType(taps.construct, cell), cell.construct, number)))
+            for name, value in zip(LENT, (MethodType(taps.construct, cell), cell.construct, number)):
+                lent.add(hold(vars(cell), name, value).remove)
+    try:
         with compiler.compiling_ours():
             yield
     finally:
-        for cell, _ in held:
-            for name in LENT:
-                vars(cell).pop(name, None)
+        lent.remove()

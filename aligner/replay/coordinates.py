@@ -1,8 +1,13 @@
-"""What rounding makes of sines and cosines of large whole numbers: their angles are right to a part of the number."""
+"""What rounding makes of values that come of large numbers: they are right to a part of the number.
+
+Sines and cosines of whole numbers, and pictures that were made larger or smaller: where a pixel lies is a number up to
+the picture's side, and the framework's own operation rounds it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Optional
 
 import numpy as np
 
@@ -19,7 +24,25 @@ LEAST = 4
 """Channels that such a table has."""
 
 
-def rounded(check: Check, made: Array, entries: Mapping[Key, Entry]) -> float:
+RESIZING = ("interpolate", "upsample", "resize", "grid_sample")
+"""Parts of the names of operations that read a picture at places of their own."""
+
+
+def of_pixels(made: Array, ran: Optional[Iterable[str]]) -> float:
+    """Relative L2 that may be between two pictures, one of which the reference has made by such an operation (`ran`).
+
+    A place is off by the last bit of the side, and the picture by that part of what lies between two pixels.
+    """
+    if made.ndim < 4 or made.dtype.kind != "f" or not any(word in name for name in ran or () for word in RESIZING):
+        return 0.0
+    picture = made.astype(np.float64)
+    steps = [np.diff(picture, axis=axis) for axis in (-1, -2)]
+    size = float(np.sqrt(np.square(picture).mean()))
+    between = max(float(np.sqrt(np.square(step).mean())) if step.size else 0.0 for step in steps)
+    return EPS * max(made.shape[-2:]) * between / size if size and np.isfinite(size) else 0.0
+
+
+def of_angles(check: Check, made: Array, entries: Mapping[Key, Entry]) -> float:
     """Relative L2 that may be between two tables of places or time steps; 0 where the value is no such table.
 
     No noise tells of it, for a whole number bears none. An angle is off by the last bit of the largest.

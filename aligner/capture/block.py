@@ -1,0 +1,42 @@
+"""`with aligner.capture(net, "ref.h5"): net(x)`: a capture of whatever a model does inside the block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional, Union
+
+from aligner import registry
+from aligner.capture.options import Options
+from aligner.capture.session import Capture, Path
+from aligner.errors import UsageError
+
+
+def capture(
+    model: object,
+    path: Path,
+    *,
+    layers: Union[str, Sequence[str]] = "*",
+    steps: Optional[int] = None,
+    weights: bool = True,
+    silence_dropout: bool = False,
+    force: bool = False,
+) -> Capture:
+    """Capture what `model` does inside a `with` block: `with aligner.capture(net, "ref.h5"): net(x)`.
+
+    Args:
+        model: a torch module or MindSpore cell; the framework is found from it.
+        path: the dump to write; an existing one is refused unless `force`.
+        layers: patterns of layer paths to record ("encoder.*").
+        steps: stop observing after so many runs of the model; None takes all of the block.
+        weights: record parameters and buffers too, so that a port can be run on them.
+        silence_dropout: make dropout inactive in train mode while capturing.
+        force: overwrite an existing dump.
+
+    Raises:
+        UsageError: `steps` is no whole number from 1 on.
+    """
+    if steps is not None and (not isinstance(steps, int) or steps < 1):
+        raise UsageError("steps-form", found=repr(steps))
+    patterns = [layers] if isinstance(layers, str) else list(layers)
+    options = Options(patterns, steps, weights, silence_dropout, force=force)
+    return Capture(registry.of(model), model, path, options)

@@ -1,0 +1,31 @@
+"""How a capture is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from aligner.capture.sink import Sink
+
+
+@dataclass
+class Options:
+    """How a capture is made; the command line's options, without where the model comes from."""
+
+    layers: Sequence[str] = ("*",)
+    steps: Optional[int] = None
+    weights: bool = True
+    silence_dropout: bool = False
+    operations: bool = False
+    """Note which operations run between the layers."""
+    follow: bool = False
+    """Note as well what each of them makes, by its fingerprint, and the line that it stands in."""
+    force: bool = False
+    seed: Optional[int] = None
+    header: Mapping[str, Any] = field(default_factory=dict)
+    then: Optional[Callable[[Sink, int, float], None]] = None
+    """What is done once the net has run and nothing is observed any more, while the dump is still open: it gets the
+    dump, the last order number, and the seconds since the capture began."""
+    then_stopped: bool = False
+    """It is done where the net raised as well."""

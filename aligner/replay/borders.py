@@ -1,0 +1,284 @@
+"""Values of the port that are right, and stand at another border than their counterparts'.
+
+    used   what the port takes such a value for: it is handed on, as it is, to a place where the reference has another
+           value (a norm with its activation inside, where the reference's activation is a layer behind the norm)
+    later  values that the port makes later than the layer of the same name does in the reference (the activation is
+           a line behind the norm, or the residual is added one level higher)
+    passed what a layer only passes on (an Identity, dropout that is silent): it stands wherever its author put it
+    around what layers that hold others are given and hand on: they begin and end where their author has cut
+
+All are read from the free run's dumps: the first two by which values are the same on either side, whatever they are.
+Whether they are right is found out in the forced pass, where they are made of right ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Optional
+
+from aligner.compare.checks import OTHER_BORDER, Check
+from aligner.compare.cover import telling
+from aligner.compare.net import is_input
+from aligner.compare.pairing import Pair
+from aligner.record import Call, Key, Phase
+from aligner.replay import prints
+from aligner.replay.standing import Standing
+
+if TYPE_CHECKING:
+    from aligner.compare.held import Held
+    from aligner.dump.reader import Entry
+
+FIRST = "input.0"
+"""The argument that a layer works on, as a rule; others tell it how."""
+
+NEARER = 0.5
+"""Of two counterparts a value is set against the other one where it is off from it by so much less."""
+
+
+@dataclass(frozen=True)
+class Uses:
+    """What the free run tells, by the port's address."""
+
+    used: Mapping[Key, Sequence[Entry]] = field(default_factory=dict)
+    """The reference's values in the places where the port uses this one, other than its counterpart."""
+    later: frozenset[Key] = frozenset()
+    """Addresses whose counterpart is used by the reference where the port has a value that it makes later."""
+    passed: frozenset[Key] = frozenset()
+    """Addresses of layers that hand on what they are given on both sides, and were paired by likeness alone."""
+    around: frozenset[str] = frozenset()
+    """The port's layers that others run inside of, without the net itself."""
+    standing: Standing = field(default_factory=Standing)
+
+
+def uses(pairs: Sequence[Pair], calls: Iterable[Call], around: Set[str], guessed: Set[str]) -> Uses:
+    """Read them from the pairs of a free run and the port's calls. The net's own border is where it is.
+
+    `around` are the port's layers with others inside, `guessed` those whose counterparts likeness alone has told.
+
+    What a layer is given counts for what is used inside it alone: a right value in the wrong place is wrong.
+    """
+    ends = {(call.step, call.layer, call.number): call.last for call in calls if call.phase is Phase.FORWARD}
+    matched = [(p.reference, p.port) for p in pairs if p.reference is not None and p.port is not None]
+    forward = [(one, other) for one, other in matched if one.key.phase is Phase.FORWARD]
+    ours: dict[object, list[tuple[Entry, Entry]]] = {}
+    theirs: dict[object, list[tuple[Entry, Entry]]] = {}
+    for one, other in forward:
+        ours.setdefault((one.key.step, one.content), []).append((one, other))
+        theirs.setdefault((other.key.step, other.content), []).append((one, other))
+    used: dict[Key, list[Entry]] = {}
+    later = set()
+    for one, other in forward:
+        if not (one.key.layer and other.key.layer):
+            continue
+        found: dict[object, Entry] = {}
+        given = is_input(other.key.slot)
+        end = ends.get((other.key.step, other.key.layer, other.key.call)) if given else math.inf
+        for there, user in theirs[other.key.step, other.content]:
+            inside = other.order < user.order <= (math.inf if end is None else end)
+            if inside and there.content != one.content and _size(there) == _size(other):
+                found.setdefault(there.content, there)
+        if found and not telling(other):
+            continue  # a value of ones is equal to any other of ones by chance
+        if found:
+            used[other.key] = [*found.values()]
+        if found or given:
+            continue
+        places = [here for user, here in ours[one.key.step, one.content] if user.order > one.order]
+        if places and all(here.order > other.order and here.content != other.content for here in places):
+            later.add(other.key)
+    standing = Standing.of(pair.reference for pair in pairs if pair.reference is not None)
+    return Uses(used, frozenset(later), _passed(forward, guessed - around), frozenset(around - {""}), standing)
+
+
+def _passed(forward: Iterable[tuple[Entry, Entry]], guessed: Set[str]) -> frozenset[Key]:
+    """The addresses of the calls that hand on what they are given, on both sides."""
+    calls: dict[object, list[tuple[Entry, Entry]]] = {}
+    for one, other in forward:
+        if other.key.layer in guessed:
+            calls.setdefault((other.key.step, other.key.layer, other.key.call), []).append((one, other))
+    return frozenset(
+        other.key
+        for pairs in calls.values()
+        if {is_input(other.key.slot) for _, other in pairs} == {True, False}
+        and all(len({side.content for side in sides}) == 1 for sides in zip(*pairs))
+        for _, other in pairs
+    )
+
+
+def _size(entry: Entry) -> int:
+    return math.prod(entry.shape)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A value that has another counterpart. `entry` is handed on in its place; None: the value itself."""
+
+    check: Check
+    entry: Optional[Entry]
+
+
+Code = Optional[tuple[str, int]]
+"""A call of the port whose code works on a value; None outside of all."""
+
+
+@dataclass
+class _Waiting:
+    """A value that may stand at another border: what the code that goes on with it makes is to tell."""
+
+    check: Check
+    code: Code
+    value: prints.Print
+    """What it is: the same value may wait at several borders, as it is handed on."""
+    seen: bool = False
+    """Something right was made by this code since."""
+
+    @property
+    def comparable(self) -> bool:
+        """Whether it can be held to its counterpart."""
+        return self.check.deviation is not None
+
+    @property
+    def given(self) -> bool:
+        """Whether the code was given it: the first that it makes tells. Of what it goes on with, all tells."""
+        return self.code == (self.check.port.layer, self.check.port.call)
+
+
+class Borders:
+    """Decides in a forced pass, value by value; `elsewhere` holds what was decided, by the port's address."""
+
+    def __init__(self, uses: Uses) -> None:
+        self.elsewhere: dict[Key, Optional[Entry]] = {}
+        self.refuted: set[Key] = set()
+        """Values whose counterparts the port does not make later, as it turned out: what it makes is no better."""
+        self.doubted: set[Key] = set()
+        """Values that may be wrong after all: a later value of the code that was given them is, or they are at another
+        border what was wrong at this one."""
+        self._uses = uses
+        self._given: list[_Waiting] = []
+        """Those that a layer was given, that went for right, and that could be held as well."""
+        self._due: dict[object, Check] = {}
+        """Checks of values whose counterparts the port has still to make, by step and content of these."""
+        self._open: list[_Waiting] = []
+        """Checks of values that may stand at another border: what is made of them is to tell."""
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._due.clear()
+        self._open.clear()
+        self._given.clear()
+        self.doubted.clear()
+        self.elsewhere.clear()
+
+    def moved(
+        self, check: Check, entry: Entry, found: Held, judge: Callable[..., Check], code: Code
+    ) -> Optional[Moved]:
+        """What is to be made of a value that is not its counterpart.
+
+        `judge` sets it against another one, in the shape given or in its own; `code` goes on with it.
+        """
+        others = [(judge(other), other) for other in self._uses.used.get(check.port, ())]
+        if others:
+            nearest, other = min(others, key=lambda pair: pair[0].error)
+            if not nearest.suspicious:
+                self.elsewhere[check.port] = other
+                return Moved(excused(check), other)
+            if nearest.error < NEARER * check.error:
+                self.elsewhere[check.port] = other
+                told = replace(nearest, key=check.key, against=other.key)
+                return Moved(told, other)
+        around = check.port.layer in self._uses.around
+        other_size = around and math.prod(found.shape) != _size(entry)
+        if other_size and is_input(check.port.slot) and check.port.slot != FIRST and not self._begun(check.port):
+            return None  # a mask or a table beside the values: what comes next need not be made of it
+        if (around or check.port in self._uses.passed) and check.port not in self.refuted:
+            near = self._uses.standing.near(found, check.key.step)
+            right = {other.content for other in near if not judge(other, found.shape).suspicious}
+            if other_size and right - {entry.content} and not is_input(check.port.slot):
+                self.elsewhere[check.port] = None
+                return Moved(excused(check), None)
+            made = around and not right and not is_input(check.port.slot)
+            if other_size or made or right - {entry.content}:  # else it is its counterpart in another form
+                self._open.append(_Waiting(check, code, prints.taken(found.raw())))
+                return Moved(check, None)
+        if check.port in self._uses.later and check.port not in self.refuted:
+            self._due[check.key.step, entry.content] = check
+            return Moved(check, None)
+        return None
+
+    def _begun(self, port: Key) -> bool:
+        """Whether this call waits for what is made of its other arguments."""
+        return any(_one_call(one.check.port, port) for one in self._open)
+
+    def opened(self, check: Check, code: Code, outer: Code) -> tuple[Sequence[Check], Check]:
+        """What a value that `code` makes tells of those that wait: their checks, and its own, as they are to be told.
+
+        If what the code makes is right until it ends, they are: their layers end elsewhere. If not, it comes of them,
+        and they are to be held. Of what the code was given the first value tells. Where `code` hands this value on,
+        `outer` goes on with it; else the two are one.
+        """
+        if check.suspicious and check.where == "glue":
+            self.doubted.update(one.check.port for one in self._given if one.code == code)
+        mine = [one for one in self._open if one.code == code and not _one_call(one.check.port, check.port)]
+        if not mine or check.where != "glue":
+            return (), check
+        ends = outer != code
+        if check.reason == OTHER_BORDER or any(one.check.port == check.port for one in self._open):
+            for one in mine if ends else ():  # it goes on as it is, and so do they
+                one.code = outer
+            return (), check
+        if check.suspicious:
+            self._open = [one for one in self._open if all(one is not other for other in mine)]
+            self.refuted.update(one.check.port for one in mine if one.comparable or is_input(one.check.port.slot))
+            wrong = {one.value for one in mine}
+            self.doubted.update(one.check.port for one in self._open if one.value in wrong and one.comparable)
+            return [replace(one.check, follows=True) for one in mine[1:]], replace(check, follows=True)
+        for one in mine:
+            one.seen = True
+        return self._right([one for one in mine if one.given]), check
+
+    def left(self, code: Code, outer: Code) -> Sequence[Check]:
+        """`code` has ended, and all that it hands on was looked at: the checks of those that were right all along."""
+        mine = [one for one in self._open if one.code == code]
+        for one in mine:
+            one.code = outer
+        return self._right([one for one in mine if one.seen])
+
+    def ended(self) -> Sequence[Check]:
+        """A run has ended: the checks of those that still wait, where something right was made since."""
+        return self._right([one for one in self._open if one.seen])
+
+    def _right(self, waiting: Sequence[_Waiting]) -> Sequence[Check]:
+        self._open = [one for one in self._open if all(one is not other for other in waiting)]
+        self._given += [one for one in waiting if one.given and one.comparable]
+        self.elsewhere.update((one.check.port, None) for one in waiting)
+        return [excused(one.check) for one in waiting]
+
+    def settled(self, check: Check, entry: Entry) -> Optional[tuple[Check, Check]]:
+        """Where this value was due: the check of the place it was due from, and this one, as they are to be told."""
+        due = self._due.get((check.key.step, entry.content))
+        if due is None or due.port == check.port:
+            return None
+        del self._due[check.key.step, entry.content]
+        if not check.suspicious:
+            self.elsewhere[due.port] = None
+            return excused(due), check
+        if check.error > NEARER * due.error:
+            self.refuted.add(due.port)
+        elif due.where == "layer":
+            told = replace(due, error=check.error, expected=check.expected, deviation=check.deviation)
+            return replace(told, reason=check.reason, facts=check.facts), replace(check, follows=True)
+        else:
+            self.elsewhere[due.port] = None
+            return excused(due), check
+        return due, replace(check, follows=True)
+
+
+def _one_call(one: Key, other: Key) -> bool:
+    return (one.layer, one.call) == (other.layer, other.call)
+
+
+def excused(check: Check) -> Check:
+    """The check of a value that is right, and no counterpart of the reference's value of that name."""
+    return replace(check, error=0.0, deviation=None, reason=OTHER_BORDER, facts={}, follows=False)

@@ -1,0 +1,126 @@
+"""Parameters that are one on one side and several on the other: found by their shapes, their place and their names.
+
+A parameter that has no counterpart may be the rows of several that stand beside each other in one layer of the other
+side (q, k and v; k and v; all experts).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Optional
+
+from aligner.compare.views import View
+from aligner.replay.items import Item, Match
+
+MOST = 256
+"""Parts of one parameter; more experts than this are none."""
+
+MOST_HEADS, TRIED = 128, 12
+"""Heads of an attention, and how many numbers of them are tried."""
+
+STACK = 3
+"""Axes of a stack of matrices; its name is its own."""
+
+_ORDER = {"q": 0, "query": 0, "queries": 0, "k": 1, "key": 1, "keys": 1, "v": 2, "value": 2, "values": 2}
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+def parts(wholes: Iterable[Item], others: Sequence[Item]) -> list[tuple[Item, Item]]:
+    """Parts of parameters without a counterpart, each with the parameter of the other side that it is.
+
+    Matrices first: what else a layer has follows its matrix.
+    """
+    alike: dict[tuple[str, tuple[int, ...]], list[Item]] = {}
+    for item in sorted(wholes, key=lambda item: -len(item.shape)):
+        if item.shape:
+            alike.setdefault((_role(item), item.shape), []).append(item)
+    rows, partners = _rows(others), dict[str, list[str]]()
+    there = {(item.slot.layer, _role(item)): item for item in others}
+    found: list[tuple[Item, Item]] = []
+    for (role, shape), items in alike.items():
+        near = rows.get(role, []) if len(shape) < STACK else [row for every in rows.values() for row in every]
+        groups = [group for row in near if (group := _group(row, shape))] if len(shape) > 1 else []
+        if all(item.slot.layer in partners for item in items):
+            groups = [[there.get((layer, role)) for layer in partners[item.slot.layer]] for item in items]
+        for item, group in zip(items, groups) if len(groups) == len(items) else ():
+            partners[item.slot.layer] = [other.slot.layer for other in group if other is not None]
+            found += _parts(item, group)
+    return found
+
+
+def _role(item: Item) -> str:
+    """ "weight" or "bias", also of in_proj_weight."""
+    return item.slot.role.rpartition("_")[2]
+
+
+def _rows(items: Sequence[Item]) -> dict[str, list[list[Item]]]:
+    """By role: the parameters of that role of the layers that stand in one layer, in order of definition."""
+    rows: dict[str, dict[str, list[Item]]] = {}
+    for item in items:
+        parent = item.slot.layer.rpartition(".")[0]
+        rows.setdefault(_role(item), {}).setdefault(parent, []).append(item)
+    return {role: [*parents.values()] for role, parents in rows.items()}
+
+
+def _group(row: Sequence[Item], shape: tuple[int, ...]) -> list[Optional[Item]]:
+    """The parameters of a row that are the rows of one of this shape together."""
+    for axes in (len(shape), len(shape) - 1):  # all of them are rows, or all of them one row each
+        fitting = [i for i in row if len(i.shape) == axes and i.shape[len(i.shape) - len(shape) + 1 :] == shape[1:]]
+        named = sorted((item for item in fitting if meant(item) is not None), key=lambda item: meant(item) or 0)
+        for chosen in (named, [item for item in named if meant(item)], *_runs(fitting, shape)):
+            if 1 < len(chosen) <= MOST and sum(_length(item, shape) for item in chosen) == shape[0]:
+                return [*chosen]
+    return []
+
+
+def _runs(items: Sequence[Item], shape: tuple[int, ...]) -> Iterable[list[Item]]:
+    """Neighbours whose rows are as many as wanted."""
+    for first in range(len(items)):
+        total = 0
+        for last in range(first, len(items)):
+            total += _length(items[last], shape)
+            if total == shape[0]:
+                yield [*items[first : last + 1]]
+            if total >= shape[0]:
+                break
+
+
+def _length(item: Item, shape: tuple[int, ...]) -> int:
+    """How many rows of the whole it is: one, where the whole is a stack of such."""
+    return 1 if item.shape == shape[1:] else item.shape[0]
+
+
+def meant(item: Item) -> Optional[int]:
+    """0 for a query, 1 for a key, 2 for a value, by the layer's name; None for another name."""
+    words = {word.lower() for word in _WORD.findall(item.slot.layer.rpartition(".")[2])}
+    found = {_ORDER[word] for word in words if word in _ORDER}
+    return found.pop() if len(found) == 1 else None
+
+
+def _parts(item: Item, group: Sequence[Optional[Item]]) -> Iterable[tuple[Item, Item]]:
+    """The rows of each; where one lacks (a key without a bias), all have as many."""
+    lengths = [0 if other is None else _length(other, item.shape) for other in group]
+    missing = lengths.count(0)
+    left = item.shape[0] - sum(lengths)
+    if left < 0 or (left and not missing):
+        return  # they are no parts of this one
+    share = left // missing if missing else 0
+    start = 0
+    for other, length in zip(group, lengths):
+        stop = start + (length or share)
+        if other is not None:
+            yield replace(item, view=View(start, stop, item.view.turned), loose=True), replace(other, loose=True)
+        start = stop
+
+
+def heads(matches: Iterable[Match]) -> list[int]:
+    """How many heads the rows of parts may be of: what divides all of them."""
+    sizes = {
+        view.stop - view.start for match in matches for view in (match.reference.view, match.port.view) if view.stop
+    }
+    common = reduce(math.gcd, sizes, 0)
+    return [number for number in range(2, min(common, MOST_HEADS) + 1) if common % number == 0][:TRIED]

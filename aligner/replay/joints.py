@@ -1,0 +1,342 @@
+"""Which layer of the reference a layer of the port stands for, by what it is given.
+
+Layers that are alike in everything but their names are matched in the order in which they are defined or run, and a
+port may do both otherwise (the shortcut first, a norm more). A run tells: just before a layer runs it gets the weights
+of the reference's layer that was given the same values. Where none was, it hands on what its counterpart so far made,
+so that the next are given right values again. Layers that the reference gave the very same values (the first
+convolution of a block and its shortcut) are tried in all orders, and what comes after them tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import permutations
+from typing import Any, Optional
+
+import numpy as np
+
+from aligner.adapter import Adapter, Arguments
+from aligner.dtypes import DTYPES, decode
+from aligner.dump.reader import Dump, Entry
+from aligner.record import Key, Phase
+from aligner.replay.forms import squeezed
+from aligner.replay.items import Item, Match
+from aligner.replay.transfer import Transfer
+from aligner.replay.trial import Trial, executed
+from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_result
+
+LOOKED_AT = 512
+"""Elements that are looked at to know a value again."""
+
+NEAR = 0.02
+"""Two values are one where these differ by no more than this part: a short type rounds, others are far off."""
+
+MOST_ORDERS = 6
+"""Runs at most: all orders of three layers (q, k and v)."""
+
+SURE = 0.9
+"""How sure a match by values is."""
+
+Fill = Callable[[Iterable[Match]], None]
+
+_Signature = tuple[tuple[str, tuple[int, ...]], ...]
+_Group = tuple[str, ...]
+
+
+@dataclass
+class _Run:
+    """What one run showed: the port's layers in the order in which they ran."""
+
+    fill: Fill
+    """Loads what it is given."""
+    taken: dict[str, str] = field(default_factory=dict)
+    """The reference's layer by the port's."""
+    known: dict[str, bool] = field(default_factory=dict)
+    """Whether the layer was given what the reference's was given."""
+    fitted: set[str] = field(default_factory=set)
+    """Layers that were given something else, and whose counterpart shows in what they make."""
+    groups: dict[str, _Group] = field(default_factory=dict)
+    """The reference's layers that were given the same, where there are several."""
+    met: dict[_Group, int] = field(default_factory=dict)
+    """How many of the port's layers have met such a group."""
+
+    def lost(self) -> dict[_Group, int]:
+        """For each group how many layers, until the next group has run, were given other values than they should be.
+
+        What comes before the first group counts for no order.
+        """
+        found: dict[_Group, int] = {}
+        latest: Optional[_Group] = None
+        for layer, known in self.known.items():
+            group = self.groups.get(layer)
+            if latest is not None and group != latest:
+                found[latest] = found.get(latest, 0) + (not known)
+            if group is not None:
+                latest = group
+                found.setdefault(group, 0)
+        return found
+
+
+class Joints:
+    """Layers of one port whose weights were matched by their order alone."""
+
+    def __init__(
+        self,
+        reference: Dump,
+        adapter: Adapter,
+        model: Any,
+        first: Transfer,
+        step: int,
+        filler: Callable[[], Fill],
+    ) -> None:
+        self._reference, self._adapter, self._model, self._step = reference, adapter, model, step
+        self._first, self._filler = first, filler
+        free = [match for match in first.matches if match.by == "structure" and match.confidence < 1.0]
+        bound = {match.reference.slot.layer for match in first.matches} - {m.reference.slot.layer for m in free}
+        self._ours = _layers([m.reference for m in free] + [i for i in first.left_reference if i.required], bound)
+        bound = {match.port.slot.layer for match in first.matches} - {m.port.slot.layer for m in free}
+        self._theirs = _layers([m.port for m in free] + [i for i in first.left_port if i.required], bound)
+        pairs = {(match.reference.slot.layer, match.port.slot.layer) for match in free}
+        for one, other in pairs:  # a parameter that has another name there, or stands in a layer of its own
+            if _signature(self._ours.get(one, ())) != _signature(self._theirs.get(other, ())):
+                self._ours.pop(one, None)
+                self._theirs.pop(other, None)
+        self._prior = {other: one for one, other in pairs if one in self._ours and other in self._theirs}
+        self._sure = {
+            m.port.slot.layer: m.reference.slot.layer
+            for m in reversed(first.matches)
+            if m.port.slot.layer not in self._theirs
+        }
+        """Of layers with one possible counterpart, that one; what they are given tells of those before them."""
+        self._alike: dict[_Signature, list[str]] = {}
+        order = executed(reference, step)
+        for path in sorted(self._ours, key=lambda path: order.get(path, len(order))):
+            self._alike.setdefault(_signature(self._ours[path]), []).append(path)
+        self._samples: dict[Key, Optional[_Sample]] = {}
+        self.known = 0
+        """How many layers were given what their counterparts were given."""
+        self.gained = False
+        """In another order more of them were."""
+        self.certain = False
+        """Each layer that got another counterpart was given what that one was given, and not what the first one was."""
+
+    def found(self, call: Callable[[], None], before: Trial) -> Transfer:
+        """The matches that the runs tell; `before` is what a run with the first ones showed."""
+        best = self._ran(call, before, {})
+        fewest, orders = best.lost(), dict[_Group, Sequence[str]]()
+        if not any(best.known.values()):
+            return self._first
+        for number in range(MOST_ORDERS):
+            doubted = [group for group, lost in fewest.items() if lost and len(group) > 1]
+            tried = {group: order for group in doubted if (order := _order(group, number)) is not None}
+            if not tried:
+                break
+            run = self._ran(call, before, {**orders, **tried})
+            for group, lost in run.lost().items():
+                if group in tried and lost < fewest[group]:
+                    fewest[group], orders[group] = lost, tried[group]
+                elif group not in fewest:  # only now it was given the right values
+                    fewest[group] = lost
+        run = self._ran(call, before, orders) if orders else best
+        self.known = sum(run.known.values())
+        self.gained = self.known > sum(best.known.values())
+        changed = [path for path, other in run.taken.items() if self._prior.get(path) != other]
+        run.fitted.update(path for path, group in run.groups.items() if group in orders)  # what comes behind has told
+        told = {path for path in changed if run.known[path] or path in run.fitted}
+        self.certain = told == set(changed) and not told & set(run.groups)
+        return self._transfer(run)
+
+    def _ran(self, call: Callable[[], None], before: Trial, orders: Mapping[_Group, Sequence[str]]) -> _Run:
+        run = _Run(self._filler())
+        with ExitStack() as hooks:
+            for path, layer in self._adapter.layers(self._model):
+                if path in self._theirs or path in self._sure:
+                    known = partial(self._seen, run, path)
+                    given = partial(self._given, run, path, before, orders) if path in self._theirs else known
+                    hooks.callback(self._adapter.intervene(layer, given, partial(self._made, run, path, [])).remove)
+            call()
+        return run
+
+    def _seen(self, run: _Run, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arguments:
+        """Before a layer runs whose counterpart is known."""
+        wanted = self._sample(self._sure[path], "input.0")
+        found: Tensors = []
+        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        if path not in run.known and wanted is not None and found:
+            run.known[path] = _same(self._taken_of(found[0][1]), wanted)
+        return args, kwargs
+
+    def _given(
+        self,
+        run: _Run,
+        path: str,
+        before: Trial,
+        orders: Mapping[_Group, Sequence[str]],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+    ) -> Arguments:
+        """Before a layer runs: choose its counterpart, and give it its weights."""
+        if path in run.known:
+            return args, kwargs
+        found: Tensors = []
+        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        one = self._taken_of(found[0][1]) if found else None
+        alike = self._alike.get(_signature(self._theirs[path]), [])
+        near = [other for other in alike if one is not None and one.near(self._sample(other, "input.0"))]
+        run.known[path] = bool(near)
+        mine = self._prior.get(path)
+        if not near and mine is not None:  # the code before is wrong, or an order before was
+            near = [other for other in alike if _same(self._sample(mine, "input.0"), self._sample(other, "input.0"))]
+        made = before.made.get(path)
+        fitting = [other for other in near if made is None or self._shape(other) == made]
+        if not run.known[path] and len(fitting) == 1 < len(near):
+            run.fitted.add(path)
+        near = fitting or near
+        chosen = near[0] if len(near) == 1 else mine
+        if len(near) > 1:
+            group = tuple(near)
+            run.groups[path] = group
+            place = run.met.get(group, 0)
+            run.met[group] = place + 1
+            order = orders.get(group)
+            left = [other for other in near if other not in run.taken.values()]
+            if order is not None and place < len(order):
+                chosen = order[place]
+            elif mine not in left and left:
+                chosen = left[0]
+        if chosen is not None:
+            run.taken[path] = chosen
+            run.fill(self._matches(chosen, path))
+        return args, kwargs
+
+    def _made(
+        self,
+        run: _Run,
+        path: str,
+        done: list[bool],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        output: object,
+    ) -> object:
+        """After it has run: where the way was lost, hand on what its counterpart made."""
+        chosen = run.taken.get(path, self._sure.get(path))
+        found: Tensors = []
+        flatten_result(output, self._adapter.is_tensor, found)
+        lost = chosen is not None and not run.known.get(path, True) and not done and found
+        entry = self._entry(chosen, "output.0") if chosen is not None and lost else None
+        done.append(True)
+        if entry is None:
+            return output
+        slot, tensor = found[0]
+        shape = tuple(self._adapter.to_numpy(tensor).shape)
+        dtype = self._adapter.dtype(tensor)
+        if squeezed(shape) != squeezed(entry.shape) or dtype != entry.dtype:
+            return output
+        return substitute_result(output, {slot: self._adapter.from_numpy(entry.raw().reshape(shape), dtype)})
+
+    def _transfer(self, run: _Run) -> Transfer:
+        """The first matches, with those of the layers that the run tells in their place."""
+        pairs: dict[str, str] = {}
+        for path, other in run.taken.items():
+            if (run.known[path] or path in run.fitted) and other not in pairs.values():
+                pairs[path] = other
+        for path, other in self._prior.items():
+            if path not in pairs and other not in pairs.values():
+                pairs[path] = other
+        for path, items in self._theirs.items():
+            left = [other for other in self._alike.get(_signature(items), ()) if other not in pairs.values()]
+            if path not in pairs and left:
+                pairs[path] = left[0]
+        changed = {path: other for path, other in pairs.items() if self._prior.get(path) != other}
+        gone = {*changed, *(path for path in self._prior if path not in pairs)}
+        kept = [match for match in self._first.matches if match.port.slot.layer not in gone]
+        matches = kept + [match for path, other in changed.items() for match in self._matches(other, path)]
+        position = {item.slot: index for index, item in enumerate(_all(self._first)[0])}
+        matches.sort(key=lambda match: position[match.reference.slot])
+        used = {match.reference.slot for match in matches}, {match.port.slot for match in matches}
+        ours, theirs = _all(self._first)
+        return Transfer(
+            tuple(matches),
+            tuple(item for item in ours if item.slot not in used[0]),
+            tuple(item for item in theirs if item.slot not in used[1]),
+        )
+
+    def _matches(self, reference: str, port: str) -> list[Match]:
+        roles = {item.role: item for item in self._theirs[port]}
+        return [Match(item, roles[item.role], "values", SURE) for item in self._ours[reference]]
+
+    def _entry(self, layer: str, slot: str) -> Optional[Entry]:
+        if slot.startswith("output"):
+            layer = self._first.norms[0].get(layer, layer)
+        return self._reference.find(Key(self._step, Phase.FORWARD, layer, 0, slot))
+
+    def _shape(self, layer: str) -> Optional[tuple[int, ...]]:
+        entry = self._entry(layer, "output.0")
+        return None if entry is None else squeezed(entry.shape)
+
+    def _sample(self, layer: str, slot: str) -> Optional[_Sample]:
+        key = Key(self._step, Phase.FORWARD, layer, 0, slot)
+        if key not in self._samples:
+            entry = self._entry(layer, slot)
+            self._samples[key] = None if entry is None else _Sample.of(entry.raw(), entry.dtype)
+        return self._samples[key]
+
+    def _taken_of(self, tensor: object) -> Optional[_Sample]:
+        dtype = self._adapter.dtype(tensor)
+        return _Sample.of(self._adapter.to_numpy(tensor), dtype) if dtype in DTYPES else None
+
+
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """Some elements of a value, and how many it has."""
+
+    size: int
+    values: Any
+
+    @classmethod
+    def of(cls, array: Any, dtype: str) -> _Sample:
+        flat = array.reshape(-1)
+        places = np.linspace(0, max(flat.size - 1, 0), min(flat.size, LOOKED_AT)).astype(np.int64)
+        return cls(flat.size, decode(flat[places], dtype).astype(np.float64))
+
+    def near(self, other: Optional[_Sample]) -> bool:
+        """Whether these are the same values, as far as they tell: zeros tell nothing."""
+        if other is None or other.size != self.size or not self.size:
+            return False
+        scale = float(np.linalg.norm(other.values))
+        with np.errstate(all="ignore"):
+            return scale > 0.0 and bool(np.linalg.norm(self.values - other.values) <= NEAR * scale)
+
+
+def _same(one: Optional[_Sample], other: Optional[_Sample]) -> bool:
+    return one is not None and one.near(other)
+
+
+def _layers(items: Iterable[Item], bound: Iterable[str]) -> dict[str, list[Item]]:
+    """The layers all of whose parameters are free, with these."""
+    layers: dict[str, list[Item]] = {}
+    for item in items:
+        layers.setdefault(item.slot.layer, []).append(item)
+    return {path: members for path, members in layers.items() if path not in set(bound)}
+
+
+def _signature(items: Sequence[Item]) -> _Signature:
+    return tuple(sorted((item.role, item.shape) for item in items))
+
+
+def _all(transfer: Transfer) -> tuple[list[Item], list[Item]]:
+    return (
+        [match.reference for match in transfer.matches] + [*transfer.left_reference],
+        [match.port for match in transfer.matches] + [*transfer.left_port],
+    )
+
+
+def _order(group: _Group, number: int) -> Optional[Sequence[str]]:
+    """One of the orders in which a group may be met; the reference's own comes first."""
+    for index, order in enumerate(permutations(group)):
+        if index == number:
+            return order
+    return None

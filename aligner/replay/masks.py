@@ -1,0 +1,89 @@
+"""Whether two masks say the same, in whatever words: additive, or true and false, once, or again for each query."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from aligner.compare.held import Held
+from aligner.compare.reading import HIDDEN
+from aligner.dtypes import decode
+from aligner.record import Array
+from aligner.replay.forms import FEW, squeezed
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Truths = npt.NDArray[np.bool_]
+    Numbers = npt.NDArray[Any]
+
+TWO = 2
+"""Values of a mask that says what is seen and what not."""
+
+
+def spread_out(wanted: Held, array: Array, dtype: str) -> bool:
+    """Whether they stand for each other value by value, and one says it more often than the other.
+
+    Which value means what is another question.
+    """
+    if squeezed(wanted.shape) == squeezed(array.shape):
+        return False
+    cores = _cores(_numbers(wanted.load()), _numbers(decode(array, dtype)))
+    if cores is None:
+        return False
+    pairs = [np.unique(np.nan_to_num(core), return_inverse=True) for core in cores]
+    sizes = [values.size for values, _ in pairs]
+    both = np.unique(pairs[0][1].reshape(-1) * sizes[1] + pairs[1][1].reshape(-1)).size
+    return bool(both == sizes[0] == sizes[1] <= FEW)
+
+
+def say_the_same(wanted: Held, array: Array, dtype: str) -> bool:
+    """Whether the port's mask is right for everybody who knows its words.
+
+    Of two that say true and false the same words are asked for: which of them hides is not written anywhere. Where one
+    is additive, what it hides is; and the other one hides no row as a whole, read the right way round.
+    """
+    one, other = _numbers(wanted.load()), _numbers(decode(array, dtype))
+    if not one.size or not other.size:
+        return False
+    additive = [bool((side <= -HIDDEN).any()) for side in (one, other)]
+    if any(additive):
+        sides = _hidden(one), _hidden(other)
+        if sides[0] is None or sides[1] is None:
+            return False
+        one, other = sides[0], sides[1]
+    cores = _cores(one, other)
+    return cores is not None and bool(np.array_equal(*cores))
+
+
+def _numbers(mask: Array) -> Numbers:
+    return mask
+
+
+def _hidden(mask: Numbers) -> Optional[Truths]:
+    """Where a mask hides; None where it does not tell."""
+    if (mask <= -HIDDEN).any():
+        return np.asarray(mask <= -HIDDEN)
+    if np.unique(mask).size != TWO:
+        return None
+    readings = [side for side in (mask == mask.min(), mask == mask.max()) if not side.all(axis=-1).any()]
+    return readings[0] if len(readings) == 1 else None
+
+
+def _cores(one: Numbers, other: Numbers) -> Optional[tuple[Numbers, Numbers]]:
+    """Both without the axes that they say the same along; None where these are not the same axes of what is masked."""
+    if not one.size or not other.size:
+        return None
+    (first, places), (second, theirs) = _core(one), _core(other)
+    if not places or first.shape != second.shape or places[1:] != theirs[1:]:
+        return None
+    items = first.shape[0] == one.shape[0] == other.shape[0]
+    return (first, second) if items or places[0] == theirs[0] else None
+
+
+def _core(mask: Numbers) -> tuple[Numbers, list[int]]:
+    """The mask without these axes, and where its axes are, counted from the end."""
+    kept = [axis for axis in range(mask.ndim) if not (mask == mask.take([0], axis)).all()]
+    core = mask[tuple(slice(None) if axis in kept else 0 for axis in range(mask.ndim))]
+    return core, [mask.ndim - axis for axis in kept]

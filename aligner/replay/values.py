@@ -1,0 +1,397 @@
+"""One value of a forced pass: judged against the reference's, and what is handed on in its place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Optional
+
+import numpy as np
+
+from aligner.adapter import Adapter
+from aligner.compare.arranged import in_order, without_places
+from aligner.compare.checks import LIMIT, OTHER_FORM, Check
+from aligner.compare.formed import Formed
+from aligner.compare.held import Held
+from aligner.compare.net import CallId, is_input
+from aligner.compare.reading import read
+from aligner.compare.reformed import Slice, several
+from aligner.dtypes import DTYPES, decode, encode
+from aligner.record import Array, Key, Phase, Record
+from aligner.replay import prints
+from aligner.replay.borders import Borders
+from aligner.replay.forms import (
+    Axes,
+    joined,
+    laid,
+    laid_out,
+    mask_like,
+    other_form,
+    other_orders,
+    sees_nothing,
+    squeezed,
+    tells_other_things,
+)
+from aligner.replay.frames import Frame, Plan
+from aligner.replay.judgement import RULE, Place, judged, unexcused
+from aligner.replay.masks import say_the_same, spread_out
+from aligner.replay.noise import Change
+from aligner.replay.overflow import Overflow
+from aligner.replay.precision import SHORT
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from aligner.capture.sink import Sink
+    from aligner.dump.reader import Entry
+
+    Numbers = npt.NDArray[np.float64]
+
+KEPT = 96
+"""Values that are kept in the dump; a port with more places wrong is another net."""
+
+EFFECT = 0.01
+"""An argument that is off by so much more than what comes of it is meant in another way."""
+
+NEARLY = 0.5
+"""Relative L2 of two values that are meant to be one, with a setting wrong; of other axes it is more than 1."""
+
+
+class Values:
+    """All values of a forced pass, one at a time; `checks` tells what was found of each."""
+
+    def __init__(self, adapter: Adapter, plan: Plan, sink: Optional[Sink], order: int) -> None:
+        self.checks: list[Check] = []
+        self.plan = plan
+        self.settle: Callable[[], None] = lambda: None  # called before a value of the port's code is overwritten
+        self.taken = False
+        """The port's code handed on another value of the reference than the one that was due."""
+        self.spared: dict[int, bool] = {}
+        """By step: whether such a value is left as it is, for those who are to get it."""
+        self.free: set[tuple[str, int]] = set()
+        """Calls that raised on the reference's inputs and are left with their own."""
+        self.odd: set[tuple[str, int]] = set()
+        """Calls of this run that made another shape than the reference's."""
+        self.disturb: Optional[Change] = None
+        self.watched: Optional[Callable[[Check, Array, str], None]] = None
+        self.borders = Borders(plan.uses)
+        self.turned: dict[Key, Sequence[Optional[Axes]]] = {}
+        """Arguments that are the reference's in another order of axes, by the port's address; and which else they may
+        have to be in (None: the reference's)."""
+        self.spread: set[Key] = set()
+        """Masks that stand for the reference's value by value, and say it more often, or less."""
+        self.words: dict[Key, object] = {}
+        """What tells a mask in other words from others: the reference's and the port's."""
+        self.understood: set[object] = set()
+        """Of these the ones that mean the same: so the words do, or somebody made the right thing of them."""
+        self.instead: dict[Key, Optional[Axes]] = {}
+        """The order that such an argument is given in, where the layer does not take the one that it came in."""
+        self._adapter = adapter
+        self._sink = sink
+        self._order = order
+        self._step = 0
+        self._kept = 0
+        self._prints: dict[Key, prints.Print] = {}
+        """What was kept in the dump."""
+        self._right: set[prints.Print] = set()
+        """Values of the reference that the port has got into its hands in this run."""
+        self._overflow = Overflow()
+        self._owned: set[int] = set()
+        """The model's own tensors, which no pass may write to."""
+        self._orders: dict[tuple[tuple[int, ...], tuple[int, ...]], Axes] = {}
+        """By the reference's shape and the port's: the order of axes in which the port has the reference's values."""
+
+    def begin(self, step: int, owned: set[int]) -> None:
+        """A run begins."""
+        self._step, self._owned = step, owned
+        self._right, self.taken, self._overflow, self.odd = set(), False, Overflow(), set()
+        self.borders.begin()
+
+    def checked(
+        self, frame: Frame, owner: Optional[Frame], tensor: object, entry: Entry, address: Key, place: Place
+    ) -> Optional[object]:
+        """Judge a value of a call; what to put in its place, None for what it is."""
+        found = self._found(address, tensor)
+        if found is None:
+            return None
+        wanted = _held(entry)
+        if without_places(entry):
+            found = Held(address, 0, found.dtype, in_order(found.raw()))
+        row = several(entry)
+        if row and found.shape == wanted.shape:
+            self._of_several(owner, row, found, place)
+            return self._handed(frame, self.checks[-1], tensor, wanted, found)
+        same = found.dtype == entry.dtype and found.shape == wanted.shape and np.array_equal(found.raw(), wanted.raw())
+        check = judged(self.plan.coarsest(place[1]), wanted, found, place, same)
+        check = replace(check, isolated=not (owner is not None and owner.loose))
+        check = self._overflow.judged(check, entry, wanted, (found.dtype, self.plan.short), frame)
+        if self.watched is None:
+            nearly = False
+            if frame.around is not None:  # one that is right in another order of axes stands where it is due
+                ordered, put = self._in_order(check, wanted, found, place)
+                off = ordered.deviation if check.deviation is None and not is_input(address.slot) else None
+                nearly = off is not None and off.rel_l2 < NEARLY
+                set_so = off is not None or ordered.reason == OTHER_FORM
+                check, wanted = (ordered, put) if set_so else (check, wanted)
+            check, other = (check, entry) if nearly else self._at_border(check, entry, found, place, frame)
+            if other is None:
+                self.checks.append(check)
+                return None
+            wanted = wanted if other is entry else _held(other)
+        check, doubtful = self._doubted(frame, check, wanted, found, same)
+        if frame.around is not None:
+            told = check
+            check, wanted = self._in_order(check, wanted, found, place)
+            doubtful = doubtful and check is told and address not in self.instead
+            if self.watched is not None and address in self.turned and address not in self.instead:
+                return None
+        if check.reason == OTHER_FORM:
+            self.checks.append(check)
+            return None if is_input(address.slot) else self._other(wanted, found.raw(), found.dtype)
+        if check.suspicious and owner is not None and place[0] == "glue" and not doubtful:
+            check = self._settled(owner, check, wanted, found)
+        if check.suspicious and self.watched is None:
+            check = replace(check, kept=self.keep(check.port, found.dtype, found.raw()))
+        if doubtful:
+            frame.doubtful.append(len(self.checks))
+        self.checks.append(check)
+        if doubtful:
+            return None
+        if self.watched is not None:
+            self.watched(check, found.raw(), found.dtype)
+        if same and self.disturb is None and self.plan.given is None:
+            self._right.add(prints.taken(found.raw()))
+            return None
+        return self._handed(frame, check, tensor, wanted, found)
+
+    def _of_several(
+        self, owner: Optional[Frame], row: Sequence[tuple[Formed, Slice]], found: Held, place: Place
+    ) -> None:
+        """Judge a value that several layers of the reference make: each part by itself."""
+        for part, where in row:
+            one = Held(part.key, part.order, part.dtype, part.raw())
+            array = np.ascontiguousarray(found.raw()[..., where.places])
+            layer = part.key.layer if place[0] == "layer" else place[1]
+            other, here = Held(where.key, 0, found.dtype, array), (place[0], layer, place[2])
+            check = judged(self.plan.coarsest(layer), one, other, here, False)
+            check = replace(check, isolated=not (owner is not None and owner.loose))
+            if check.suspicious and self.watched is None:
+                check = replace(check, kept=self.keep(where.key, found.dtype, array))
+            self.checks.append(check)
+            if self.watched is not None:
+                self.watched(check, array, found.dtype)
+
+    def _found(self, address: Key, tensor: object) -> Optional[Held]:
+        """The port's value, if it can be looked at."""
+        dtype = self._adapter.dtype(tensor)
+        if dtype not in DTYPES:
+            return None
+        try:
+            return Held(address, 0, dtype, self._adapter.to_numpy(tensor))
+        except ValueError:
+            return None
+
+    def _doubted(self, frame: Frame, check: Check, wanted: Held, found: Held, same: bool) -> tuple[Check, bool]:
+        """The check of an argument that may only be in another form, and whether what is made of it is to tell."""
+        array, dtype = found.raw(), found.dtype
+        if is_input(check.port.slot) and array.ndim == len(wanted.shape) and array.shape != wanted.shape:
+            check = replace(check, error=math.inf, deviation=None, reason="shapes-differ")  # axes of one elsewhere
+        if not is_input(check.port.slot) or check.where != "glue" or self.watched is not None:
+            return check, False
+        blind = not same and not check.suspicious and sees_nothing(wanted, array, dtype)
+        check = unexcused(check, wanted, found) if blind else check
+        if not check.suspicious:
+            return check, False
+        if (blind or mask_like(wanted)) and self._without_effect(frame, check):
+            return replace(check, error=0.0, reason=OTHER_FORM), False
+        if not (blind or other_form(wanted, array, dtype)):
+            return check, False
+        if mask_like(wanted) and not blind:
+            self._worded(check.port, wanted, array, dtype)
+        if blind or tells_other_things(wanted, array, dtype):
+            frame.misled.append(len(self.checks))
+        return check, True
+
+    def _worded(self, port: Key, wanted: Held, array: Array, dtype: str) -> None:
+        """Note in which words the port has a mask."""
+        self.words[port] = words = prints.taken(wanted.raw()), prints.taken(array)
+        if spread_out(wanted, array, dtype):
+            self.spread.add(port)
+        if words not in self.understood and say_the_same(wanted, array, dtype):
+            self.understood.add(words)
+
+    def _in_order(self, check: Check, wanted: Held, found: Held, place: Place) -> tuple[Check, Held]:
+        """The check of a value whose axes stand in another order, or are joined; and the reference's value so."""
+        if not check.suspicious or check.deviation is not None:
+            return check, wanted
+        shapes, array = (wanted.shape, found.shape), found.raw()
+        order = laid_out(wanted, array, found.dtype, LIMIT * check.expected)
+        if order is not None and not mask_like(wanted):
+            self._orders[shapes] = order
+        if order is None and wanted.shape != found.shape and not mask_like(wanted):
+            order = self._orders.get(shapes) or self._seen(shapes)
+        if order is None:
+            return check, wanted
+        put = laid(wanted, order, found.shape)
+        judgement = replace(judged(self.plan.coarsest(place[1]), put, found, place, False), isolated=check.isolated)
+        if judgement.suspicious:
+            return replace(judgement, axes=order), put
+        if is_input(check.port.slot):
+            self.turned[check.port] = [None, *other_orders(wanted.shape, order, found.shape)]
+            right = joined(wanted.shape, order, found.shape)
+            return (replace(check, error=0.0, reason=OTHER_FORM) if right else check), wanted
+        return replace(judgement, error=0.0, reason=OTHER_FORM), put
+
+    def _seen(self, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> Optional[Axes]:
+        """The order for a wrong value: the one in which all right ones of as many axes were seen.
+
+        The last axis must be as long: so it is known that the two shapes are of one kind.
+        """
+        one, other = shapes
+        alike = {order for (a, b), order in self._orders.items() if (len(a), len(b)) == (len(one), len(other))}
+        order = next(iter(alike)) if len(alike) == 1 else None
+        fits = order is not None and one[order[-1]] == other[-1] and math.prod(one) == math.prod(other)
+        return order if fits else None
+
+    def _at_border(
+        self, check: Check, entry: Entry, found: Held, place: Place, frame: Frame
+    ) -> tuple[Check, Optional[Entry]]:
+        """The check of a value that may stand at another border, and its counterpart; None leaves it as it is."""
+        other: Optional[Entry] = entry
+        given, here = is_input(check.port.slot), (frame.path, frame.number)
+        around = None if frame.around is None else (frame.around.path, frame.around.number)
+        if check.suspicious:
+            short = self.plan.coarsest(place[1])
+
+            def judge(entry: Entry, shape: Optional[tuple[int, ...]] = None) -> Check:
+                return judged(short, _held(entry, shape), found, place, False)
+
+            within = given and frame.path in self.plan.uses.around
+            moved = self.borders.moved(check, entry, found, judge, here if within else around)
+            if moved is not None:
+                check, other = replace(moved.check, isolated=check.isolated), moved.entry
+        settled = self.borders.settled(check, entry)
+        if settled is not None:
+            due, check = settled
+            if due.suspicious:
+                due = replace(due, kept=self.keep(due.port, found.dtype, found.raw()))
+            self._amend(due)
+        excused, check = self.borders.opened(check, around if given else here, around)
+        for due in excused:
+            self._amend(due)
+        return check, other
+
+    def left(self, frame: Frame) -> None:
+        """All that this call hands on was looked at."""
+        around = None if frame.around is None else (frame.around.path, frame.around.number)
+        for check in self.borders.left((frame.path, frame.number), around):
+            self._amend(check)
+
+    def ended(self) -> None:
+        """A run has ended."""
+        for check in self.borders.ended():
+            self._amend(check)
+
+    def _amend(self, check: Check) -> None:
+        """Put this in the place of what was found of the same value; what it comes of is known by now."""
+        index = next(n for n, known in enumerate(self.checks) if known.port == check.port)
+        self.checks[index] = replace(check, follows=check.suspicious and (check.follows or self.checks[index].follows))
+
+    def _handed(self, frame: Frame, check: Check, tensor: object, wanted: Held, found: Held) -> Optional[object]:
+        """What is handed on in the place of a value; None leaves it as it is."""
+        address, array, dtype = found.key, found.raw(), found.dtype
+        if (frame.path, frame.number) in self.free and is_input(address.slot):
+            frame.loose = frame.loose or check.suspicious
+            return None
+        if not self.plan.held and (frame.around is not None or not is_input(address.slot)):
+            return None
+        odd = array.shape != wanted.shape and not is_input(address.slot)
+        self.odd |= {(frame.path, frame.number)} if odd else set()
+        free = odd and (frame.path, frame.number) in self.free
+        if address in self.instead and (order := self.instead[address]) is not None:
+            wanted = laid(wanted, order, array.shape)
+        other = None if free else self._other(wanted, array, dtype, address in self.instead)
+        if other is None:
+            target = frame if is_input(address.slot) else frame.around
+            if target is not None and check.suspicious:
+                target.loose = True
+            return None
+        if check.suspicious and is_input(address.slot):
+            self._mend(tensor, other, array)
+        return other
+
+    def _without_effect(self, frame: Frame, check: Check) -> bool:
+        """Whether the free run's results agree although this argument does not: the two mean the same by it."""
+        pairs = self.plan.results.get((self._step, CallId(frame.path, frame.number)), ())
+        readings = [read(pair, RULE) for pair in pairs]
+        return bool(readings) and not any(r.over or r.severity > EFFECT * check.error for r in readings)
+
+    def content(self, check: Check) -> object:
+        """What tells the reference's value from others: equal where it is handed on as it is."""
+        entry = self.plan.entries.get(check.port)
+        return None if entry is None else entry.content
+
+    def known_wrong(self, owner: Optional[Frame], check: Check) -> Check:
+        """The same value handed to another layer is the same mistake."""
+        entry = self.plan.entries.get(check.port)
+        if owner is None or entry is None:
+            return check
+        known = entry.content in owner.wrong
+        owner.wrong.add(entry.content)
+        return replace(check, follows=True) if known else check
+
+    def _settled(self, owner: Frame, check: Check, wanted: Held, found: Held) -> Check:
+        """Whether the same code was off by this already: a shortcut carries a mistake past the layers."""
+        check = self.known_wrong(owner, check) if check.isolated and is_input(check.key.slot) else check
+        if wanted.shape != found.shape or not check.isolated or check.follows:
+            return check
+        with np.errstate(all="ignore"):
+            one, right = found.load().reshape(-1), wanted.load().reshape(-1)
+            difference: Numbers = np.subtract(one, right, dtype=np.float64)
+        return replace(check, follows=True) if owner.mistakes.repeats(difference) else check
+
+    def keep(self, key: Key, dtype: str, array: Array) -> bool:
+        """Put a value into the port's dump; false if there are too many."""
+        if key in self._prints:
+            return self._prints[key] == prints.taken(array)
+        if self._sink is None or self._kept >= KEPT:
+            return False
+        self._order += 1
+        self._sink.write(Record(key._replace(phase=Phase.FORCED), self._order, dtype, array))
+        self._prints[key], self._kept = prints.taken(array), self._kept + 1
+        return True
+
+    def _other(self, wanted: Held, array: Array, dtype: str, as_it_is: bool = False) -> Optional[object]:
+        """The reference's value as the port would have it, or in its own form; None where the two are of another
+        nature."""
+        value, word = wanted.raw(), wanted.dtype
+        one, other = DTYPES[wanted.dtype], DTYPES[dtype]
+        if not as_it_is and value.size == array.size and squeezed(value.shape) == squeezed(array.shape):
+            value = value.reshape(array.shape)
+        if self.disturb is not None and not one.exact:
+            value = encode(self.disturb(decode(value, word), word), word)
+        if self.plan.given is not None and not one.exact and "complex" not in word:
+            value, word = encode(decode(value, word), self.plan.given), self.plan.given
+        elif word != dtype:
+            if one.exact != other.exact or "complex" in word + dtype or "bool" in (word, dtype):
+                return None
+            if other.exact or word in SHORT or (dtype in SHORT and dtype == self.plan.short):
+                value, word = encode(decode(value, word), dtype), dtype
+        self._right.add(prints.taken(value))
+        return self._adapter.from_numpy(value, word)
+
+    def _mend(self, tensor: object, other: object, array: Array) -> None:
+        """What the code around keeps is made right as well, where it is this very tensor."""
+        taken = prints.taken(array) in self._right
+        self.taken |= taken
+        if id(tensor) not in self._owned and not (taken and self.spared.get(self._step)):
+            self.settle()
+            with suppress(ValueError):  # it keeps its own; a difference handed on is known again by its values
+                self._adapter.overwrite(tensor, other)
+
+
+def _held(entry: Entry, shape: Optional[tuple[int, ...]] = None) -> Held:
+    raw = entry.raw()
+    return Held(entry.key, entry.order, entry.dtype, raw if shape is None else raw.reshape(shape))

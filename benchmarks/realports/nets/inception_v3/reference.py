@@ -1,0 +1,15 @@
+"""torchvision's inception_v3, with weights that hide nothing: the reference."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from packages import torchvision_net
+from weights import hide_nothing, image
+
+
+def build():
+    """The net and its inputs."""
+    net, inputs = torchvision_net("inception_v3", init_weights=False), image(107)
+    return hide_nothing(net, inputs), inputs

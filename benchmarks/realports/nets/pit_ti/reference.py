@@ -1,0 +1,15 @@
+"""timm's pit_ti_224, with weights that hide nothing: the reference."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from packages import timm_net
+from weights import hide_nothing, image
+
+
+def build():
+    """The net and its inputs."""
+    net, inputs = timm_net("pit_ti_224"), image(224)
+    return hide_nothing(net, inputs), inputs

@@ -1,0 +1,63 @@
+"""The mode that MindSpore runs in, held for a while: runs that overlap, in threads too, leave the program's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Optional
+
+import mindspore
+
+from aligner.patches import hold, together
+from aligner_hooks.mindsporelike.compiler import JIT_SWITCH
+
+_MODES = {"pynative": mindspore.PYNATIVE_MODE, "graph": mindspore.GRAPH_MODE}
+_RUN_AS_PYTHON = sys.intern("0")
+
+
+class _Switches:
+    """What the program has set, as attributes."""
+
+    @property
+    def mode(self) -> int:
+        return int(mindspore.get_context("mode"))
+
+    @mode.setter
+    def mode(self, mode: int) -> None:
+        if mode != self.mode:
+            mindspore.set_context(mode=mode)
+
+    @property
+    def jit(self) -> Optional[str]:
+        found = os.environ.get(JIT_SWITCH)
+        return None if found is None else sys.intern(found)
+
+    @jit.setter
+    def jit(self, value: Optional[str]) -> None:
+        if value is None:
+            os.environ.pop(JIT_SWITCH, None)
+        else:
+            os.environ[JIT_SWITCH] = value
+
+
+_SWITCHES = _Switches()
+
+
+@contextmanager
+def held(mode: Optional[str]) -> Iterator[None]:
+    """ "pynative": eagerly and layer by layer, @ms.jit code as the plain Python it is. "graph": compiled as a whole.
+    None: as the program itself has set it.
+    """
+    with together() as handle:
+        if mode is not None:
+            handle.add(hold(_SWITCHES, "mode", _MODES[mode]).remove)
+        if mode == "pynative":
+            handle.add(hold(_SWITCHES, "jit", _RUN_AS_PYTHON).remove)
+        elif mode == "graph" and _SWITCHES.jit == _RUN_AS_PYTHON:
+            handle.add(hold(_SWITCHES, "jit", None).remove)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,175 @@
+"""A port that works in another order of axes is right; a mistake in it is where it is made, and the order is none."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402 - only after it is known to be there
+from torch.nn import functional as F  # noqa: E402 - as above
+
+from tests.endtoend.pairs import compared, places, telling  # noqa: E402 - as above
+
+WIDE = 6
+TURNED = {"view-vs-transpose", "expression-differs", "axes-permuted"}
+
+
+class Block(nn.Module):
+    """Takes (batch, channels, height, width), or, `last`, (batch, height, width, channels)."""
+
+    def __init__(self, last, residual=True, scale=1.0, turned=False):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(WIDE)), nn.Parameter(torch.zeros(WIDE))
+        self.last, self.residual, self.scale, self.turned = last, residual, scale, turned
+        self.build()
+
+    def build(self):
+        raise NotImplementedError
+
+    def forward(self, x):
+        y = x if self.last else x.permute(0, 2, 3, 1)
+        y = self.made(y.flip(1) if self.turned else y) * self.scale
+        y = y if self.last else y.permute(0, 3, 1, 2)
+        return x + y if self.residual else y
+
+
+class Around(Block):
+    """A line, a layer, a line."""
+
+    def build(self):
+        self.fc = nn.Linear(WIDE, WIDE)
+
+    def made(self, x):
+        return F.gelu(self.fc(F.layer_norm(x, (WIDE,), self.weight, self.bias)))
+
+
+class Through(Block):
+    """Layers, and lines between them."""
+
+    def build(self):
+        self.conv, self.fc = nn.Conv2d(WIDE, WIDE, 3, padding=1, groups=WIDE), nn.Linear(WIDE, WIDE)
+
+    def made(self, x):
+        x = self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return self.fc(F.layer_norm(x, (WIDE,), self.weight, self.bias))
+
+
+class Lines(Block):
+    """Nothing but lines."""
+
+    def build(self):
+        pass
+
+    def made(self, x):
+        return F.gelu(F.layer_norm(x, (WIDE,), self.weight, self.bias))
+
+
+class Net(nn.Module):
+    """Three blocks, a mistake in one of them, or between the stem and them."""
+
+    def __init__(self, block, last, at=1, unturned=False, **wrong):
+        super().__init__()
+        self.stem, self.norm, self.head = nn.Conv2d(3, WIDE, 1), nn.LayerNorm(WIDE), nn.Linear(WIDE, 4)
+        self.blocks = nn.ModuleList(block(last, **(wrong if n == at else {})) for n in range(3))
+        self.last, self.unturned = last, unturned
+
+    def forward(self, x):
+        x = self.stem(x)
+        if self.last:
+            x = x.reshape(len(x), *x.shape[2:], WIDE) if self.unturned else x.permute(0, 2, 3, 1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x.mean((1, 2) if self.last else (2, 3))))
+
+
+BLOCKS = [Around, Through, Lines]
+MISTAKES = [{"residual": False}, {"scale": -2.0}]
+LAST = {Around: "fc", Through: "fc"}
+
+
+def result(tmp_path, block, back, **wrong):
+    torch.manual_seed(1)
+    return compared(tmp_path, telling(Net(block, back)), Net(block, not back, **wrong), torch.randn(2, 3, 4, 5))
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["last", "first"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_right_port_is_aligned_and_nothing_is_blamed(tmp_path, block, back):
+    found = result(tmp_path, block, back)
+    assert found.aligned
+    assert not found.origins
+    assert not found.suspects
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("wrong", MISTAKES, ids=["residual", "scale"])
+@pytest.mark.parametrize("back", [False, True], ids=["last", "first"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_what_a_block_makes_wrong_is_its_doing_however_far_it_is_off(tmp_path, block, back, wrong, at):
+    found = result(tmp_path, block, back, at=at, **wrong)
+    here = f"blocks.{at}"
+    place = (here, "glue", (f"{here}.{LAST[block]}", "")) if block in LAST else (here, "layer", None)
+    assert places(found) == [place]
+    assert not any(cause.confirmed and cause.id in TURNED for cause in found.origins[0].causes)
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["last", "first"])
+@pytest.mark.parametrize("block", [Around, Through])
+def test_a_forgotten_residual_is_known_in_the_other_order(tmp_path, block, back):
+    found = result(tmp_path, block, back, residual=False)
+    cause = found.origins[0].causes[0]
+    assert cause.confirmed
+    assert cause.id == "residual-missing"
+
+
+class Given(nn.Module):
+    """Hands the layer its values with the channels last, as that takes them, or, `forgotten`, as they are."""
+
+    def __init__(self, forgotten=False):
+        super().__init__()
+        self.stem, self.mix, self.head = nn.Conv2d(3, WIDE, 1), Lines(True), nn.Linear(WIDE, 4)
+        self.forgotten = forgotten
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = self.mix(x.transpose(2, 3) if self.forgotten else x.permute(0, 2, 3, 1))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 6), (2, 3, 6, 6)])
+def test_an_order_that_the_layer_does_not_take_is_the_mistake(tmp_path, shape):
+    torch.manual_seed(1)
+    net, port = Given(), Given(forgotten=True)
+    found = compared(tmp_path, telling(net), port, torch.randn(*shape).transpose(2, 3))
+    assert places(found)[0] == ("", "glue", ("stem", "mix"))
+    assert found.origins[0].causes[0].confirmed
+
+
+class Normed(nn.LayerNorm):
+    """Of the channels, wherever they stand."""
+
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class Mixing(nn.Module):
+    """Convolutions of one by one behind such a norm, or, `last`, Dense layers behind a LayerNorm."""
+
+    def __init__(self, last, eps=1e-5):
+        super().__init__()
+        if last:
+            self.norm, self.fc1, self.fc2 = nn.LayerNorm(WIDE, eps), nn.Linear(WIDE, 12), nn.Linear(12, WIDE)
+        else:
+            self.norm, self.fc1, self.fc2 = Normed(WIDE, eps), nn.Conv2d(WIDE, 12, 1), nn.Conv2d(12, WIDE, 1)
+
+    def forward(self, x):
+        return x + self.fc2(F.gelu(self.fc1(self.norm(x))))
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["last", "first"])
+def test_an_eps_is_what_is_wrong_with_a_norm_in_the_other_order(tmp_path, back):
+    found = result(tmp_path, Mixing, back, eps=0.1)
+    assert places(found) == [("blocks.1.norm", "layer", None)]
+    cause = found.origins[0].causes[0]
+    assert cause.confirmed
+    assert (cause.facts["setting"], cause.facts["reference_value"]) == ("eps", "1e-05")
