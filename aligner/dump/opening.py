@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Optional
 
 from aligner.dump import journal
 from aligner.errors import DumpError
@@ -44,3 +45,16 @@ def size_of(descriptor: int, path: Path) -> int:
     if stored and found.st_size > SPARE + MOST * stored:
         raise DumpError("dump-hollow", path=path, size=found.st_size, stored=stored)
     return found.st_size
+
+
+def standing(path: Path) -> list[Optional[tuple[int, int, int]]]:
+    """Which files stand there now, the dump and its journal."""
+    found: list[Optional[tuple[int, int, int]]] = []
+    for one in (path, journal.path_of(path)):
+        try:
+            seen = one.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((seen.st_dev, seen.st_ino, seen.st_ctime_ns))
+    return found

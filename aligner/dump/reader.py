@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Optional, Union, overload
 
 import numpy as np
 
-from aligner.dump import columns, header, index, journal, kinds, sections, userblock
+from aligner.dump import columns, header, index, journal, kinds, locks, sections, userblock
 from aligner.dump.entry import Entry as Entry
 from aligner.dump.hdf5 import BASE, SUPERBLOCK_SIZE
-from aligner.dump.opening import descriptor_of, size_of
+from aligner.dump.opening import descriptor_of, size_of, standing
 from aligner.dump.sections import Finding, Row
 from aligner.dump.userblock import Section, UserBlock
 from aligner.errors import DumpError, Reason, because, form_of
@@ -35,6 +35,7 @@ _SECTIONS = ("header", "index", "layers", "calls")
 _PASSING = ("dump-no-journal", "dump-other-journal", "dump-journal-alone")
 """What is so for a moment while a dump is closed, or put in another one's place."""
 _PAUSES = (0.001, 0.01)
+"""Between looks at files that nobody has touched since."""
 
 
 class Entries(Sequence[Entry]):
@@ -373,11 +374,15 @@ def open_dump(path: Union[str, os.PathLike[str]]) -> Dump:
     Raises:
         DumpError: it is no dump of this format, or is damaged; says what was found and what to do.
     """
-    for pause in _PAUSES:
+    path, before, looks = Path(path), None, 0
+    ends = time.monotonic() + locks.PATIENCE
+    while True:
         try:
             return Dump(path)
         except DumpError as error:
-            if error.message not in _PASSING:
+            now = standing(path)
+            looks = looks + 1 if now == before else 0  # where one dump follows another, each may be met at its end
+            if error.message not in _PASSING or looks == len(_PAUSES) or time.monotonic() > ends:
                 raise
-        time.sleep(pause)
-    return Dump(path)
+            before = now
+        time.sleep(_PAUSES[looks])

@@ -181,7 +181,7 @@ def kept(path: Path, done: Done, counts: Counter[str], killed: bool) -> Iterator
         if not killed and len(list(path.parent.iterdir())) > 1:
             yield f"left behind: {sorted(one.name for one in path.parent.iterdir())}"
     for pattern in NUMBERS:
-        number = records if "records" in pattern else values
+        number = values if "there" in pattern else records  # a net that raises is told what it gave until then
         for said in re.findall(pattern, done.err):
             if int(said) != number:
                 yield f"it said {said} values, and there are {number}"

@@ -117,6 +117,36 @@ def test_a_reader_finds_a_dump_at_any_moment(tmp_path):
     assert int(seen) > 10
 
 
+def test_a_reader_waits_while_one_dump_follows_another(tmp_path, monkeypatch):
+    """However often it comes when the journal of one has just gone."""
+    path, kept = tmp_path / "x.h5", []
+
+    def next_one(_seconds):
+        path.unlink(missing_ok=True)
+        kept.append(DumpWriter(path, HEADER, force=True))
+        path_of(path).unlink()
+        if len(kept) == 8:
+            path.unlink()
+            DumpWriter(path, HEADER).close()
+
+    next_one(0)
+    monkeypatch.setattr("time.sleep", next_one)
+    with open_dump(path) as dump:
+        assert not dump.recovered
+    assert len(kept) == 8
+
+
+def test_a_reader_does_not_wait_for_a_journal_that_nobody_brings_back(tmp_path):
+    path = tmp_path / "x.h5"
+    writer = DumpWriter(path, HEADER)
+    path_of(path).unlink()
+    began = time.monotonic()
+    with pytest.raises(DumpError, match="never closed"):
+        open_dump(path)
+    assert time.monotonic() - began < 1
+    writer.close()
+
+
 def test_the_journal_of_whoever_came_after_us_is_left_alone(tmp_path):
     path = tmp_path / "x.h5"
     first = DumpWriter(path, HEADER)
