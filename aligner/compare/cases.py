@@ -24,7 +24,7 @@ from aligner.compare.trails import Trails
 from aligner.errors import DumpError, Reason, because, form_of
 from aligner.explain.case import MINDSPORE, TORCH, Case, Value
 from aligner.findings import OPERATIONS, REPEAT
-from aligner.record import Key, LayerSpec, Phase, display
+from aligner.record import Call, Key, LayerSpec, Phase, display
 
 if TYPE_CHECKING:
     from aligner.compare.casts import Shortened
@@ -50,6 +50,7 @@ class Cases:
             self._ports.setdefault(pair.reference, pair.port)
         self._trails = Trails(reference, port)
         self._steps: dict[int, Mapping[CallId, Visit]] = {}
+        self._calls: dict[Key, tuple[list[Entry], list[Entry]]] = {}
 
     def case(self, place: Place) -> Case:
         """What is known of this place."""
@@ -177,6 +178,13 @@ class Cases:
         mine = [e for e in entries if e.key.step == key.step and e.key.call == key.call and e.key.phase is key.phase]
         return [e for e in mine if is_input(e.key.slot)], [e for e in mine if not is_input(e.key.slot)]
 
+    def _records(self, call: Call) -> tuple[list[Entry], list[Entry]]:
+        """The same of all calls, each looked up once: whatever is wrong asks for all of them."""
+        key = Key(call.step, Phase.FORWARD, call.layer, call.number, "")
+        if key not in self._calls:
+            self._calls[key] = self._call(key)
+        return self._calls[key]
+
     def _parameters(self, side: int, layer: str, owner: str) -> Mapping[str, Value]:
         if not (self._nets[0].weighed and self._nets[1].weighed):
             return {}  # those of one side would look as if the other lacked them
@@ -247,7 +255,7 @@ class Cases:
         near: list[Entry] = []
         far: list[Entry] = []
         for visit in visits.values():
-            inputs, outputs = self._call(Key(wrong.key.step, Phase.FORWARD, visit.call.layer, visit.call.number, ""))
+            inputs, outputs = self._records(visit.call)
             mine = visit is around or (visit.parent is not None and id(visit.parent) in inside)
             records = inputs if visit is around else [*inputs, *outputs]
             (near if mine else far).extend(e for e in records if e.order < wrong.order)
@@ -265,9 +273,7 @@ class Cases:
         found: list[Entry] = []
         for visit in visits.values():
             if around is not None and visit.parent is around:
-                inputs, outputs = self._call(
-                    Key(wrong.key.step, Phase.FORWARD, visit.call.layer, visit.call.number, "")
-                )
+                inputs, outputs = self._records(visit.call)
                 found.extend(e for e in (*outputs, *inputs) if e.order > wrong.order and e.shape == wrong.shape)
         return tuple(_once(found, [wrong]))
 

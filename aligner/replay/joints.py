@@ -9,7 +9,7 @@ convolution of a block and its shortcut) are tried in all orders, and what comes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,6 +52,8 @@ class _Run:
 
     fill: Fill
     """Loads what it is given."""
+    orders: Mapping[_Group, _Group]
+    """In which it was to meet what was given the same."""
     taken: dict[str, str] = field(default_factory=dict)
     """The reference's layer by the port's."""
     known: dict[str, bool] = field(default_factory=dict)
@@ -62,6 +64,10 @@ class _Run:
     """The reference's layers that were given the same, where there are several."""
     met: dict[_Group, int] = field(default_factory=dict)
     """How many of the port's layers have met such a group."""
+
+    def order(self, group: _Group) -> _Group:
+        """The order in which it met a group."""
+        return tuple(self.taken[path] for path, met in self.groups.items() if met == group and path in self.taken)
 
     def lost(self) -> dict[_Group, int]:
         """For each group how many layers, until the next group has run, were given other values than they should be.
@@ -90,10 +96,11 @@ class Joints:
         model: Any,
         first: Transfer,
         step: int,
-        filler: Callable[[], Fill],
+        fill: Fill,
     ) -> None:
         self._reference, self._adapter, self._model, self._step = reference, adapter, model, step
-        self._first, self._filler = first, filler
+        self._first = first
+        self._fill = fill
         free = [match for match in first.matches if match.by == "structure" and match.confidence < 1.0]
         bound = {match.reference.slot.layer for match in first.matches} - {m.reference.slot.layer for m in free}
         self._ours = _layers([m.reference for m in free] + [i for i in first.left_reference if i.required], bound)
@@ -125,22 +132,28 @@ class Joints:
 
     def found(self, call: Callable[[], None], before: Trial) -> Transfer:
         """The matches that the runs tell; `before` is what a run with the first ones showed."""
-        best = self._ran(call, before, {})
-        fewest, orders = best.lost(), dict[_Group, Sequence[str]]()
+        best = run = self._ran(call, before, {})
+        fewest, orders, left = best.lost(), dict[_Group, _Group](), dict[_Group, Iterator[_Group]]()
         if not any(best.known.values()):
             return self._first
-        for number in range(MOST_ORDERS):
-            doubted = [group for group, lost in fewest.items() if lost and len(group) > 1]
-            tried = {group: order for group in doubted if (order := _order(group, number)) is not None}
+        for _ in range(MOST_ORDERS):
+            tried = {}
+            for group, lost in fewest.items():
+                others = left.setdefault(group, permutations(group))
+                order = next((one for one in others if one != best.order(group)), None) if lost else None
+                if order is not None:
+                    tried[group] = order
             if not tried:
                 break
-            run = self._ran(call, before, {**orders, **tried})
-            for group, lost in run.lost().items():
+            latest = self._ran(call, before, {**orders, **tried})
+            for group, lost in latest.lost().items():
                 if group in tried and lost < fewest[group]:
                     fewest[group], orders[group] = lost, tried[group]
                 elif group not in fewest:  # only now it was given the right values
                     fewest[group] = lost
-        run = self._ran(call, before, orders) if orders else best
+            if latest.orders == orders:
+                run = latest
+        run = run if run.orders == orders else self._ran(call, before, orders)
         self.known = sum(run.known.values())
         self.gained = self.known > sum(best.known.values())
         changed = [path for path, other in run.taken.items() if self._prior.get(path) != other]
@@ -149,8 +162,8 @@ class Joints:
         self.certain = told == set(changed) and not told & set(run.groups)
         return self._transfer(run)
 
-    def _ran(self, call: Callable[[], None], before: Trial, orders: Mapping[_Group, Sequence[str]]) -> _Run:
-        run = _Run(self._filler())
+    def _ran(self, call: Callable[[], None], before: Trial, orders: Mapping[_Group, _Group]) -> _Run:
+        run = _Run(self._fill, orders)
         with ExitStack() as hooks:
             for path, layer in self._adapter.layers(self._model):
                 if path in self._theirs or path in self._sure:
@@ -174,7 +187,7 @@ class Joints:
         run: _Run,
         path: str,
         before: Trial,
-        orders: Mapping[_Group, Sequence[str]],
+        orders: Mapping[_Group, _Group],
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
     ) -> Arguments:
@@ -332,11 +345,3 @@ def _all(transfer: Transfer) -> tuple[list[Item], list[Item]]:
         [match.reference for match in transfer.matches] + [*transfer.left_reference],
         [match.port for match in transfer.matches] + [*transfer.left_port],
     )
-
-
-def _order(group: _Group, number: int) -> Optional[Sequence[str]]:
-    """One of the orders in which a group may be met; the reference's own comes first."""
-    for index, order in enumerate(permutations(group)):
-        if index == number:
-            return order
-    return None

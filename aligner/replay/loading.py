@@ -197,7 +197,7 @@ class Loader:
     def _by_joints(self, first: Transfer, before: trial.Trial) -> tuple[Transfer, int]:
         """Match alike layers by what they are given; and how many were given the right values."""
         try:
-            joints = Joints(self._reference, self._adapter, self._model, first, self._step, self._filler)
+            joints = Joints(self._reference, self._adapter, self._model, first, self._step, self._filler())
             other = joints.found(self._called, before)
         except Exception:
             return first, 0

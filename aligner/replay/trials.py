@@ -7,6 +7,7 @@ by the layer and the suspect's name.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Optional
@@ -32,6 +33,8 @@ MOST = 12
 LAYERS = 48
 """Layers that are tried; a net with more of them wrong has one mistake many times."""
 
+ARGUMENTS = 2
+"""Arguments of one layer that are tried: with more of them forgotten, one alone brings nothing right."""
 
 SMALL = 1.2
 """Layers whose error is at least this many times what rounding explains may be wrong all the same, ..."""
@@ -66,9 +69,10 @@ def tried(checks: Sequence[Check], cases: Cases, alone: Alone) -> Iterable[tuple
     """Findings, one for each trial. One call stands for a layer: all its calls share the settings."""
     done: set[str] = set()
     asking = _Asking()
-    code = 0
+    code, lacking = 0, Counter[str]()
     for check in checks:
-        if check.reason == ARGUMENT and check.fails and len(done) < LAYERS:
+        if check.reason == ARGUMENT and check.fails and lacking[check.owner] < ARGUMENTS and len(lacking) < LAYERS:
+            lacking[check.owner] += 1
             yield from _argument(check, cases, alone, asking)
         if check.where == "glue" and check.fails and code < MOST:
             code += 1
