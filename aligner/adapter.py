@@ -6,7 +6,7 @@ from what its handles undo. `aligner.testing.AdapterContract` is the test suite 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Optional, Protocol
@@ -68,6 +68,10 @@ class Adapter(Protocol):
     def name(self) -> str:
         """The framework's name as users write it: "torch"."""
 
+    @property
+    def packages(self) -> Sequence[str]:
+        """The framework's own packages: whose functions are operations, and no code of the user's."""
+
     def version(self) -> str:
         """The framework's version."""
 
@@ -89,6 +93,12 @@ class Adapter(Protocol):
 
     def spec(self, layer: object) -> LayerSpec:
         """Kind and settings in canonical words (aligner.vocabulary)."""
+
+    def computing(self, layer: object) -> tuple[object, str]:
+        """The object and the name of its method that holds what the layer computes: (layer, "forward").
+
+        Another function that is put there, on the object itself, runs in its place.
+        """
 
     def observe(self, layer: object, before: Before, after: After) -> Handle:
         """Call `before(args, kwargs)` and `after(args, kwargs, output)` whenever the layer runs; change nothing.

@@ -38,7 +38,9 @@ WIDE = 160
 HELD = 4 << 20
 """Bytes of values that may wait to be looked at."""
 
-_WRITES = re.compile("inplace|assign|setitem|scatter|copy|index_?put|set_")
+_WRITES = re.compile(
+    r"inplace|assign|setitem|scatter|copy|index_?put|set_|\w+_$|i(add|sub|mul|truediv|floordiv|mod|pow|matmul|and|or|xor)$"
+)
 """Operators that may write into what they are given, where they are told by these names."""
 
 Where = Optional[tuple[str, int]]
@@ -123,10 +125,11 @@ class Following:
         code = self._stack[-1] if self._stack else None
         if code is None or not code.followed or self._failed or len(code.steps) + len(code.waiting) >= MOST:
             return None
-        if _WRITES.match(name):
+        writes = not self._waits or _WRITES.match(name) is not None or bool(kwargs.get("inplace"))
+        if writes and self._waits:
             self._read_amid(code)
         given = self._found(args, kwargs)
-        before = None if self._waits else self._guarded(code, given)  # it may write into them
+        before = self._guarded(code, given) if writes else None  # it may write into them
         arguments = [*map(self._word, args), *(f"{key}={self._word(value)}" for key, value in kwargs.items())]
 
         def made(output: object) -> None:

@@ -16,6 +16,7 @@ from aligner.capture.following import Following
 from aligner.capture.gaps import Gaps
 from aligner.dump.reader import Dump
 from aligner.findings import CODE, OPERATIONS
+from aligner.source import ear as source
 
 
 @contextmanager
@@ -52,8 +53,10 @@ def followed(
     with ExitStack() as stack:
         for path, layer in adapter.layers(model):
             stack.callback(adapter.observe(layer, partial(steps.before, path), partial(steps.after, path)).remove)
-        steps.following.listen(handles)
-        for handle in handles:
+        read = source.listen(adapter, model, steps.following.begun)
+        if read is None:
+            steps.following.listen(handles)
+        for handle in handles if read is None else [read]:
             stack.callback(handle.remove)
         yield steps.following.settle
     for facts in steps.told:

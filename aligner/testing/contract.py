@@ -13,6 +13,7 @@ from aligner.testing.overwrite_checks import OverwriteChecks
 from aligner.testing.parameter_checks import ParameterChecks
 from aligner.testing.removal_checks import RemovalChecks
 from aligner.testing.root_checks import RootChecks
+from aligner.testing.source_checks import SourceChecks
 from aligner.testing.spelling_checks import SpellingChecks
 from aligner.testing.state_checks import StateChecks
 from aligner.testing.tensor_checks import TensorChecks
@@ -24,6 +25,7 @@ class AdapterContract(
     InterventionChecks,
     OverwriteChecks,
     OperationChecks,
+    SourceChecks,
     ComputationChecks,
     RootChecks,
     RemovalChecks,

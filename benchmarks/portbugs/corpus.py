@@ -5,9 +5,11 @@ Nothing here imports a framework; the form of the corpus is held by tests/endtoe
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Optional
@@ -100,6 +102,20 @@ def planted(text: str, bug: Bug) -> str:
             raise CorpusError(f"{bug.id}: {edit.old!r} occurs {found} times in port.py, not {edit.count}")
         text = text.replace(edit.old, edit.new)
     return text
+
+
+def changed(before: str, after: str) -> frozenset[int]:
+    """The lines of the statements in `after` that a bug has changed; where it took some away, those around the gap."""
+    lines: set[int] = set()
+    matcher = SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
+    for kind, _, _, first, last in matcher.get_opcodes():
+        if kind != "equal":
+            lines.update(range(first + 1, last + 1) if last > first else (first, first + 1))
+    for node in ast.walk(ast.parse(after)):
+        if isinstance(node, ast.stmt) and not hasattr(node, "body"):
+            rows = set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            lines |= rows if rows & lines else set()
+    return frozenset(lines)
 
 
 def _bug(net: str, entry: Mapping[str, Any]) -> Bug:

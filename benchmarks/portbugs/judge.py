@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Optional
@@ -11,6 +12,7 @@ from corpus import Bug, Origin
 
 TOLERANCE = 1e-3
 NOTICED = 1e-6  # an edit that moves no record by more than this is no bug
+LINES = ("the line", "between", "none", "another")
 NAMED = 2  # a reader looks at so many causes
 
 Json = Mapping[str, Any]
@@ -32,6 +34,7 @@ class Judgement:
     between: Optional[bool] = None
     cause: bool = False
     confirmed: bool = False
+    line: Optional[str] = None  # of code: "the line", "between", "another" or "none"; the worst of two
     plain: str = "nothing"
     plain_every: bool = False
     misses: tuple[str, ...] = ()
@@ -55,8 +58,8 @@ class Alarm:
         return self.exit_code != 0 or bool(self.named)
 
 
-def judge(bug: Bug, answer: Json) -> Judgement:
-    """What of this bug was named."""
+def judge(bug: Bug, answer: Json, changed: AbstractSet[int] = frozenset()) -> Judgement:
+    """What of this bug was named; `changed` are the lines of the port that it has changed."""
     named = _named(answer)
     chosen = _chosen(bug.origins, named)
     strangers = [entry for entry in named if not any(origin.is_at(entry["layer"]) for origin in bug.origins)]
@@ -80,6 +83,7 @@ def judge(bug: Bug, answer: Json) -> Judgement:
         between=(every and all(between)) if any(origin.between for origin in bug.origins) else None,
         cause=every and all(causes),
         confirmed=every and all(any(cause.get("confirmed") for cause in right) for right in causes),
+        line=_line(bug.origins, chosen, changed),
         plain=plain,
         plain_every=plain_every,
         misses=tuple(_misses(bug, named, first, strangers, chosen)),
@@ -121,6 +125,24 @@ def _likeness(origin: Origin, entry: Json) -> tuple[bool, bool, bool]:
 
 def _right_causes(origin: Origin, entry: Json) -> list[Json]:
     return [cause for cause in (entry.get("causes") or ())[:NAMED] if cause["id"] in origin.causes]
+
+
+def _line(origins: Sequence[Origin], chosen: Sequence[Optional[Json]], changed: AbstractSet[int]) -> Optional[str]:
+    """Whether the lines that are shown of wrong code are those that the bug has changed."""
+    code = [entry for origin, entry in zip(origins, chosen) if "glue" in origin.where]
+    shown = [_shown((entry or {}).get("line"), changed) for entry in code if not entry or entry["where"] == "glue"]
+    return max(shown, key=LINES.index, default=None)
+
+
+def _shown(fork: Optional[Json], changed: AbstractSet[int]) -> str:
+    if fork is None:
+        return "none"
+    first, last = fork["port"], (fork["until"] or {}).get("port")
+    if fork["kind"] != "between":
+        return "the line" if first and first["line"] in changed else "another"
+    start, end = (spot["line"] if spot else None for spot in (first, last))
+    inside = any((start is None or start <= line) and (end is None or line <= end) for line in changed)
+    return "between" if inside else "another"
 
 
 def _misses(

@@ -74,11 +74,12 @@ def planted_bugs(net: Path, folder: Path, reference: Path, only: Optional[set[st
         place = folder / bug.id  # a folder of its own: Python keeps what it compiled by path
         place.mkdir()
         port, dump = place / "port.py", place / "port.h5"
-        port.write_text(corpus.planted(text, bug), encoding="utf-8")
+        wrong = corpus.planted(text, bug)
+        port.write_text(wrong, encoding="utf-8")
         missing = ("--allow-missing",) if bug.allow_missing else ()
         try:
             capture(f"{port}:build", dump, "--from", reference, *missing)
-            yield judge(bug, answer(reference, dump)[1])
+            yield judge(bug, answer(reference, dump)[1], corpus.changed(text, wrong))
         except CaseError as error:
             yield failed(bug, str(error))
         finally:

@@ -60,7 +60,8 @@ def tell(alarms: list[Alarm], judged: list[Judgement]) -> None:
 
 def report(alarms: list[Alarm], judged: list[Judgement]) -> str:
     """All tables."""
-    parts = ["## aligner", table.answers(judged), "## The plain rule", table.plain_rule(judged)]
+    parts = ["## aligner", table.answers(judged), "## Lines of code", table.code_lines(judged)]
+    parts += ["## The plain rule", table.plain_rule(judged)]
     if alarms:
         parts += ["## Correct ports", table.clean_nets(alarms)]
     return "\n\n".join([*parts, "## Times", table.times(judged, alarms)])

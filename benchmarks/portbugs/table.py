@@ -7,7 +7,7 @@ from statistics import median
 from typing import Optional
 
 from corpus import KINDS
-from judge import Alarm, Judgement
+from judge import LINES, Alarm, Judgement
 
 QUESTIONS: tuple[tuple[str, Callable[[Judgement], Optional[bool]]], ...] = (
     ("origin top-1", lambda one: one.first),
@@ -45,6 +45,13 @@ def answers(judged: Sequence[Judgement]) -> str:
             cells.append(share(sum(asked), len(asked)))
         rows.append([name, str(len(members)), *cells])
     return markdown(["kind", "bugs", *(name for name, _ in QUESTIONS)], rows)
+
+
+def code_lines(judged: Sequence[Judgement]) -> str:
+    """Which line of wrong code is shown."""
+    asked = [one for one in judged if one.line is not None]
+    counts = [share(sum(one.line == shown for one in asked), len(asked)) for shown in LINES]
+    return markdown(["code", *LINES], [[str(len(asked)), *counts]])
 
 
 def plain_rule(judged: Sequence[Judgement]) -> str:

@@ -39,6 +39,7 @@ class MindSporeAdapter:
     """
 
     name = "mindspore"
+    packages = ("mindspore",)
 
     def version(self) -> str:
         """The version of MindSpore."""
@@ -66,6 +67,10 @@ class MindSporeAdapter:
     def spec(self, layer: Any) -> LayerSpec:
         """Kind and settings in canonical words."""
         return spec.spec(layer)
+
+    def computing(self, layer: object) -> tuple[object, str]:
+        """Its construct, which eager runs look up on the cell."""
+        return layer, "construct"
 
     def observe(self, layer: Any, before: Before, after: After) -> Handle:
         """Call back around each run of the layer."""

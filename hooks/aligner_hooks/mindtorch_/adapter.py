@@ -21,6 +21,7 @@ class MindTorchAdapter:
     """OpenI's MindTorch 0.4.0 on MindSpore 2.5, and the mindtorch of mindnlp 0.5 on MindSpore 2.7; on CPU."""
 
     name = "mindtorch"
+    packages = ("mindtorch", "torch", "mindspore")
 
     def version(self) -> str:
         """The package's version; mindnlp's says so."""
@@ -41,6 +42,9 @@ class MindTorchAdapter:
 
     def spec(self, layer: object) -> LayerSpec:
         return SPECS.read(LAYERS.unwrapped(layer))
+
+    def computing(self, layer: object) -> tuple[object, str]:
+        return LAYERS.unwrapped(layer), "forward"
 
     def observe(self, layer: object, before: Before, after: After) -> Handle:
         return CALLS.observe(layer, before, after)

@@ -35,6 +35,7 @@ class TorchAdapter:
     """The adapter for torch 1.11 and later."""
 
     name = "torch"
+    packages = ("torch",)
 
     def version(self) -> str:
         return str(torch.__version__)
@@ -54,6 +55,9 @@ class TorchAdapter:
 
     def spec(self, layer: object) -> LayerSpec:
         return spec.read(layers.unwrapped(layer))
+
+    def computing(self, layer: object) -> tuple[object, str]:
+        return layers.unwrapped(layer), "forward"
 
     def observe(self, layer: object, before: Before, after: After) -> Handle:
         return calls.observe(layer, before, after)

@@ -1,0 +1,188 @@
+"""Runs the user's code in the form that tells, and tells of each operation that works on tensors.
+
+Functions of the user's are heard inside, wherever they stand; what stands in the framework's packages is an operation.
+"""
+
+from __future__ import annotations
+
+import operator as operators
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any, Optional
+
+from aligner.adapter import Adapter, Begun, Handle
+from aligner.patches import together
+from aligner.source import functions
+from aligner.structure import Tensors, flatten_arguments
+
+_ENDINGS = re.compile("(_ext|_view)+$")
+"""What MindSpore adds to the name of a function that goes by torch's rules."""
+
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_NEVER = ("numpy", "aligner", "aligner_hooks")
+"""Code that is neither the user's nor the framework's, besides Python's own."""
+
+Place = tuple[str, int]
+"""File and line."""
+
+
+def listen(adapter: Adapter, model: Any, begun: Begun) -> Optional[Handle]:
+    """Hear the code of the model's own layers, until removed; None if there is one whose source is not known."""
+    if not hasattr(adapter, "computing"):  # an adapter of others' may not tell
+        return None
+    ear = _Ear(adapter, model, begun)
+    methods = []
+    for _, layer in adapter.layers(model):
+        owner, name = adapter.computing(layer)
+        function = getattr(owner, name)
+        form = ear.form(function)
+        if form is not None:
+            methods.append((owner, name, form))
+        elif ear.is_own(function):
+            return None
+    with together() as handle:
+        for owner, name, form in methods:
+            handle.add(_replaced(owner, name, form))
+        return handle
+
+
+def _replaced(owner: Any, name: str, form: Callable[..., object]) -> Callable[[], None]:
+    """Put a method on the object itself; gives what takes it away."""
+    own = vars(owner)
+    known = name in own, own.get(name)
+    own[name] = form
+
+    def remove() -> None:
+        if own.get(name) is form:
+            if known[0]:
+                own[name] = known[1]
+            else:
+                del own[name]
+
+    return remove
+
+
+class _Ear:
+    """What rewritten code calls."""
+
+    slice = slice
+
+    def __init__(self, adapter: Adapter, model: Any, begun: Begun) -> None:
+        self._adapter, self._begun = adapter, begun
+        self._layers = {id(layer) for _, layer in adapter.layers(model)}
+        self._packages = frozenset(adapter.packages)
+
+    def form(self, function: Any) -> Optional[Callable[..., Any]]:
+        """The form of a user's function that tells; None for others, and where there is none."""
+        plain = self._plain(function)
+        if plain is None or functions.is_told(plain):
+            return None
+        told = functions.told(plain, self)
+        owner = getattr(function, "__self__", None)
+        return told if told is None or owner is None else MethodType(told, owner)
+
+    def is_own(self, function: Any) -> bool:
+        """Whether a function is the user's, and not heard yet."""
+        plain = self._plain(function)
+        return plain is not None and not functions.is_told(plain)
+
+    def _plain(self, function: Any) -> Optional[FunctionType]:
+        """The user's function in what is called, under what the framework has wrapped around it."""
+        found = getattr(function, "__func__", function)
+        while isinstance(found, FunctionType) and self._is_framework(found) and hasattr(found, "__wrapped__"):
+            found = found.__wrapped__
+        if not isinstance(found, FunctionType) or self._is_framework(found) or _root(found) in _NEVER:
+            return None
+        file = found.__code__.co_filename
+        return None if file.startswith(_STANDARD) and "-packages" not in file[len(_STANDARD) :] else found
+
+    def _is_framework(self, function: Any) -> bool:
+        return _root(function) in self._packages
+
+    def call(self, place: Place, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """f(...)"""
+        if id(function) in self._layers or isinstance(function, type):
+            return function(*args, **kwargs)
+        if isinstance(function, partial):
+            return self.call(place, function.func, *function.args, *args, **{**function.keywords, **kwargs})
+        if function is sum:
+            return self._sum(place, *args, **kwargs)
+        if isinstance(vars(type(function)).get("__call__"), FunctionType):
+            called = MethodType(vars(type(function))["__call__"], function)
+            function = called if self._plain(called) is not None else function
+        form = self.form(function)
+        if form is not None:
+            return form(*args, **kwargs)
+        if self._plain(function) is not None:
+            return function(*args, **kwargs)
+        owner = getattr(function, "__self__", None)
+        given = (owner, *args) if self._adapter.is_tensor(owner) else args
+        if not self._is_operation(function, given, kwargs):
+            return function(*args, **kwargs)
+        return self._run(place, _name(function), given, kwargs, lambda: function(*args, **kwargs))
+
+    def _sum(self, place: Place, values: Iterable[Any], start: Any = 0) -> Any:
+        """Python's own, of tensors."""
+        for value in values:
+            start = self.operator(place, "add", start, value)
+        return start
+
+    def _is_operation(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether tensors are worked on, or may be made by the framework."""
+        found: Tensors = []
+        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        return bool(found) or self._is_framework(function) or self._is_framework(type(function))
+
+    def operator(self, place: Place, word: str, /, *operands: Any) -> Any:
+        """a + b, -a, a < b"""
+        return self._operation(place, word.strip("_"), getattr(operators, word), *operands)
+
+    def inplace(self, place: Place, word: str, one: Any, other: Any, /) -> Any:
+        """a += b"""
+        word = f"i{word.strip('_')}"
+        return self._operation(place, word, getattr(operators, word), one, other)
+
+    def turned(self, place: Place, one: Any, word: str, /) -> Any:
+        """a.T"""
+        return self._operation(place, word, lambda value: getattr(value, word), one)
+
+    def item(self, place: Place, one: Any, index: Any, /) -> Any:
+        """a[i]"""
+        return self._operation(place, "getitem", operators.getitem, one, index)
+
+    def put(self, place: Place, value: Any, one: Any, index: Any, /) -> None:
+        """a[i] = b"""
+        self._operation(place, "setitem", operators.setitem, one, index, value)
+
+    def change(self, place: Place, word: str, one: Any, index: Any, value: Any, /) -> None:
+        """a[i] += b"""
+        self.put(place, self.inplace(place, word, self.item(place, one, index), value), one, index)
+
+    def _operation(self, place: Place, word: str, run: Callable[..., Any], /, *operands: Any) -> Any:
+        if not any(map(self._adapter.is_tensor, operands)):
+            return run(*operands)
+        return self._run(place, word, operands, {}, lambda: run(*operands))
+
+    def _run(
+        self, place: Place, word: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]
+    ) -> Any:
+        made = self._begun(word, args, kwargs, place)
+        output = run()
+        if made is not None:
+            made(args[0] if output is None and args else output)
+        return output
+
+
+def _root(function: Any) -> str:
+    """The package that a function is written in: who wraps another's gives it that one's module."""
+    known = getattr(function, "__globals__", {}).get("__name__") or getattr(function, "__module__", None)
+    return str(known).partition(".")[0]
+
+
+def _name(function: Any) -> str:
+    """What the framework calls it."""
+    name = str(getattr(function, "__name__", None) or type(function).__name__)
+    return _ENDINGS.sub("", name).lower()

@@ -1,0 +1,111 @@
+"""A function of the user's, compiled again from its source with calls of an ear in it.
+
+The source is what stands in the file now, or what a notebook keeps of a cell. If that is not what the function was
+compiled of, or cannot be had, there is no such form of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterator
+from copy import deepcopy
+from functools import lru_cache
+from types import CellType, CodeType, FunctionType
+from typing import Any, Optional
+
+from aligner.source.rewriting import EAR, Definition, Telling
+
+
+def told(function: FunctionType, ear: object) -> Optional[FunctionType]:
+    """The same function, but each operation in it goes through `ear`; None if its source is not known."""
+    code = _code(function.__code__, function.__code__.co_filename, function.__qualname__)
+    if code is None or EAR not in code.co_freevars:
+        return code and function
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+    cells[EAR] = CellType(ear)
+    closure = tuple(cells[name] for name in code.co_freevars)
+    made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__qualname__ = function.__qualname__
+    return made
+
+
+def is_told(function: FunctionType) -> bool:
+    """Whether it is such a form, or was made in one."""
+    return EAR in function.__code__.co_freevars
+
+
+@lru_cache(maxsize=4096)
+def _code(code: CodeType, file: str, name: str) -> Optional[CodeType]:
+    """Code of two files may be equal."""
+    try:
+        node = _definition(code, file)
+        return None if node is None else _compiled(deepcopy(node), code, _owner(name))
+    except (SyntaxError, ValueError, RecursionError):  # no Python, or nested too deeply for its compiler
+        return None
+
+
+def _definition(code: CodeType, file: str) -> Optional[Definition]:
+    """The one definition of the file that makes this very code."""
+    text = "".join(linecache.getlines(file))
+    if not text:
+        return None
+    tree, known = _parsed(text, file)
+    if not any(_is_same(code, other) for other in _within(known) if other.co_name == code.co_name):
+        return None
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        and getattr(node, "name", "<lambda>") == code.co_name
+        and min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))]) == code.co_firstlineno
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str, file: str) -> tuple[ast.Module, CodeType]:
+    return ast.parse(text), compile(text, file, "exec", dont_inherit=True)
+
+
+def _is_same(one: CodeType, other: CodeType) -> bool:
+    """Whether both are compiled of the same lines."""
+    return all(
+        getattr(one, part) == getattr(other, part)
+        for part in ("co_firstlineno", "co_code", "co_names", "co_varnames", "co_freevars")
+    )
+
+
+def _owner(name: str) -> str:
+    """The class in which a function of this name is written, for names like self.__own; "" where it is in none."""
+    for part in reversed(name.split(".<locals>.")):
+        names = part.split(".")
+        if len(names) > 1:
+            return names[-2]
+    return ""
+
+
+def _compiled(node: Any, code: CodeType, owner: str) -> Optional[CodeType]:
+    node.args.defaults = [ast.copy_location(ast.Constant(None), one) for one in node.args.defaults]
+    node.args.kw_defaults = [one and ast.copy_location(ast.Constant(None), one) for one in node.args.kw_defaults]
+    for argument in ast.walk(node.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    Telling(code.co_filename).body(node)
+    if not isinstance(node, ast.Lambda):
+        node.decorator_list, node.returns = [], None
+    factory: Any = ast.parse(f"def factory():\n class {owner}: pass" if owner else "def factory(): pass")
+    function = factory.body[0]
+    function.args.args = [ast.arg(name) for name in (EAR, *code.co_freevars) if name != "__class__"]
+    (function.body[0] if owner else function).body = [ast.Expr(node) if isinstance(node, ast.Lambda) else node]
+    made = compile(ast.fix_missing_locations(factory), code.co_filename, "exec", dont_inherit=True)
+    return next((one for one in _within(made) if one.co_name == code.co_name), None)
+
+
+def _within(code: CodeType) -> Iterator[CodeType]:
+    """All code in it, the outer before the inner."""
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield one
+            yield from _within(one)

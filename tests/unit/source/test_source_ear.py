@@ -1,0 +1,236 @@
+"""What is heard of code that people write, and that it computes what it computed."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import textwrap
+
+import pytest
+
+from aligner.registry import load
+from aligner.source import ear
+
+torch = pytest.importorskip("torch")
+
+HEAD = """
+import functools, math
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+"""
+
+
+def built(folder, text, name="net"):
+    """A module out of a file of its own."""
+    path = folder / f"{name}.py"
+    path.write_text(HEAD + textwrap.dedent(text), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def heard(net, *inputs):
+    """The names of what is heard, and what comes out; it is what came out before."""
+    adapter, told = load("torch"), []
+    with torch.no_grad():
+        wanted = net(*inputs)
+        handle = ear.listen(adapter, net, lambda name, args, kwargs, where: told.append((name, where)))
+        assert handle is not None
+        try:
+            found = net(*inputs)
+        finally:
+            handle.remove()
+        assert torch.equal(wanted, found)
+        assert torch.equal(wanted, net(*inputs))
+    return told
+
+
+def names(net, *inputs):
+    return [name for name, _ in heard(net, *inputs)]
+
+
+@pytest.fixture
+def x():
+    return torch.arange(24.0).reshape(2, 3, 4) - 7
+
+
+def forward(body):
+    """A net whose forward has this body."""
+    return "class Net(nn.Module):\n    def forward(self, x):\n" + textwrap.indent(textwrap.dedent(body), " " * 8)
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ("return F.softmax(x, dim=-1)", "softmax"),
+        ("return x.softmax(-1)", "softmax"),
+        ("return torch.nn.functional.gelu(x)", "gelu"),
+        ("return (x + 1) * -x / 2 - x ** 2", "add neg mul truediv pow sub"),
+        ("return x @ x.mT", "mT matmul"),
+        ("return x.transpose(1, 2)[..., 0]", "transpose getitem"),
+        ("b, n, c = x.shape\nreturn x.reshape(b, n * c)", "reshape"),
+        ("x = x.clone()\nx[:, 0] = x[:, 1]\nreturn x", "clone getitem setitem"),
+        ("x = x.clone()\nx[:, 0] += 2\nreturn x", "clone getitem iadd setitem"),
+        ("y = x * 1\ny += x\ny -= 1\nreturn y", "mul iadd isub"),
+        ("a, b = x.chunk(2, dim=-1)\nreturn torch.cat((b, a), -1)", "chunk cat"),
+        ("return torch.stack([y * 2 for y in x])", "mul mul stack"),
+        ("return sum(y * 2 for y in x)", "mul add mul add"),
+        ("return torch.where(x > 0, x, ~(x > 1) * x)", "gt gt invert mul where"),
+        ("f = lambda y: y.abs()\nreturn f(x)", "abs"),
+        ("def f(y, k=len(x.shape)):\n    return y * k\nreturn f(x)", "mul"),
+        ("return x if x.sum() > 0 else -x", "sum gt"),
+        ("return functools.partial(torch.clamp, min=0)(x)", "clamp"),
+        ("return torch.zeros(2, 3, 4) + x", "zeros add"),
+        ("return x * math.sqrt(x.shape[-1])", "mul"),
+        ("s = slice(None, 2)\nreturn x[s, 1:][:, None]", "getitem getitem"),
+        ("x: torch.Tensor = x + 1\nreturn x", "add"),
+        ("if (y := x.mean()) is not None and -1 in (1, -1):\n    return x - y", "mean sub"),
+        ("x = x.clone()\nx[0], y = x[1], 2\nreturn x * y", "clone getitem mul"),
+        ("(x)\nassert x.dim() == 3, f'{x.sum()}'\nreturn x.exp()", "dim exp"),
+        ("try:\n    return x.nothing()\nexcept AttributeError:\n    return x.relu()", "relu"),
+        ("with torch.no_grad():\n    return x.relu()", "relu"),
+        ("y = next(iter([x]))\nreturn y.relu()", "relu"),
+    ],
+)
+def test_each_operation_is_heard_once_in_its_order(tmp_path, x, body, wanted):
+    assert names(built(tmp_path, forward(body)).Net(), x) == wanted.split()
+
+
+def test_lines_are_those_of_the_file(tmp_path, x):
+    module = built(tmp_path, forward("y = x * 2\n\nreturn (\n    y\n    .relu()\n)"))
+    lines = (tmp_path / "net.py").read_text(encoding="utf-8").splitlines()
+    told = heard(module.Net(), x)
+    assert {file for _, (file, _) in told} == {str(tmp_path / "net.py")}
+    assert [lines[line - 1].strip() for _, (_, line) in told] == ["y = x * 2", "y"]
+
+
+CODE = """
+def plain(x):
+    return x.relu()
+
+def shifted(by, *, twice=False):
+    def inner(x):
+        return x + by * (2 if twice else 1)
+    return inner
+
+def doubled(function):
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return function(*args, **kwargs) * 2
+    return wrapper
+
+class Caller:
+    def __call__(self, x):
+        return x.abs()
+
+class Base(nn.Module):
+    def forward(self, x):
+        return self.__own(x) - 1
+
+    def __own(self, x):
+        return x.tanh()
+
+    @staticmethod
+    def still(x):
+        return x.sigmoid()
+
+    @classmethod
+    def made(cls, x):
+        return x.exp()
+
+class Net(Base):
+    def __init__(self):
+        super().__init__()
+        self.shift, self.caller = shifted(3, twice=True), Caller()
+        self.inner = nn.Sequential(nn.ReLU(), nn.Linear(4, 4))
+
+    @doubled
+    def tail(self, x, scale=3.0, *, sign=-1):
+        return x * scale * sign
+
+    def pieces(self, x):
+        for part in x:
+            yield part.cos()
+
+    @property
+    def size(self):
+        return len(self.inner)
+
+    @torch.no_grad()
+    def forward(self, x):
+        x = super().forward(x)
+        x = self.inner(x) + self.size
+        x = plain(self.shift(x))
+        x = self.still(self.made(x / 100))
+        x = torch.stack(list(self.pieces(x)))
+        return self.caller(self.tail(x, sign=-2))
+"""
+
+
+def test_functions_of_the_users_are_heard_inside(tmp_path, x):
+    told = names(built(tmp_path, CODE).Net(), x)
+    wanted = ["tanh", "sub", "add", "add", "relu", "truediv", "exp", "sigmoid", "cos", "cos", "stack"]
+    assert told == [*wanted, "mul", "mul", "mul", "abs"]
+
+
+def test_what_is_raised_names_the_users_own_line(tmp_path, x):
+    module = built(tmp_path, forward("y = x + 1\nreturn y.reshape(5, 5)"))
+    handle = ear.listen(load("torch"), net := module.Net(), lambda *_: None)
+    with pytest.raises(RuntimeError, match="shape") as caught:
+        net(x)
+    handle.remove()
+    lines = [entry.lineno for entry in caught.traceback if str(entry.path) == str(tmp_path / "net.py")]
+    assert lines == [9 + HEAD.count("\n") - 6]
+
+
+def test_equal_code_in_two_files_is_told_by_its_own_file(tmp_path, x):
+    text = forward("return x.relu()")
+    for name in ("one", "two"):
+        told = heard(built(tmp_path, text, name).Net(), x)
+        assert [file for _, (file, _) in told] == [str(tmp_path / f"{name}.py")]
+
+
+def test_a_file_that_was_changed_after_its_import_is_not_read(tmp_path, x):
+    module = built(tmp_path, forward("return x.relu()"))
+    (tmp_path / "net.py").write_text(HEAD + forward("return x.tanh() + 1"), encoding="utf-8")
+    assert ear.listen(load("torch"), module.Net(), lambda *_: None) is None
+
+
+def test_code_without_source_is_not_heard():
+    space = {"nn": torch.nn}
+    exec(forward("return x.relu()"), space)
+    assert ear.listen(load("torch"), space["Net"](), lambda *_: None) is None
+
+
+def test_order_of_evaluation_is_kept(tmp_path, x):
+    body = """
+        seen = []
+        def tell(name, value):
+            seen.append(name)
+            return value
+        y = x.clone()
+        tell("target", y)[tell("index", 0)] = tell("value", x[1])
+        tell("target", y)[tell("index", 0)] += tell("value", 1)
+        tell("left", y) + tell("right", y)
+        tell("function", torch.add)(tell("first", y), *[tell("second", y)], **{"alpha": tell("third", 1)})
+        self.seen = seen
+        return y
+    """
+    net = built(tmp_path, forward(body)).Net()
+    net(x)
+    wanted = net.seen
+    heard(net, x)
+    assert net.seen == wanted
+
+
+def test_a_method_that_the_user_put_on_the_net_itself_comes_back(tmp_path, x):
+    net = built(tmp_path, forward("return x.relu()")).Net()
+    own = net.forward = functools.partial(net.forward)
+    adapter = load("torch")
+    handle = ear.listen(adapter, net, lambda *_: None)
+    if handle is not None:
+        handle.remove()
+    assert net.forward is own
