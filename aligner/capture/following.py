@@ -46,6 +46,10 @@ _WRITES = re.compile(
 Where = Optional[tuple[str, int]]
 
 
+_HANDED = ""
+"""Stands for an operation's name where values are only handed on."""
+
+
 @dataclass
 class _Waiting:
     """A step whose values have not been looked at; of those it was given, some have numbers already."""
@@ -68,6 +72,8 @@ class _Code:
     known: dict[bytes, int] = field(default_factory=dict)
     values: list[list[Any]] = field(default_factory=list)
     steps: list[list[Any]] = field(default_factory=list)
+    handed: list[list[Any]] = field(default_factory=list)
+    """Values that go into a layer or leave a function, each with its line."""
 
 
 class Following:
@@ -103,10 +109,11 @@ class Following:
         """A call ends."""
         code = self._stack.pop()
         self._read(code)
-        if code.followed and code.steps:
+        if code.followed and (code.steps or code.handed):
             self._done.add(path)
             self._steps += len(code.steps)
-            self._tell(CODE, {"layer": path, "values": code.values, "steps": code.steps})
+            told = {"handed": code.handed} if code.handed else {}
+            self._tell(CODE, {"layer": path, "values": code.values, "steps": code.steps, **told})
 
     def restart(self) -> None:
         """Another run begins, and what was told of the one before is void."""
@@ -141,6 +148,16 @@ class Following:
 
         return made
 
+    def handed(self, args: tuple[object, ...], kwargs: Mapping[str, object], where: Where) -> None:
+        """Values go into a layer or leave a function."""
+        code = self._stack[-1] if self._stack else None
+        if code is None or not code.followed or self._failed or len(code.handed) + len(code.waiting) >= 2 * MOST:
+            return
+        values = self._found(args, kwargs)
+        code.waiting.append(_Waiting(_HANDED, (), values, [], where))
+        if not self._waits:
+            self._read_amid(code)
+
     def settle(self) -> None:
         """What was made so far is about to be changed: read it now."""
         for code in self._stack:
@@ -159,7 +176,9 @@ class Following:
             given = [one if isinstance(one, int) else self._guarded(code, [one]) for one in step.given]
             numbers = [number for one in given for number in (one if isinstance(one, list) else [one])]
             results = self._guarded(code, step.made)
-            if not set(results) <= set(numbers):  # else nothing was done
+            if step.name == _HANDED:
+                code.handed += [[number, *_line(step.where)] for number in results]
+            elif not set(results) <= set(numbers):  # else nothing was done
                 code.steps.append([step.name, numbers, results, step.arguments, *_line(step.where)])
         code.waiting.clear()
         code.held = 0

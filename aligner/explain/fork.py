@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
+from aligner.explain import alike
 from aligner.explain.glue import vocabulary
-from aligner.explain.line import ARGUMENT, BETWEEN, ELSEWHERE, EXTRA, GIVEN, MISSING, OPERAND, OTHER, Fork, Spot
+from aligner.explain.line import ARGUMENT, BETWEEN, ELSEWHERE, EXTRA, GIVEN, HANDED, MISSING, OPERAND, OTHER, Fork, Spot
 from aligner.explain.trail import Step, Trail
 from aligner.fingerprint import Fingerprint, apart, distances
 
@@ -41,8 +42,12 @@ def fork(
     error = apart(wanted, found) if wanted.size == found.size else 1.0
     limit = max(min(AGREE, SHARE * error), LEAST, 3.0 * rounding)
     mine, its = _place(reference, wanted), _place(port, found)
-    if limit > 2.0 * SHARE * error or mine is None or its is None:
+    if limit > 2.0 * SHARE * error:
         return None
+    if its is None:
+        return None
+    if mine is None:  # a layer made it
+        return _handed(reference, port, its, limit)
     strict = _Forking(reference, port, limit, turned=False).told(mine, its)
     if strict is None or strict.sure:
         return strict
@@ -59,6 +64,17 @@ def _place(trail: Trail, value: Fingerprint) -> Optional[int]:
         if other.shape == value.shape or best is None:
             best = number
     return best
+
+
+def _handed(reference: Trail, port: Trail, its: int, limit: float) -> Optional[Fork]:
+    """Where a right value leaves the code in place of another: what came in, or what the reference makes as well."""
+    known = port.values[its]
+    right = its not in port.makers or any(
+        known is not None and other is not None and other.size == known.size and apart(known, other) <= limit
+        for other in reference.values
+    )
+    spot = port.leaves_at(its) if right else None
+    return None if spot is None else Fork(HANDED, spot, None)
 
 
 class _Side:
@@ -146,8 +162,7 @@ class _Side:
 
     def spot(self, number: int) -> Spot:
         """Where a step stands."""
-        step = self.trail.steps[number]
-        return Spot(step.file, step.line, step.text, step.name)
+        return self.trail.steps[number].spot
 
     def maker(self) -> Optional[Spot]:
         """Where the end was made."""
@@ -156,13 +171,11 @@ class _Side:
 
     def work(self, number: int) -> str:
         """What a step does, in still fewer words."""
-        word = self.word(number)
-        return "compare" if word in _COMPARISONS else word
+        return alike.work(self.word(number))
 
     def coarse(self, number: int) -> str:
         """What a step does, whatever right ports write in its place."""
-        word = self.word(number)
-        return _ALIKE.get(word, word)
+        return alike.coarse(self.word(number))
 
     def words(self, but: Collection[int] = ()) -> list[str]:
         """What is computed there, without these steps."""
@@ -198,7 +211,7 @@ class _Forking:
         theirs = _Side(self.port, found, list(self._same.any(axis=0)))
         if ours.unknown or theirs.unknown:
             return None
-        if not theirs.steps and not theirs.leaves:
+        if not theirs.steps and theirs.leaves <= {found}:
             return self._missing(ours, theirs)
         if not ours.steps and not ours.leaves:
             return self._extra(theirs)
@@ -207,13 +220,16 @@ class _Forking:
         return self._pair(ours, theirs) or self._between(ours, theirs)
 
     def _missing(self, ours: _Side, theirs: _Side) -> Optional[Fork]:
-        """The wrong value is one that the reference has, too."""
-        first = ours.beginnings
+        """The wrong value is one that the reference has, too, or that came into the port's code."""
+        first, spot = ours.beginnings, theirs.maker()
+        leaving = self.port.leaves_at(theirs.end)
         if not first:
-            return None if ours.leaves else Fork(ELSEWHERE, theirs.maker(), ours.maker())
+            if ours.leaves or (spot is None and leaving is not None):
+                return None if leaving is None else Fork(HANDED, leaving, ours.maker())
+            return Fork(ELSEWHERE, spot, ours.maker())
         if set(ours.on_line(first[0])) == set(ours.steps):
-            return Fork(MISSING, theirs.maker(), ours.spot(first[0]))
-        return Fork(BETWEEN, theirs.maker(), ours.spot(first[0]), (None, ours.spot(ours.steps[-1])))
+            return Fork(MISSING, spot or leaving, ours.spot(first[0]))
+        return Fork(BETWEEN, spot or leaving, ours.spot(first[0]), (None, ours.spot(ours.steps[-1])))
 
     def _extra(self, theirs: _Side) -> Optional[Fork]:
         """The right value is one that the port has, too."""
@@ -270,29 +286,29 @@ class _Forking:
             if ours.word(mine) != theirs.word(its) or not self._from_same(*given):
                 continue
             rest = [side.words(set(side.steps) - set(side.after(step))) for side, step in ((ours, mine), (theirs, its))]
-            if not any(_apart(*rest)) and theirs.leaves <= theirs.used(its):
+            if not any(alike.apart(*rest)) and theirs.leaves <= theirs.used(its):
                 return mine
         return None
 
     def _kind(self, ours: _Side, theirs: _Side, mine: int, its: int) -> str:
         """What was done to the port's line, by what else there is on one side only; "" if that does not tell."""
         lines = ours.on_line(mine), theirs.on_line(its)
-        lacking, more = _apart(ours.words(), theirs.words())
+        lacking, more = alike.apart(ours.words(), theirs.words())
         words = ours.word(mine), theirs.word(its)
         equal = ours.work(mine) == theirs.work(its)
         alone = ours.telling([mine]), theirs.telling([its])
         given = ours.telling(lines[0]), theirs.telling(lines[1])
         counts = [Counter(map(side.word, side.steps)) for side in (ours, theirs)]
         coarse = ours.coarse(mine), theirs.coarse(its)
-        gone = coarse[0] in lacking or _only(words[0], *counts)
-        come = coarse[1] in more or _only(words[1], *reversed(counts))
+        gone = coarse[0] in lacking or alike.only(words[0], *counts)
+        come = coarse[1] in more or alike.only(words[1], *reversed(counts))
         same = self._same[np.ix_(alone[0], given[1])], self._same[np.ix_(given[0], alone[1])]
         among = same[0].any(axis=1).all(), same[1].any(axis=0).all()
         if gone and not come and not equal and among[0] and coarse[1] in map(ours.coarse, ours.after(mine)):
             return MISSING
         if come and not gone and not equal and among[1] and coarse[0] in map(theirs.coarse, theirs.after(its)):
             return EXTRA
-        rest = any(_apart(ours.words(lines[0]), theirs.words(lines[1])))
+        rest = any(alike.apart(ours.words(lines[0]), theirs.words(lines[1])))
         if not (self._from_same(*given) or self._from_same(*alone)):
             return OPERAND if equal and self._share(*given) and not rest else ""
         return OTHER if not rest or (gone and come and not equal) else ""
@@ -316,11 +332,25 @@ class _Forking:
         return None
 
     def _fork(self, kind: str, ours: _Side, theirs: _Side, mine: int, its: int) -> Fork:
+        if kind == MISSING:
+            return Fork(kind, theirs.spot(self._lacking(mine, its)), ours.spot(mine))
         numbers = None
         if kind == OTHER and ours.word(mine) == theirs.word(its):
             numbers = self._differing(self.reference.steps[mine], self.port.steps[its])
         kind = kind if numbers is None else ARGUMENT
         return Fork(kind, theirs.spot(its), ours.spot(mine), arguments=numbers)
+
+    def _lacking(self, mine: int, its: int) -> int:
+        """The port's step in whose line the reference's belongs: in the line that makes what it works on, if it stands
+        there in the reference, else in the line that works on that.
+        """
+        step = self.reference.steps[mine]
+        for value in step.given:
+            maker = self.reference.makers.get(value)
+            if maker is not None and self.reference.steps[maker].at == step.at:
+                makers = [self.port.makers.get(int(other)) for other in np.flatnonzero(self._same[value])]
+                return next((known for known in makers if known is not None), its)
+        return its
 
     def _from_same(self, ours: Sequence[int], theirs: Sequence[int]) -> bool:
         there = all(any(self._same[one, other] for other in theirs) for one in ours)
@@ -350,35 +380,6 @@ def _reshaped(reference: Trail, port: Trail) -> npt.NDArray[np.bool_]:
 
 def _lone(side: _Side) -> bool:
     return len({side.trail.steps[number].at for number in side.beginnings}) == 1
-
-
-_COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
-
-_MOVED = {"transpose", "flip", "roll"}
-"""What moves values and can be forgotten, whatever the shapes."""
-
-_ALIKE = {
-    "div": "mul",
-    "reciprocal": "mul",
-    "sub": "add",
-    "and": "mul",
-    "maximum": "clamp",
-    "minimum": "clamp",
-    "neg": "",
-    "not": "",
-    "where": "add",
-}
-"""What right ports write in place of each other: a quotient as a product, a mask as a sum."""
-
-
-def _apart(ours: Sequence[str], theirs: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
-    words = [[word for name in names if (word := _ALIKE.get(name, name))] for names in (ours, theirs)]
-    return vocabulary.apart(*words)
-
-
-def _only(word: str, mine: Counter[str], its: Counter[str]) -> bool:
-    """Whether it moves values once more on this side than on the other; two may be there and back."""
-    return word in _MOVED and mine[word] == its[word] + 1
 
 
 def _making(trail: Trail, value: int) -> list[int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 OTHER, ARGUMENT, OPERAND, GIVEN = "other", "argument", "operand", "given"
-MISSING, EXTRA, ELSEWHERE, BETWEEN = "missing", "extra", "elsewhere", "between"
+MISSING, EXTRA, ELSEWHERE, HANDED, BETWEEN = "missing", "extra", "elsewhere", "handed", "between"
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Fork:
     "missing"    the port lacks what the reference's line does
     "extra"      the reference lacks what the port's line does
     "elsewhere"  the port hands on what this line made, not what that one did
+    "handed"     the port hands on what came to this code as it came, where the reference has another value
     "between"    no more is known than that the mistake lies in the lines from these to `until`
     """
 

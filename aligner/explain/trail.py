@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Optional
 
+from aligner.explain.line import Spot
 from aligner.fingerprint import Fingerprint, apart
 
 EQUAL = 1e-7
@@ -34,6 +35,11 @@ class Step:
         return self.file, self.line
 
     @property
+    def spot(self) -> Spot:
+        """Where it stands."""
+        return Spot(self.file, self.line, self.text, self.name)
+
+    @property
     def numbers(self) -> tuple[str, ...]:
         """The plain numbers among its arguments, in their order; switches, types and names are none."""
         found: list[str] = []
@@ -47,10 +53,14 @@ class Step:
 
 @dataclass(frozen=True, eq=False)
 class Trail:
-    """The steps of one layer's first call; a value without a fingerprint tells nothing."""
+    """The steps of one layer's first call; a value without a fingerprint tells nothing.
+
+    `handed` are values that go into a layer or leave the code, each with file, line and text of where it does.
+    """
 
     values: tuple[Optional[Fingerprint], ...]
     steps: tuple[Step, ...]
+    handed: tuple[tuple[int, str, int, str], ...] = ()
 
     @staticmethod
     def parsed(facts: Mapping[str, Any]) -> Trail:
@@ -66,7 +76,10 @@ class Trail:
             if any(not 0 <= number < len(values) for side in numbers for number in side):
                 raise ValueError("a value that is not there")
             steps.append(Step(str(name), *numbers, tuple(map(str, arguments)), str(file), int(line), str(text)))
-        return Trail(values, tuple(steps))
+        handed = tuple((int(one), str(file), int(line), str(text)) for one, file, line, text in facts.get("handed", ()))
+        if any(not 0 <= number < len(values) for number, *_ in handed):
+            raise ValueError("a value that is not there")
+        return Trail(values, tuple(steps), handed)
 
     def numbers(self, step: Step) -> tuple[str, ...]:
         """The plain numbers that a step is given, as arguments or as tensors of one element."""
@@ -75,6 +88,15 @@ class Trail:
             *step.numbers,
             *(f"{known.plain[0]:.6g}" for known in lone if known is not None and known.size == 1),
         )
+
+    def leaves_at(self, value: int) -> Optional[Spot]:
+        """The last line that hands it on; None where none was heard to."""
+        spots = [
+            Spot(file, line, text, "")
+            for number, file, line, text in self.handed
+            if number == value or self._is_same(number, value)
+        ]
+        return spots[-1] if spots else None
 
     @cached_property
     def makers(self) -> Mapping[int, int]:

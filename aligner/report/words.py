@@ -161,6 +161,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "what this line makes is taken, where the reference takes what its line makes; the port has both",
         "取了该行的结果，而标杆取的是其对应行的结果；待比对两者都有",
     ),
+    "line-handed": (
+        "this line hands on a value as it came into this code, where the reference hands on another",
+        "该行把进入这段代码的值原样传出，而标杆传出的是另一个值",
+    ),
     "line-between": (
         "the mistake is in one of these lines: before them the values are the reference's",
         "错误在这些行之一：此前的值与标杆一致",

@@ -29,11 +29,22 @@ Place = tuple[str, int]
 """File and line."""
 
 
-def listen(adapter: Adapter, model: Any, begun: Begun) -> Optional[Handle]:
-    """Hear the code of the model's own layers, until removed; None if there is one whose source is not known."""
+Handed = Callable[[tuple[Any, ...], Mapping[str, Any], Place], None]
+"""Is told what leaves a function, or goes into a layer, and in which line."""
+
+
+def _not_told(_args: tuple[Any, ...], _kwargs: Mapping[str, Any], _place: Place) -> None:
+    """For those who do not ask."""
+
+
+def listen(adapter: Adapter, model: Any, begun: Begun, handed: Handed = _not_told) -> Optional[Handle]:
+    """Hear the code of the model's own layers, until removed; None if there is one whose source is not known.
+
+    `begun` is told of operations, `handed` of what is given to a layer or returned.
+    """
     if not hasattr(adapter, "computing"):  # an adapter of others' may not tell
         return None
-    ear = _Ear(adapter, model, begun)
+    ear = _Ear(adapter, model, begun, handed)
     methods = []
     for _, layer in adapter.layers(model):
         owner, name = adapter.computing(layer)
@@ -70,8 +81,8 @@ class _Ear:
 
     slice = slice
 
-    def __init__(self, adapter: Adapter, model: Any, begun: Begun) -> None:
-        self._adapter, self._begun = adapter, begun
+    def __init__(self, adapter: Adapter, model: Any, begun: Begun, handed: Handed) -> None:
+        self._adapter, self._begun, self._handed = adapter, begun, handed
         self._layers = {id(layer) for _, layer in adapter.layers(model)}
         self._packages = frozenset(adapter.packages)
 
@@ -104,7 +115,10 @@ class _Ear:
 
     def call(self, place: Place, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """f(...)"""
-        if id(function) in self._layers or isinstance(function, type):
+        if id(function) in self._layers:
+            self._handed(args, kwargs, place)
+            return function(*args, **kwargs)
+        if isinstance(function, type):
             return function(*args, **kwargs)
         if isinstance(function, partial):
             return self.call(place, function.func, *function.args, *args, **{**function.keywords, **kwargs})
@@ -135,6 +149,11 @@ class _Ear:
         found: Tensors = []
         flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
         return bool(found) or self._is_framework(function) or self._is_framework(type(function))
+
+    def back(self, place: Place, value: Any, /) -> Any:
+        """return a"""
+        self._handed((value,), {}, place)
+        return value
 
     def operator(self, place: Place, word: str, /, *operands: Any) -> Any:
         """a + b, -a, a < b"""

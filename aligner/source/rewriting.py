@@ -126,6 +126,13 @@ class Telling(ast.NodeTransformer):
         told = self._told(node, "inplace", ast.Constant(word), ast.copy_location(known, target), node.value)
         return ast.copy_location(ast.Assign([target], told), node)
 
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        """return a"""
+        self.generic_visit(node)
+        if node.value is not None:
+            node.value = self._told(node, "back", node.value)
+        return node
+
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         """a: int = b"""
         if node.value is not None:

@@ -70,6 +70,9 @@ MISTAKES = {
         "capped =",
     ),
     "a transposition forgotten": ("mixed.transpose(1, 2).reshape", "mixed.reshape", "missing", "gated =", "joined ="),
+    "a residual forgotten": ("return self.o(gated) + x", "return self.o(gated)", "missing", "return", "return"),
+    "a layer left out": ("self.o(gated) + x", "gated + x", "operand", "return", "return"),
+    "the input of another layer": ("self.split(self.v(x))", "self.split(self.v(self.k(x)))", "handed", "q, k, v", None),
     "a step too much": ("mixed = weights @ v", "mixed = (weights @ v).relu()", "extra", "mixed =", None),
 }
 """What is changed in the port, what is said of it, and what its line and the reference's begin with."""

@@ -54,6 +54,42 @@ def test_a_right_answer_is_right_in_every_question(bench: ModuleType) -> None:
     assert (one.misses, one.faults) == ((), ())
 
 
+BEFORE = "a = 1\nb = f(\n    a,\n)\nc = b\n"
+
+
+@pytest.mark.parametrize(
+    ("after", "lines"),
+    [
+        ("a = 2\nb = f(\n    a,\n)\nc = b\n", {1}),
+        ("a = 1\nb = f(\n    -a,\n)\nc = b\n", {2, 3, 4}),
+        ("a = 1\nc = b\n", {1, 2}),
+        (BEFORE, set()),
+    ],
+)
+def test_a_bug_has_changed_whole_statements_or_what_stands_around_the_gap(
+    bench: ModuleType, after: str, lines: set[int]
+) -> None:
+    assert sys.modules["corpus"].changed(BEFORE, after) == lines
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "until", "told"),
+    [
+        ("other", 4, None, "the line"),
+        ("other", 5, None, "another"),
+        ("between", 2, 4, "between"),
+        ("between", 5, 6, "another"),
+        (None, 0, None, "none"),
+    ],
+)
+def test_the_line_that_is_shown_is_one_that_was_changed(
+    bench: ModuleType, kind: Optional[str], line: int, until: Optional[int], told: str
+) -> None:
+    last = {"port": {"line": until}, "reference": None} if until else None
+    shown = {**entry("net", where="glue"), "line": kind and {"kind": kind, "port": {"line": line}, "until": last}}
+    assert bench.judge(planted("net", where="glue"), answer(shown), {4}).line == told
+
+
 def test_a_third_cause_comes_too_late(bench: ModuleType) -> None:
     one = bench.judge(planted("norm"), answer(entry("norm", "a", "b", "wrong-eps")))
     assert not one.cause

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Optional
 
 from aligner.explain.case import Case
-from aligner.explain.line import ARGUMENT, ELSEWHERE, EXTRA, GIVEN, MISSING, OPERAND, OTHER, Spot
+from aligner.explain.line import ARGUMENT, ELSEWHERE, EXTRA, GIVEN, HANDED, MISSING, OPERAND, OTHER, Spot
 from aligner.explain.patterns.pair import usual
 from aligner.explain.suspect import Suspect
 
@@ -17,6 +17,7 @@ CAUSES: Mapping[str, str] = {
     OPERAND: "line-operand",
     GIVEN: "line-operand",
     ELSEWHERE: "line-operand",
+    HANDED: "line-operand",
     MISSING: "line-missing",
     EXTRA: "line-extra",
 }

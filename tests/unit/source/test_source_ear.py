@@ -176,6 +176,32 @@ def test_functions_of_the_users_are_heard_inside(tmp_path, x):
     assert told == [*wanted, "mul", "mul", "mul", "abs"]
 
 
+def test_what_goes_into_layers_and_leaves_functions_is_told_with_its_line(tmp_path, x):
+    text = """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act = nn.ReLU()
+
+        def half(self, x):
+            return x / 2
+
+        def forward(self, x):
+            y = self.half(x)
+            z = self.act(
+                y
+            )
+            return z, {"own": x}
+    """
+    net, told = built(tmp_path, text).Net(), []
+    handle = ear.listen(load("torch"), net, lambda *_: None, lambda args, kwargs, where: told.append((args, where[1])))
+    net(x)
+    handle.remove()
+    lines = (tmp_path / "net.py").read_text(encoding="utf-8").splitlines()
+    assert [lines[line - 1].strip() for _, line in told] == ["return x / 2", "z = self.act(", 'return z, {"own": x}']
+    assert torch.equal(told[1][0][0], x / 2)
+
+
 def test_what_is_raised_names_the_users_own_line(tmp_path, x):
     module = built(tmp_path, forward("y = x + 1\nreturn y.reshape(5, 5)"))
     handle = ear.listen(load("torch"), net := module.Net(), lambda *_: None)
