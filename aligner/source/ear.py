@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator as operators
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import FunctionType, MethodType
@@ -85,15 +86,26 @@ class _Ear:
         self._adapter, self._begun, self._handed = adapter, begun, handed
         self._layers = {id(layer) for _, layer in adapter.layers(model)}
         self._packages = frozenset(adapter.packages)
+        files = (getattr(sys.modules.get(name), "__file__", None) for name in adapter.packages)
+        self._folders = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in files if file)
 
     def form(self, function: Any) -> Optional[Callable[..., Any]]:
         """The form of a user's function that tells; None for others, and where there is none."""
-        plain = self._plain(function)
-        if plain is None or functions.is_told(plain):
+        if not self.is_own(function):
             return None
-        told = functions.told(plain, self)
+        told = self._told(getattr(function, "__func__", function))
         owner = getattr(function, "__self__", None)
         return told if told is None or owner is None else MethodType(told, owner)
+
+    def _told(self, function: FunctionType) -> Optional[FunctionType]:
+        """What the framework has wrapped around a function (an autocast, a compiler) stays around it."""
+        if not self._wraps(function):
+            return functions.told(function, self)
+        told = self._told(vars(function)["__wrapped__"])
+        return None if told is None else functions.around(function, told)
+
+    def _wraps(self, function: Any) -> bool:
+        return isinstance(function, FunctionType) and self._is_framework(function) and hasattr(function, "__wrapped__")
 
     def is_own(self, function: Any) -> bool:
         """Whether a function is the user's, and not heard yet."""
@@ -103,7 +115,7 @@ class _Ear:
     def _plain(self, function: Any) -> Optional[FunctionType]:
         """The user's function in what is called, under what the framework has wrapped around it."""
         found = getattr(function, "__func__", function)
-        while isinstance(found, FunctionType) and self._is_framework(found) and hasattr(found, "__wrapped__"):
+        while self._wraps(found):
             found = found.__wrapped__
         if not isinstance(found, FunctionType) or self._is_framework(found) or _root(found) in _NEVER:
             return None
@@ -111,7 +123,9 @@ class _Ear:
         return None if file.startswith(_STANDARD) and "-packages" not in file[len(_STANDARD) :] else found
 
     def _is_framework(self, function: Any) -> bool:
-        return _root(function) in self._packages
+        """By its module, or by its file: what MindSpore rewrites imports parts of packages under other names."""
+        code = getattr(function, "__code__", None)
+        return _root(function) in self._packages or (code is not None and code.co_filename.startswith(self._folders))
 
     def call(self, place: Place, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """f(...)"""

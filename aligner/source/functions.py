@@ -24,11 +24,36 @@ def told(function: FunctionType, ear: object) -> Optional[FunctionType]:
         return code and function
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
     cells[EAR] = CellType(ear)
+    if not cells.keys() >= set(code.co_freevars):
+        return None
     closure = tuple(cells[name] for name in code.co_freevars)
     made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
     made.__kwdefaults__ = function.__kwdefaults__
     made.__qualname__ = function.__qualname__
     return made
+
+
+def around(wrapper: FunctionType, inner: FunctionType) -> Optional[FunctionType]:
+    """A wrapper like this one around another function; None if it does not keep its function where it can be seen."""
+    known = vars(wrapper)["__wrapped__"]
+    cells = [CellType(inner) if _content(cell) is known else cell for cell in wrapper.__closure__ or ()]
+    if all(new is old for new, old in zip(cells, wrapper.__closure__ or ())):
+        return None
+    made = FunctionType(wrapper.__code__, wrapper.__globals__, wrapper.__name__, wrapper.__defaults__, tuple(cells))
+    made.__kwdefaults__, made.__qualname__, made.__module__ = (
+        wrapper.__kwdefaults__,
+        wrapper.__qualname__,
+        wrapper.__module__,
+    )
+    vars(made).update({**vars(wrapper), "__wrapped__": inner})
+    return made
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
 
 
 def is_told(function: FunctionType) -> bool:
@@ -99,6 +124,13 @@ def _compiled(node: Any, code: CodeType, owner: str) -> Optional[CodeType]:
     function = factory.body[0]
     function.args.args = [ast.arg(name) for name in (EAR, *code.co_freevars) if name != "__class__"]
     (function.body[0] if owner else function).body = [ast.Expr(node) if isinstance(node, ast.Lambda) else node]
+    outside = {owner, code.co_name} - {
+        "",
+        "<lambda>",
+        *code.co_freevars,
+    }  # its own name and its class's stay as they were
+    if outside:
+        function.body.insert(0, ast.Global(sorted(outside)))
     made = compile(ast.fix_missing_locations(factory), code.co_filename, "exec", dont_inherit=True)
     return next((one for one in _within(made) if one.co_name == code.co_name), None)
 

@@ -390,9 +390,9 @@ def test_layers_in_a_compiled_graph_tell_what_they_tell_eagerly(jit, request):
     assert roots == [net]
     assert [path for path, _ in told] == [path for path, _ in wanted]
     for (path, ours), (_, theirs) in zip(told, wanted):
-        assert all(np.array_equal(one, other) for one, other in zip(ours, theirs)), path
-        assert len(ours) == len(theirs) > 0, path
-    assert np.array_equal(compiled, output)
+        assert all(np.allclose(one, other, rtol=0, atol=1e-6) for one, other in zip(ours, theirs)), path
+        assert len(ours) == len(theirs) > 0, path  # on some processors the order of sums depends on where values lie
+    assert np.allclose(compiled, output, rtol=0, atol=1e-6)
 
 
 @pytest.mark.skipif(not IS_OPENI, reason="mindnlp's cannot be compiled")

@@ -96,8 +96,12 @@ class MindSporeAdapter:
         return tensors.dtype(tensor)
 
     def to_numpy(self, tensor: object) -> Array:
-        """The tensor's exact bits."""
-        return tensors.to_numpy(tensor)
+        """The tensor's exact bits; an operator that this takes is none of the net's."""
+        operations.mute()
+        try:
+            return tensors.to_numpy(tensor)
+        finally:
+            operations.unmute()
 
     def from_numpy(self, array: Array, dtype: str) -> object:
         """A tensor with these bits."""

@@ -202,6 +202,54 @@ def test_what_goes_into_layers_and_leaves_functions_is_told_with_its_line(tmp_pa
     assert torch.equal(told[1][0][0], x / 2)
 
 
+def test_functions_and_classes_that_name_themselves(tmp_path, x):
+    text = """
+    def deep(x, times):
+        return deep(x + 1, times - 1) if times else x
+
+    def make():
+        class Inner(nn.Module):
+            def again(self, x, times=1):
+                return Inner.again(self, -x, 0) if times else x
+
+            def forward(self, x):
+                return self.again(x) if super(Inner, self) else x
+        return Inner()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = make()
+
+        def __own(self, x):
+            return x.abs()
+
+        def forward(self, x):
+            return deep(Net.__own(self, self.inner(x)), 2) if isinstance(self, Net) else x
+    """
+    assert names(built(tmp_path, text).Net(), x) == ["neg", "abs", "add", "add"]
+
+
+def test_what_the_framework_wraps_around_a_function_stays_around_it(tmp_path, x):
+    text = """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        @torch.autocast("cpu", dtype=torch.bfloat16)
+        def half(self, x):
+            return self.inner(x) @ x.mT
+
+        @torch.inference_mode()
+        def forward(self, x):
+            return self.half(x).float() * 2
+    """
+    net = built(tmp_path, text).Net()
+    assert names(net, x) == ["mT", "matmul", "float", "mul"]
+    assert net.half(x).dtype is torch.bfloat16
+
+
 def test_what_is_raised_names_the_users_own_line(tmp_path, x):
     module = built(tmp_path, forward("y = x + 1\nreturn y.reshape(5, 5)"))
     handle = ear.listen(load("torch"), net := module.Net(), lambda *_: None)
