@@ -46,8 +46,8 @@ _WRITES = re.compile(
 Where = Optional[tuple[str, int]]
 
 
-_HANDED = ""
-"""Stands for an operation's name where values are only handed on."""
+_HANDED, _CAME = " handed", " came"
+"""Stand for an operation's name where values only go into a layer or leave a function, or come out of a layer."""
 
 
 @dataclass
@@ -72,8 +72,8 @@ class _Code:
     known: dict[bytes, int] = field(default_factory=dict)
     values: list[list[Any]] = field(default_factory=list)
     steps: list[list[Any]] = field(default_factory=list)
-    handed: list[list[Any]] = field(default_factory=list)
-    """Values that go into a layer or leave a function, each with its line."""
+    passed: dict[str, list[list[Any]]] = field(default_factory=lambda: {_HANDED: [], _CAME: []})
+    """Values that only go from code to code, each with its line."""
 
 
 class Following:
@@ -109,10 +109,10 @@ class Following:
         """A call ends."""
         code = self._stack.pop()
         self._read(code)
-        if code.followed and (code.steps or code.handed):
+        if code.followed and (code.steps or any(code.passed.values())):
             self._done.add(path)
             self._steps += len(code.steps)
-            told = {"handed": code.handed} if code.handed else {}
+            told = {name.strip(): rows for name, rows in code.passed.items() if rows}
             self._tell(CODE, {"layer": path, "values": code.values, "steps": code.steps, **told})
 
     def restart(self) -> None:
@@ -150,11 +150,17 @@ class Following:
 
     def handed(self, args: tuple[object, ...], kwargs: Mapping[str, object], where: Where) -> None:
         """Values go into a layer or leave a function."""
+        self._pass(_HANDED, args, kwargs, where)
+
+    def came(self, args: tuple[object, ...], kwargs: Mapping[str, object], where: Where) -> None:
+        """Values come out of a layer."""
+        self._pass(_CAME, args, kwargs, where)
+
+    def _pass(self, name: str, args: tuple[object, ...], kwargs: Mapping[str, object], where: Where) -> None:
         code = self._stack[-1] if self._stack else None
-        if code is None or not code.followed or self._failed or len(code.handed) + len(code.waiting) >= 2 * MOST:
+        if code is None or not code.followed or self._failed or len(code.passed[name]) + len(code.waiting) >= 2 * MOST:
             return
-        values = self._found(args, kwargs)
-        code.waiting.append(_Waiting(_HANDED, (), values, [], where))
+        code.waiting.append(_Waiting(name, (), self._found(args, kwargs), [], where))
         if not self._waits:
             self._read_amid(code)
 
@@ -176,8 +182,8 @@ class Following:
             given = [one if isinstance(one, int) else self._guarded(code, [one]) for one in step.given]
             numbers = [number for one in given for number in (one if isinstance(one, list) else [one])]
             results = self._guarded(code, step.made)
-            if step.name == _HANDED:
-                code.handed += [[number, *_line(step.where)] for number in results]
+            if step.name in code.passed:
+                code.passed[step.name] += [[number, *_line(step.where)] for number in results]
             elif not set(results) <= set(numbers):  # else nothing was done
                 code.steps.append([step.name, numbers, results, step.arguments, *_line(step.where)])
         code.waiting.clear()

@@ -73,8 +73,16 @@ def _handed(reference: Trail, port: Trail, its: int, limit: float) -> Optional[F
         known is not None and other is not None and other.size == known.size and apart(known, other) <= limit
         for other in reference.values
     )
-    spot = port.leaves_at(its) if right else None
-    return None if spot is None else Fork(HANDED, spot, None)
+    return _passing(HANDED, port.way(its), None) if right else None
+
+
+def _passing(kind: str, way: Optional[tuple[Spot, Spot]], reference: Optional[Spot]) -> Optional[Fork]:
+    """Something should have been done to a value that came in: where it comes, where it goes on, or in between."""
+    if way is None:
+        return None
+    comes, goes = way
+    one = (comes.file, comes.line) == (goes.file, goes.line)
+    return Fork(kind, goes, reference) if one else Fork(BETWEEN, comes, reference, (goes, reference))
 
 
 class _Side:
@@ -221,15 +229,15 @@ class _Forking:
 
     def _missing(self, ours: _Side, theirs: _Side) -> Optional[Fork]:
         """The wrong value is one that the reference has, too, or that came into the port's code."""
-        first, spot = ours.beginnings, theirs.maker()
-        leaving = self.port.leaves_at(theirs.end)
+        first, spot, way = ours.beginnings, theirs.maker(), self.port.way(theirs.end)
         if not first:
-            if ours.leaves or (spot is None and leaving is not None):
-                return None if leaving is None else Fork(HANDED, leaving, ours.maker())
-            return Fork(ELSEWHERE, spot, ours.maker())
-        if set(ours.on_line(first[0])) == set(ours.steps):
-            return Fork(MISSING, spot or leaving, ours.spot(first[0]))
-        return Fork(BETWEEN, spot or leaving, ours.spot(first[0]), (None, ours.spot(ours.steps[-1])))
+            handed = spot is None and way is not None
+            return _passing(HANDED, way, ours.maker()) if handed or ours.leaves else Fork(ELSEWHERE, spot, ours.maker())
+        start, end = ours.spot(first[0]), ours.spot(ours.steps[-1])
+        if set(ours.on_line(first[0])) != set(ours.steps):
+            comes, goes = way if spot is None and way is not None else (spot, None)
+            return Fork(BETWEEN, comes, start, (goes, end))
+        return _passing(MISSING, way, start) if spot is None and way is not None else Fork(MISSING, spot, start)
 
     def _extra(self, theirs: _Side) -> Optional[Fork]:
         """The right value is one that the port has, too."""

@@ -17,6 +17,9 @@ EQUAL = 1e-7
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
+_Passed = tuple[tuple[int, str, int, str], ...]
+
+
 @dataclass(frozen=True)
 class Step:
     """One operation. `given` and `made` are numbers of values."""
@@ -55,12 +58,14 @@ class Step:
 class Trail:
     """The steps of one layer's first call; a value without a fingerprint tells nothing.
 
-    `handed` are values that go into a layer or leave the code, each with file, line and text of where it does.
+    `handed` are values that go into a layer or leave the code, each with file, line and text of where it does; `came`
+    are those that come out of a layer.
     """
 
     values: tuple[Optional[Fingerprint], ...]
     steps: tuple[Step, ...]
-    handed: tuple[tuple[int, str, int, str], ...] = ()
+    handed: _Passed = ()
+    came: _Passed = ()
 
     @staticmethod
     def parsed(facts: Mapping[str, Any]) -> Trail:
@@ -76,10 +81,13 @@ class Trail:
             if any(not 0 <= number < len(values) for side in numbers for number in side):
                 raise ValueError("a value that is not there")
             steps.append(Step(str(name), *numbers, tuple(map(str, arguments)), str(file), int(line), str(text)))
-        handed = tuple((int(one), str(file), int(line), str(text)) for one, file, line, text in facts.get("handed", ()))
-        if any(not 0 <= number < len(values) for number, *_ in handed):
+        passed = [
+            tuple((int(one), str(file), int(line), str(text)) for one, file, line, text in facts.get(name, ()))
+            for name in ("handed", "came")
+        ]
+        if any(not 0 <= number < len(values) for rows in passed for number, *_ in rows):
             raise ValueError("a value that is not there")
-        return Trail(values, tuple(steps), handed)
+        return Trail(values, tuple(steps), *passed)
 
     def numbers(self, step: Step) -> tuple[str, ...]:
         """The plain numbers that a step is given, as arguments or as tensors of one element."""
@@ -89,14 +97,19 @@ class Trail:
             *(f"{known.plain[0]:.6g}" for known in lone if known is not None and known.size == 1),
         )
 
-    def leaves_at(self, value: int) -> Optional[Spot]:
-        """The last line that hands it on; None where none was heard to."""
-        spots = [
-            Spot(file, line, text, "")
-            for number, file, line, text in self.handed
-            if number == value or self._is_same(number, value)
+    def way(self, value: int) -> Optional[tuple[Spot, Spot]]:
+        """The line where a value comes out of a layer, and the last that hands it on; both are that one where it came
+        in otherwise. None where it was not heard to be handed on.
+        """
+        lines = [
+            [
+                Spot(file, line, text, "")
+                for number, file, line, text in rows
+                if number == value or self._is_same(number, value)
+            ]
+            for rows in (self.came, self.handed)
         ]
-        return spots[-1] if spots else None
+        return ((lines[0] or lines[1])[-1], lines[1][-1]) if lines[1] else None
 
     @cached_property
     def makers(self) -> Mapping[int, int]:

@@ -53,7 +53,8 @@ def followed(
     with ExitStack() as stack:
         for path, layer in adapter.layers(model):
             stack.callback(adapter.observe(layer, partial(steps.before, path), partial(steps.after, path)).remove)
-        read = source.listen(adapter, model, steps.following.begun, steps.following.handed)
+        following = steps.following
+        read = source.listen(adapter, model, following.begun, following.handed, following.came)
         if read is None:
             steps.following.listen(handles)
         for handle in handles if read is None else [read]:

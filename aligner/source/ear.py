@@ -31,21 +31,23 @@ Place = tuple[str, int]
 
 
 Handed = Callable[[tuple[Any, ...], Mapping[str, Any], Place], None]
-"""Is told what leaves a function, or goes into a layer, and in which line."""
+"""Is told which values go from code to code, and in which line."""
 
 
 def _not_told(_args: tuple[Any, ...], _kwargs: Mapping[str, Any], _place: Place) -> None:
     """For those who do not ask."""
 
 
-def listen(adapter: Adapter, model: Any, begun: Begun, handed: Handed = _not_told) -> Optional[Handle]:
+def listen(
+    adapter: Adapter, model: Any, begun: Begun, handed: Handed = _not_told, came: Handed = _not_told
+) -> Optional[Handle]:
     """Hear the code of the model's own layers, until removed; None if there is one whose source is not known.
 
-    `begun` is told of operations, `handed` of what is given to a layer or returned.
+    `begun` is told of operations, `handed` of what is given to a layer or returned, `came` of what a layer gives.
     """
     if not hasattr(adapter, "computing"):  # an adapter of others' may not tell
         return None
-    ear = _Ear(adapter, model, begun, handed)
+    ear = _Ear(adapter, model, begun, handed, came)
     methods = []
     for _, layer in adapter.layers(model):
         owner, name = adapter.computing(layer)
@@ -82,8 +84,8 @@ class _Ear:
 
     slice = slice
 
-    def __init__(self, adapter: Adapter, model: Any, begun: Begun, handed: Handed) -> None:
-        self._adapter, self._begun, self._handed = adapter, begun, handed
+    def __init__(self, adapter: Adapter, model: Any, begun: Begun, handed: Handed, came: Handed) -> None:
+        self._adapter, self._begun, self._handed, self._came = adapter, begun, handed, came
         self._layers = {id(layer) for _, layer in adapter.layers(model)}
         self._packages = frozenset(adapter.packages)
         files = (getattr(sys.modules.get(name), "__file__", None) for name in adapter.packages)
@@ -131,7 +133,9 @@ class _Ear:
         """f(...)"""
         if id(function) in self._layers:
             self._handed(args, kwargs, place)
-            return function(*args, **kwargs)
+            output = function(*args, **kwargs)
+            self._came((output,), {}, place)
+            return output
         if isinstance(function, type):
             return function(*args, **kwargs)
         if isinstance(function, partial):

@@ -128,6 +128,15 @@ def test_the_two_numbers_are_told(tmp_path, capsys):
     assert origin["line"]["argument"] == {"reference": "-1", "port": "2"}
 
 
+def test_what_is_forgotten_between_a_layer_and_the_next_line_is_hemmed_in(tmp_path, capsys):
+    written(tmp_path, ("return self.o(gated) + x", "last = self.o(gated)\n        return last"))
+    (origin,) = json.loads(answer(tmp_path, capsys, "--json"))["origins"]
+    assert origin["line"]["kind"] == "between"
+    assert origin["line"]["port"]["text"] == "last = self.o(gated)"
+    assert origin["line"]["until"]["port"]["text"] == "return last"
+    assert origin["line"]["reference"]["text"] == "return self.o(gated) + x"
+
+
 def test_two_mistakes_that_mix_are_only_hemmed_in(tmp_path, capsys):
     edits = ("(q * 8**-0.5) @ k", "(q * 9**-0.5) @ v"), ("torch.softmax(masked, 3)", "torch.sigmoid(masked)")
     written(tmp_path, *edits)

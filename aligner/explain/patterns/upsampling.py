@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import Any, Optional
 
@@ -111,6 +112,7 @@ def resampled(x: Floats, sizes: tuple[int, ...], rule: Rule, factors: Optional[t
     return x
 
 
+@lru_cache(maxsize=40)
 def matrix(size: int, count: int, rule: Rule, inverse: float) -> Floats:
     """What each of `count` outputs reads from `size` inputs."""
     index = np.arange(count, dtype=np.float64)

@@ -193,13 +193,20 @@ def test_what_goes_into_layers_and_leaves_functions_is_told_with_its_line(tmp_pa
             )
             return z, {"own": x}
     """
-    net, told = built(tmp_path, text).Net(), []
-    handle = ear.listen(load("torch"), net, lambda *_: None, lambda args, kwargs, where: told.append((args, where[1])))
+    net, told, came = built(tmp_path, text).Net(), [], []
+
+    def into(found):
+        return lambda args, kwargs, where: found.append((args, where[1]))
+
+    handle = ear.listen(load("torch"), net, lambda *_: None, into(told), into(came))
     net(x)
     handle.remove()
     lines = (tmp_path / "net.py").read_text(encoding="utf-8").splitlines()
     assert [lines[line - 1].strip() for _, line in told] == ["return x / 2", "z = self.act(", 'return z, {"own": x}']
     assert torch.equal(told[1][0][0], x / 2)
+    (((made,), line),) = came
+    assert line == told[1][1]
+    assert torch.equal(made, (x / 2).relu())
 
 
 def test_functions_and_classes_that_name_themselves(tmp_path, x):
