@@ -96,7 +96,8 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
             forced = ForcedPass(subject.adapter, subject.model, plan, sink, order, subject.stopped)
             listened = heard(subject.adapter, subject.model, port, sink.finding)
             following = followed(subject.adapter, subject.model, subject.reference, sink.finding)
-            with listened, following as forced.values.settle:
+            with listened, following as code:
+                forced.values.settle, forced.values.unheard = code.settle, code.unheard
                 for step in subject.steps:
                     forced.run(step, lambda step=step: subject.run(step))  # type: ignore[misc]  # bound now
             plan = forced.plan

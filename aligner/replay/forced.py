@@ -179,6 +179,8 @@ class ForcedPass:
                 if step == self._stopped and not isinstance(error, DumpError):
                     return self._stop()  # as the free run did: what it did until then has been looked at
                 del self.checks[known:]
+                if not isinstance(error, DumpError) and self.values.unheard():  # it may look at its own frame
+                    return self._held_run(step, call)
                 last = attempt == ATTEMPTS - 2
                 if isinstance(error, DumpError) or not (self._loosened() if last else self._yielded()):
                     raise  # a full disk is none of the port's affairs

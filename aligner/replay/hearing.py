@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,29 +38,45 @@ def heard(adapter: Adapter, model: Any, port: Dump, tell: Callable[[str, dict[st
         tell(OPERATIONS, facts)
 
 
+@dataclass(frozen=True)
+class Followed:
+    """Who follows the code of a run."""
+
+    settle: Callable[[], None]
+    """To be called before values are changed that the code has made."""
+    unheard: Callable[[], bool]
+    """Runs the code as it is from now on; false where it does already."""
+
+
 @contextmanager
 def followed(
     adapter: Adapter, model: Any, reference: Dump, tell: Callable[[str, dict[str, Any]], None]
-) -> Iterator[Callable[[], None]]:
-    """Follow the code of what runs in the block, where the reference's was followed; `tell` gets findings.
-
-    What it gives is to be called before values are changed that the code has made.
-    """
+) -> Iterator[Followed]:
+    """Follow the code of what runs in the block, where the reference's was followed; `tell` gets findings."""
     if not any(kind == CODE for kind, _ in reference.findings):
-        yield lambda: None
+        yield Followed(lambda: None, lambda: False)
         return
     steps = _Steps(adapter, model)
+    following = steps.following
     handles: list[Handle] = []
     with ExitStack() as stack:
         for path, layer in adapter.layers(model):
             stack.callback(adapter.observe(layer, partial(steps.before, path), partial(steps.after, path)).remove)
-        following = steps.following
         read = source.listen(adapter, model, following.begun, following.handed, following.came)
         if read is None:
-            steps.following.listen(handles)
-        for handle in handles if read is None else [read]:
+            following.listen(handles)
+        else:
+            handles.append(read)
+        for handle in handles:
             stack.callback(handle.remove)
-        yield steps.following.settle
+
+        def unheard() -> bool:
+            known = read is not None and bool(handles)
+            while known and handles:
+                handles.pop().remove()
+            return known
+
+        yield Followed(following.settle, unheard)
     for facts in steps.told:
         tell(CODE, facts)
 

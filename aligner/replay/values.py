@@ -66,6 +66,7 @@ class Values:
         self.checks: list[Check] = []
         self.plan = plan
         self.settle: Callable[[], None] = lambda: None  # called before a value of the port's code is overwritten
+        self.unheard: Callable[[], bool] = lambda: False  # called where code raises that may be heard in its source
         self.taken = False
         """The port's code handed on another value of the reference than the one that was due."""
         self.spared: dict[int, bool] = {}

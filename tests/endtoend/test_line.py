@@ -137,6 +137,19 @@ def test_what_is_forgotten_between_a_layer_and_the_next_line_is_hemmed_in(tmp_pa
     assert origin["line"]["reference"]["text"] == "return self.o(gated) + x"
 
 
+def test_code_that_looks_at_its_own_frame_is_held_all_the_same(tmp_path, capsys):
+    """It does not run in the form that tells; then no line is known."""
+    own = "import sys\nfrom torch import nn\n"
+    looks = "        assert sys._getframe().f_code is Net.forward.__code__\n        q, k, v ="
+    edits = ("from torch import nn\n", own), ("        q, k, v =", looks)
+    written(tmp_path, *edits)
+    assert json.loads(answer(tmp_path, capsys, "--json"))["outcome"] == "aligned"
+    written(tmp_path, *edits, ("torch.softmax(masked, 3)", "torch.softmax(masked, 2)"))
+    found = json.loads(answer(tmp_path, capsys, "--json"))
+    assert found["port"]["forced"] is True
+    assert [(origin["where"], origin["line"]) for origin in found["origins"]] == [("glue", None)]
+
+
 def test_two_mistakes_that_mix_are_only_hemmed_in(tmp_path, capsys):
     edits = ("(q * 8**-0.5) @ k", "(q * 9**-0.5) @ v"), ("torch.softmax(masked, 3)", "torch.sigmoid(masked)")
     written(tmp_path, *edits)
