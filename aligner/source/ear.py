@@ -126,8 +126,8 @@ class _Ear:
 
     def _is_framework(self, function: Any) -> bool:
         """By its module, or by its file: what MindSpore rewrites imports parts of packages under other names."""
-        code = getattr(function, "__code__", None)
-        return _root(function) in self._packages or (code is not None and code.co_filename.startswith(self._folders))
+        written = isinstance(function, FunctionType) and function.__code__.co_filename.startswith(self._folders)
+        return written or _root(function) in self._packages
 
     def call(self, place: Place, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """f(...)"""
@@ -215,7 +215,8 @@ class _Ear:
 
 def _root(function: Any) -> str:
     """The package that a function is written in: who wraps another's gives it that one's module."""
-    known = getattr(function, "__globals__", {}).get("__name__") or getattr(function, "__module__", None)
+    space = function.__globals__ if isinstance(function, FunctionType) else {}
+    known = space.get("__name__") or getattr(function, "__module__", None)
     return str(known).partition(".")[0]
 
 

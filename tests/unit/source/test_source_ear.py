@@ -237,6 +237,22 @@ def test_functions_and_classes_that_name_themselves(tmp_path, x):
     assert names(built(tmp_path, text).Net(), x) == ["neg", "abs", "add", "add"]
 
 
+def test_whatever_is_called_is_called(tmp_path, x):
+    text = """
+    import io, operator, types
+
+    class Net(nn.Module):
+        def forward(self, x):
+            io.StringIO().write("out")
+            types.SimpleNamespace(own=x).__init__()
+            dict.fromkeys("ab"), "ab".join(["c"]), (lambda: 1)(), sorted([2, 1], key=lambda one: -one)
+            types.FunctionType((lambda: 3).__code__, {})(), types.MethodType(len, "ab")()
+            functools.lru_cache(lambda: 4)(), operator.attrgetter("shape")(x), operator.mul(2, 3)
+            return functools.reduce(operator.add, [x, x])
+    """
+    assert names(built(tmp_path, text).Net(), x) == ["attrgetter", "reduce"]
+
+
 def test_what_the_framework_wraps_around_a_function_stays_around_it(tmp_path, x):
     text = """
     class Net(nn.Module):
