@@ -22,7 +22,7 @@ NUMBERS, WHOLE = "numbers", "whole"
 ORIGIN, NET = 2e9, 8e9
 """Elements that may be touched for one origin and for all by who has time: some ten and forty seconds of one core."""
 
-QUICK = 5e8
+QUICK = 8e8
 """The same for all origins of a comparison, for which somebody waits: some four seconds."""
 
 ASKING = 5e4
