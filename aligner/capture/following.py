@@ -22,6 +22,7 @@ from aligner.fingerprint import LARGEST, fingerprint, print_of
 from aligner.record import Array
 from aligner.structure import Tensors, flatten_arguments
 from aligner.vocabulary import KINDS
+from aligner.words.calls import dtype_of
 
 MOST = 160
 """Operations of one layer that are kept."""
@@ -31,6 +32,9 @@ ALL = 4000
 
 LONG = 40
 """Characters of an argument that are kept, ..."""
+
+MANY = 64
+"""... items of one that is a list, ..."""
 
 WIDE = 160
 """... and of a line."""
@@ -43,7 +47,8 @@ _WRITES = re.compile(
 )
 """Operators that may write into what they are given, where they are told by these names."""
 
-Where = Optional[tuple[str, int]]
+Where = Optional[tuple[Any, ...]]
+"""File and line, and maybe more."""
 
 
 _HANDED, _CAME = " handed", " came"
@@ -148,13 +153,16 @@ class Following:
 
         return made
 
-    def handed(self, args: tuple[object, ...], kwargs: Mapping[str, object], where: Where) -> None:
+    def handed(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], where: Where, to: Optional[object]
+    ) -> None:
         """Values go into a layer or leave a function."""
         self._pass(_HANDED, args, kwargs, where)
 
-    def came(self, args: tuple[object, ...], kwargs: Mapping[str, object], where: Where) -> None:
-        """Values come out of a layer."""
-        self._pass(_CAME, args, kwargs, where)
+    def came(self, output: object, where: Where, of: Optional[object]) -> None:
+        """Values come out of a layer; what a function of the user's gives was told where it returned it."""
+        if of is not None:
+            self._pass(_CAME, (output,), {}, where)
 
     def _pass(self, name: str, args: tuple[object, ...], kwargs: Mapping[str, object], where: Where) -> None:
         code = self._stack[-1] if self._stack else None
@@ -231,10 +239,12 @@ class Following:
         if self._adapter.is_tensor(value):
             return "*"
         if isinstance(value, (tuple, list)):
-            return "(" + ", ".join(map(self._word, value[:8])) + ")"
-        if value is None or isinstance(value, (bool, int, float, str)):
+            return "(" + ", ".join(map(self._word, value[:MANY])) + ("," if len(value) == 1 else "") + ")"
+        if isinstance(value, slice):
+            return "slice(" + ", ".join(map(self._word, (value.start, value.stop, value.step))) + ")"
+        if value is None or value is ... or isinstance(value, (bool, int, float, str)):
             return repr(value)[:LONG]
-        return type(value).__name__[:LONG]
+        return dtype_of(str(value)) or type(value).__name__[:LONG]
 
 
 def _count(tensor: object) -> int:
@@ -248,5 +258,5 @@ def _count(tensor: object) -> int:
 def _line(where: Where) -> tuple[str, int, str]:
     if where is None:
         return "", 0, ""
-    path, number = where
+    path, number = where[:2]
     return path, number, " ".join(linecache.getline(path, number).split())[:WIDE]

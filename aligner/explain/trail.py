@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Optional
 
@@ -13,6 +13,12 @@ from aligner.fingerprint import Fingerprint, apart
 
 EQUAL = 1e-7
 """How far a fingerprint may be off that was stored in float32."""
+
+IN_STEPS = ("scaled_dot_product_attention", "normalize", "cosine_similarity")
+"""Functions whose steps were run as well."""
+
+WRITTEN_OUT = 2e-6
+"""How far what the steps make may be off."""
 
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -48,7 +54,7 @@ class Step:
         found: list[str] = []
         for argument in self.arguments:
             name, _, value = argument.rpartition("=")
-            items = value.strip("()").split(", ")
+            items = value.strip("(,)").split(", ")
             if not name.startswith("_") and all(_NUMBER.fullmatch(item) for item in items):
                 found += items
         return tuple(found)
@@ -81,6 +87,7 @@ class Trail:
             if any(not 0 <= number < len(values) for side in numbers for number in side):
                 raise ValueError("a value that is not there")
             steps.append(Step(str(name), *numbers, tuple(map(str, arguments)), str(file), int(line), str(text)))
+        steps = _in_steps(values, steps)
         passed = [
             tuple((int(one), str(file), int(line), str(text)) for one, file, line, text in facts.get(name, ()))
             for name in ("handed", "came")
@@ -130,3 +137,25 @@ class Trail:
     def _is_same(self, value: int, other: int) -> bool:
         one, two = self.values[value], self.values[other]
         return one is not None and two is not None and one.size == two.size > 1 and apart(one, two) <= EQUAL
+
+
+def _in_steps(values: Sequence[Optional[Fingerprint]], steps: Sequence[Step]) -> list[Step]:
+    """Without what was done in one as well as in steps: what the last of these made stands for its result."""
+    others: dict[int, int] = {}
+    found: list[Step] = []
+    for step in steps:
+        twin = _last_of(step, found, values) if step.name in IN_STEPS and len(step.made) == 1 else None
+        if twin is not None:
+            others[step.made[0]] = twin
+            continue
+        found.append(replace(step, given=tuple(others.get(value, value) for value in step.given)))
+    return found
+
+
+def _last_of(step: Step, before: Sequence[Step], values: Sequence[Optional[Fingerprint]]) -> Optional[int]:
+    whole = values[step.made[0]]
+    for other in reversed(before):
+        made = values[other.made[0]] if other.at == step.at else None
+        if made is not None and whole is not None and made.shape == whole.shape and apart(made, whole) <= WRITTEN_OUT:
+            return other.made[0]
+    return None

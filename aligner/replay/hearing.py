@@ -62,7 +62,7 @@ def followed(
     with ExitStack() as stack:
         for path, layer in adapter.layers(model):
             stack.callback(adapter.observe(layer, partial(steps.before, path), partial(steps.after, path)).remove)
-        read = source.listen(adapter, model, following.begun, following.handed, following.came)
+        read = source.listen(adapter, model, following)
         if read is None:
             following.listen(handles)
         else:

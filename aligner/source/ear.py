@@ -11,10 +11,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import FunctionType, MethodType
-from typing import Any, Optional
+from types import FunctionType, MappingProxyType, MethodType
+from typing import Any, Optional, Protocol
 
-from aligner.adapter import Adapter, Begun, Handle
+from aligner.adapter import Adapter, Handle
 from aligner.patches import together
 from aligner.source import functions
 from aligner.structure import Tensors, flatten_arguments
@@ -26,28 +26,35 @@ _STANDARD = os.path.dirname(os.__file__) + os.sep
 _NEVER = ("numpy", "aligner", "aligner_hooks")
 """Code that is neither the user's nor the framework's, besides Python's own."""
 
-Place = tuple[str, int]
-"""File and line."""
+Place = tuple[str, int, int, int, int]
+"""The file, and where in it something begins and ends: line and column, twice."""
 
 
-Handed = Callable[[tuple[Any, ...], Mapping[str, Any], Place], None]
-"""Is told which values go from code to code, and in which line."""
+class Listener(Protocol):
+    """Who is told of what the code does."""
 
+    def begun(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place
+    ) -> Optional[Callable[[object], None]]:
+        """An operation begins; what is returned is to be called with what it made."""
 
-def _not_told(_args: tuple[Any, ...], _kwargs: Mapping[str, Any], _place: Place) -> None:
-    """For those who do not ask."""
+    def handed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place, to: Optional[object]) -> None:
+        """Values go into a layer, or are returned."""
+
+    def came(self, output: object, where: Place, of: Optional[object]) -> None:
+        """A layer gives this, or a function of the user's."""
 
 
 def listen(
-    adapter: Adapter, model: Any, begun: Begun, handed: Handed = _not_told, came: Handed = _not_told
+    adapter: Adapter, model: Any, listener: Listener, texts: Mapping[str, str] = MappingProxyType({})
 ) -> Optional[Handle]:
     """Hear the code of the model's own layers, until removed; None if there is one whose source is not known.
 
-    `begun` is told of operations, `handed` of what is given to a layer or returned, `came` of what a layer gives.
+    `texts` stand for those of their files.
     """
     if not hasattr(adapter, "computing"):  # an adapter of others' may not tell
         return None
-    ear = _Ear(adapter, model, begun, handed, came)
+    ear = Ear(adapter, model, listener, texts)
     methods = []
     for _, layer in adapter.layers(model):
         owner, name = adapter.computing(layer)
@@ -59,11 +66,11 @@ def listen(
             return None
     with together() as handle:
         for owner, name, form in methods:
-            handle.add(_replaced(owner, name, form))
+            handle.add(replaced(owner, name, form))
         return handle
 
 
-def _replaced(owner: Any, name: str, form: Callable[..., object]) -> Callable[[], None]:
+def replaced(owner: Any, name: str, form: Callable[..., object]) -> Callable[[], None]:
     """Put a method on the object itself; gives what takes it away."""
     own = vars(owner)
     known = name in own, own.get(name)
@@ -79,13 +86,13 @@ def _replaced(owner: Any, name: str, form: Callable[..., object]) -> Callable[[]
     return remove
 
 
-class _Ear:
+class Ear:
     """What rewritten code calls."""
 
     slice = slice
 
-    def __init__(self, adapter: Adapter, model: Any, begun: Begun, handed: Handed, came: Handed) -> None:
-        self._adapter, self._begun, self._handed, self._came = adapter, begun, handed, came
+    def __init__(self, adapter: Adapter, model: Any, listener: Listener, texts: Mapping[str, str]) -> None:
+        self._adapter, self._listener, self._texts = adapter, listener, texts
         self._layers = {id(layer) for _, layer in adapter.layers(model)}
         self._packages = frozenset(adapter.packages)
         files = (getattr(sys.modules.get(name), "__file__", None) for name in adapter.packages)
@@ -102,7 +109,7 @@ class _Ear:
     def _told(self, function: FunctionType) -> Optional[FunctionType]:
         """What the framework has wrapped around a function (an autocast, a compiler) stays around it."""
         if not self._wraps(function):
-            return functions.told(function, self)
+            return functions.told(function, self, self._texts.get(function.__code__.co_filename))
         told = self._told(vars(function)["__wrapped__"])
         return None if told is None else functions.around(function, told)
 
@@ -132,9 +139,9 @@ class _Ear:
     def call(self, place: Place, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """f(...)"""
         if id(function) in self._layers:
-            self._handed(args, kwargs, place)
+            self._listener.handed(args, kwargs, place, function)
             output = function(*args, **kwargs)
-            self._came((output,), {}, place)
+            self._listener.came(output, place, function)
             return output
         if isinstance(function, type):
             return function(*args, **kwargs)
@@ -147,7 +154,9 @@ class _Ear:
             function = called if self._plain(called) is not None else function
         form = self.form(function)
         if form is not None:
-            return form(*args, **kwargs)
+            output = form(*args, **kwargs)
+            self._listener.came(output, place, None)
+            return output
         if self._plain(function) is not None:
             return function(*args, **kwargs)
         owner = getattr(function, "__self__", None)
@@ -170,7 +179,7 @@ class _Ear:
 
     def back(self, place: Place, value: Any, /) -> Any:
         """return a"""
-        self._handed((value,), {}, place)
+        self._listener.handed((value,), {}, place, None)
         return value
 
     def operator(self, place: Place, word: str, /, *operands: Any) -> Any:
@@ -206,7 +215,7 @@ class _Ear:
     def _run(
         self, place: Place, word: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]
     ) -> Any:
-        made = self._begun(word, args, kwargs, place)
+        made = self._listener.begun(word, args, kwargs, place)
         output = run()
         if made is not None:
             made(args[0] if output is None and args else output)

@@ -17,9 +17,12 @@ from typing import Any, Optional
 from aligner.source.rewriting import EAR, Definition, Telling
 
 
-def told(function: FunctionType, ear: object) -> Optional[FunctionType]:
-    """The same function, but each operation in it goes through `ear`; None if its source is not known."""
-    code = _code(function.__code__, function.__code__.co_filename, function.__qualname__)
+def told(function: FunctionType, ear: object, text: Optional[str] = None) -> Optional[FunctionType]:
+    """The same function, but each operation in it goes through `ear`; None if its source is not known.
+
+    With `text`, which stands for its file's, it does what is written there.
+    """
+    code = _code(function.__code__, function.__code__.co_filename, function.__qualname__, text)
     if code is None or EAR not in code.co_freevars:
         return code and function
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
@@ -62,31 +65,44 @@ def is_told(function: FunctionType) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _code(code: CodeType, file: str, name: str) -> Optional[CodeType]:
+def _code(code: CodeType, file: str, name: str, text: Optional[str]) -> Optional[CodeType]:
     """Code of two files may be equal."""
     try:
-        node = _definition(code, file)
+        node = _definition(code, file, text)
         return None if node is None else _compiled(deepcopy(node), code, _owner(name))
     except (SyntaxError, ValueError, RecursionError):  # no Python, or nested too deeply for its compiler
         return None
 
 
-def _definition(code: CodeType, file: str) -> Optional[Definition]:
-    """The one definition of the file that makes this very code."""
-    text = "".join(linecache.getlines(file))
+def source(file: str) -> str:
+    """What stands in a file, or in a notebook's cell; "" where that is not known."""
+    return "".join(linecache.getlines(file))
+
+
+def _definition(code: CodeType, file: str, other: Optional[str]) -> Optional[Definition]:
+    """The one definition of the file that makes this very code, or the one in its place in another text."""
+    text = source(file)
     if not text:
         return None
     tree, known = _parsed(text, file)
-    if not any(_is_same(code, other) for other in _within(known) if other.co_name == code.co_name):
+    if not any(_is_same(code, one) for one in _within(known) if one.co_name == code.co_name):
         return None
+    defined = _definitions(tree)
     found = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-        and getattr(node, "name", "<lambda>") == code.co_name
+        number
+        for number, node in enumerate(defined)
+        if getattr(node, "name", "<lambda>") == code.co_name
         and min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))]) == code.co_firstlineno
     ]
-    return found[0] if len(found) == 1 else None
+    if len(found) != 1:
+        return None
+    others = defined if other is None else _definitions(_parsed(other, file)[0])
+    return others[found[0]] if len(others) == len(defined) else None
+
+
+def _definitions(tree: ast.Module) -> list[Definition]:
+    kinds = ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda
+    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
 
 
 @lru_cache(maxsize=64)

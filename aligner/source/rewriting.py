@@ -1,7 +1,7 @@
 """A function's syntax tree in which each call, operator and slice goes through an ear.
 
-`x.reshape(n, -1)` becomes `__ear__.call(PLACE, x.reshape, n, -1)`; PLACE is file and line. What is computed, in which
-order, and what is raised stays as it was.
+`x.reshape(n, -1)` becomes `__ear__.call(PLACE, x.reshape, n, -1)`; PLACE is the file and where in it that begins and
+ends. What is computed, in which order, and what is raised stays as it was.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ class Telling(ast.NodeTransformer):
 
     def _told(self, node: Any, what: str, *given: ast.expr, keywords: Sequence[ast.keyword] = ()) -> ast.Call:
         function = ast.Attribute(ast.Name(EAR, ast.Load()), what, ast.Load())
-        place = ast.Constant((self._file, node.lineno))  # type: ignore[arg-type]  # a tuple of constants is one
+        span = node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
+        place = ast.Constant((self._file, *span))  # type: ignore[arg-type]  # a tuple of constants is one
         told = ast.Call(function, [place, *given], list(keywords))
         for new in (told, function, function.value, place, *given):
             if not hasattr(new, "lineno"):

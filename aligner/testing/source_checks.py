@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 
@@ -16,12 +17,26 @@ Told = tuple[str, str, int]
 """Name, file and line."""
 
 
+class _Telling:
+    def __init__(self, told: list[Told]) -> None:
+        self._told = told
+
+    def begun(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: ear.Place) -> None:
+        self._told.append((name, *where[:2]))
+
+    def handed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: ear.Place, to: Optional[object]) -> None:
+        """Not asked."""
+
+    def came(self, output: object, where: ear.Place, of: Optional[object]) -> None:
+        """Not asked."""
+
+
 class SourceChecks(Supplies):
     """computing, packages."""
 
     def listening(self, adapter: Adapter, net: Any, told: list[Told]) -> Handle:
         """Hear all code of a net's."""
-        handle = ear.listen(adapter, net, lambda name, args, kwargs, where: told.append((name, *(where or ("", 0)))))
+        handle = ear.listen(adapter, net, _Telling(told))
         assert handle is not None, "a layer of the net's own has no source"
         return handle
 

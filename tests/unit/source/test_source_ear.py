@@ -32,12 +32,28 @@ def built(folder, text, name="net"):
     return module
 
 
+class Told:
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.names, self.handing, self.coming = [], [], []
+
+    def begun(self, name, args, kwargs, where):
+        self.names.append((name, where[:2]))
+
+    def handed(self, args, kwargs, where, to):
+        self.handing.append((args, where[1], to))
+
+    def came(self, output, where, of):
+        self.coming.append((output, where[1], of))
+
+
 def heard(net, *inputs):
     """The names of what is heard, and what comes out; it is what came out before."""
-    adapter, told = load("torch"), []
+    adapter, told = load("torch"), Told()
     with torch.no_grad():
         wanted = net(*inputs)
-        handle = ear.listen(adapter, net, lambda name, args, kwargs, where: told.append((name, where)))
+        handle = ear.listen(adapter, net, told)
         assert handle is not None
         try:
             found = net(*inputs)
@@ -45,7 +61,7 @@ def heard(net, *inputs):
             handle.remove()
         assert torch.equal(wanted, found)
         assert torch.equal(wanted, net(*inputs))
-    return told
+    return told.names
 
 
 def names(net, *inputs):
@@ -193,20 +209,22 @@ def test_what_goes_into_layers_and_leaves_functions_is_told_with_its_line(tmp_pa
             )
             return z, {"own": x}
     """
-    net, told, came = built(tmp_path, text).Net(), [], []
-
-    def into(found):
-        return lambda args, kwargs, where: found.append((args, where[1]))
-
-    handle = ear.listen(load("torch"), net, lambda *_: None, into(told), into(came))
+    net, told = built(tmp_path, text).Net(), Told()
+    handle = ear.listen(load("torch"), net, told)
     net(x)
     handle.remove()
     lines = (tmp_path / "net.py").read_text(encoding="utf-8").splitlines()
-    assert [lines[line - 1].strip() for _, line in told] == ["return x / 2", "z = self.act(", 'return z, {"own": x}']
-    assert torch.equal(told[1][0][0], x / 2)
-    (((made,), line),) = came
-    assert line == told[1][1]
-    assert torch.equal(made, (x / 2).relu())
+    assert [lines[line - 1].strip() for _, line, _ in told.handing] == [
+        "return x / 2",
+        "z = self.act(",
+        'return z, {"own": x}',
+    ]
+    assert torch.equal(told.handing[1][0][0], x / 2)
+    half, made = told.coming
+    assert half[2] is None
+    assert torch.equal(half[0], x / 2)
+    assert made[1:] == (told.handing[1][1], net.act)
+    assert torch.equal(made[0], (x / 2).relu())
 
 
 def test_functions_and_classes_that_name_themselves(tmp_path, x):
@@ -275,7 +293,7 @@ def test_what_the_framework_wraps_around_a_function_stays_around_it(tmp_path, x)
 
 def test_what_is_raised_names_the_users_own_line(tmp_path, x):
     module = built(tmp_path, forward("y = x + 1\nreturn y.reshape(5, 5)"))
-    handle = ear.listen(load("torch"), net := module.Net(), lambda *_: None)
+    handle = ear.listen(load("torch"), net := module.Net(), Told())
     with pytest.raises(RuntimeError, match="shape") as caught:
         net(x)
     handle.remove()
@@ -293,13 +311,13 @@ def test_equal_code_in_two_files_is_told_by_its_own_file(tmp_path, x):
 def test_a_file_that_was_changed_after_its_import_is_not_read(tmp_path, x):
     module = built(tmp_path, forward("return x.relu()"))
     (tmp_path / "net.py").write_text(HEAD + forward("return x.tanh() + 1"), encoding="utf-8")
-    assert ear.listen(load("torch"), module.Net(), lambda *_: None) is None
+    assert ear.listen(load("torch"), module.Net(), Told()) is None
 
 
 def test_code_without_source_is_not_heard():
     space = {"nn": torch.nn}
     exec(forward("return x.relu()"), space)
-    assert ear.listen(load("torch"), space["Net"](), lambda *_: None) is None
+    assert ear.listen(load("torch"), space["Net"](), Told()) is None
 
 
 def test_order_of_evaluation_is_kept(tmp_path, x):
@@ -327,7 +345,7 @@ def test_a_method_that_the_user_put_on_the_net_itself_comes_back(tmp_path, x):
     net = built(tmp_path, forward("return x.relu()")).Net()
     own = net.forward = functools.partial(net.forward)
     adapter = load("torch")
-    handle = ear.listen(adapter, net, lambda *_: None)
+    handle = ear.listen(adapter, net, Told())
     if handle is not None:
         handle.remove()
     assert net.forward is own

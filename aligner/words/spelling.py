@@ -1,0 +1,204 @@
+"""An operation as source code: what MindSpore 2.5 to 2.10 take alike, and what torch takes."""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aligner.words.operations import OPERATORS, arguments
+
+TORCH, MINDSPORE = "torch", "mindspore"
+
+_MINDSPORE: Mapping[str, str] = {
+    "transpose": "{0}.transpose({perm})",
+    "cat": "{ops}.cat(({all}), axis={axis})",
+    "stack": "{ops}.stack(({all}), axis={axis})",
+    "mean": "{ops}.mean({0}, {axis}, {keepdims})",
+    "sum": "{0}.sum({axis}, keepdims={keepdims})",
+    "max": "{0}.max(axis={axis}, keepdims={keepdims})",
+    "min": "{0}.min(axis={axis}, keepdims={keepdims})",
+    "linear": "{ops}.matmul({0}, {1}.swapaxes(0, 1))",
+    "fill": "{ops}.full({shape}, {value})",
+    "cast": "{0}.astype({ms}.{dtype})",
+    "repeat_interleave": "{ops}.repeat_interleave({0}, {repeats}, axis={axis})",
+    "tile": "{ops}.tile({0}, {reps})",
+    "expand": "{ops}.broadcast_to({0}, {shape})",
+    "interpolate": "{ops}.interpolate({0}, size={size}, mode={mode}, align_corners={align_corners})",
+    "argmax": "{ops}.argmax({0}, dim={axis})",
+    "gather": "{ops}.gather_elements({0}, {axis}, {1})",
+    "std": "{0}.std({axis}, {correction}, {keepdims})",
+    "var": "{0}.var({axis}, {correction}, {keepdims})",
+    "softmax": "{ops}.softmax({0}, axis={axis})",
+    "log_softmax": "{ops}.log_softmax({0}, axis={axis})",
+    "avg_pool": "{ops}.avg_pool2d({0}, {kernel}, {stride}, {pad}, {ceil_mode}, {include_pad})",
+    "normalize": "({0} / {ops}.clamp({ops}.norm({0}, {p}, {axis}, True), {eps}, None))",
+}
+_TORCH: Mapping[str, str] = {
+    "transpose": "{0}.permute({perm})",
+    "cat": "{ops}.cat(({all}), dim={axis})",
+    "stack": "{ops}.stack(({all}), dim={axis})",
+    "mean": "{0}.mean({axis}, keepdim={keepdims})",
+    "sum": "{0}.sum({axis}, keepdim={keepdims})",
+    "max": "{0}.amax({axis}, keepdim={keepdims})",
+    "min": "{0}.amin({axis}, keepdim={keepdims})",
+    "linear": "{ops}.matmul({0}, {1}.transpose(0, 1))",
+    "fill": "{ops}.full({shape}, {value})",
+    "cast": "{0}.to({ms}.{dtype})",
+    "repeat_interleave": "{ops}.repeat_interleave({0}, {repeats}, dim={axis})",
+    "tile": "{ops}.tile({0}, {reps})",
+    "expand": "{0}.expand({shape})",
+    "interpolate": "{ops}.nn.functional.interpolate({0}, size={size}, mode={mode}, align_corners={align_corners})",
+    "argmax": "{0}.argmax({axis})",
+    "gather": "{0}.gather({axis}, {1})",
+    "std": "{0}.std({axis}, correction={correction}, keepdim={keepdims})",
+    "var": "{0}.var({axis}, correction={correction}, keepdim={keepdims})",
+    "softmax": "{0}.softmax({axis})",
+    "log_softmax": "{0}.log_softmax({axis})",
+    "avg_pool": "{ops}.nn.functional.avg_pool2d({0}, {kernel}, {stride}, {pad}, {ceil_mode}, {include_pad})",
+    "normalize": "{ops}.nn.functional.normalize({0}, {p}, {axis}, {eps})",
+    "gelu": "{ops}.nn.functional.gelu({0}, approximate={approximate})",
+    "softplus": "{ops}.nn.functional.softplus({0}, {beta}, {threshold})",
+    "leaky_relu": "{ops}.nn.functional.leaky_relu({0}, {slope})",
+    "elu": "{ops}.nn.functional.elu({0}, {alpha})",
+    "glu": "{ops}.nn.functional.glu({0}, {axis})",
+    "pad": "{ops}.nn.functional.pad({0}, {pad}, {mode}, {value})",
+    **dict.fromkeys(("silu", "mish", "hardswish", "hardsigmoid", "relu6"), "{ops}.nn.functional.{word}({0})"),
+}
+_BOTH: Mapping[str, str] = {
+    "reshape": "{0}.reshape({shape})",
+    "getitem": "{0}[{index}]",
+    "masked_fill": "{0}.masked_fill({1}, {value})",
+    "triu": "{ops}.triu({0}, {diagonal})",
+    "tril": "{ops}.tril({0}, {diagonal})",
+    "arange": "{ops}.arange({start}, {end}, {step})",
+    "clamp": "{ops}.clamp({0}, {min}, {max})",
+    "pad": "{ops}.pad({0}, {pad}, mode={mode}, value={value})",
+    "where": "{ops}.where({0}, {1}, {2})",
+    "gelu": "{ops}.gelu({0}, approximate={approximate})",
+    "softplus": "{ops}.softplus({0}, {beta}, {threshold})",
+    "leaky_relu": "{ops}.leaky_relu({0}, {slope})",
+    "square": "{0} * {0}",
+    "neg": "-{0}",
+    "norm": "{ops}.norm({0}, {p}, {axis}, {keepdims})",
+    "meshgrid": "{ops}.meshgrid({all}, indexing={indexing})",
+    "logsumexp": "{ops}.logsumexp({0}, {axis}, {keepdims})",
+    "roll": "{ops}.roll({0}, {shifts}, {axis})",
+    "flip": "{ops}.flip({0}, ({axis},))",
+    "elu": "{ops}.elu({0}, {alpha})",
+    "cumsum": "{0}.cumsum({axis})",
+    "not": "{ops}.logical_not({0})",
+    "glu": "{ops}.glu({0}, {axis})",
+    "einsum": "{ops}.einsum({equation}, {all})",
+}
+
+NAMES: Mapping[str, Sequence[str]] = {
+    "axis": ("axis", "dim"),
+    "keepdims": ("keepdims", "keepdim", "keep_dims"),
+    "correction": ("ddof", "unbiased", "correction"),
+    "eps": ("eps", "epsilon"),
+    "slope": ("negative_slope", "alpha"),
+    "include_pad": ("count_include_pad",),
+    "pad": ("padding", "pad"),
+    "p": ("p", "ord"),
+}
+"""What an argument may be called that a call lacks so far."""
+
+
+def spelled(
+    word: str,
+    operands: Sequence[str],
+    given: Mapping[str, Any],
+    texts: Mapping[str, str],
+    modules: Mapping[str, str],
+    side: str,
+) -> str:
+    """Source code; `texts` has words for some arguments, `modules` what the code calls the framework's.
+
+    Raises:
+        LookupError: there are no words for this operation.
+    """
+    if word == "getitem" and "tensor" in given["index"]:
+        rest = iter(operands[1:])
+        index = tuple(_Word(next(rest)) if one == "tensor" else one for one in given["index"])
+        return f"{operands[0]}[{index_text(index)}]"
+    if word == "reshape":
+        operands = [unshaped(operands[0])]
+    if word in OPERATORS and len(operands) == 2:
+        return f"({operands[0]} {OPERATORS[word]} {operands[1]})"
+    template = (_TORCH if side == TORCH else _MINDSPORE).get(word) or _BOTH.get(word)
+    if template is None:
+        if given or not operands or (arguments(word) and not given):
+            raise LookupError(word)
+        template = "{ops}.{word}({list})"
+    if _TIGHT.search(template):
+        operands = [bracketed(one) for one in operands]
+    values = {key: texts.get(key) or written(key, value) for key, value in given.items()}
+    listed = ", ".join(operands)
+    every = listed + ("," if len(operands) == 1 else "")
+    try:
+        return template.format(*operands, all=every, list=listed, word=word, **{**values, **modules})
+    except (IndexError, KeyError) as error:
+        raise LookupError(f"{word}: {error}") from error
+
+
+_TIGHT = re.compile(r"\{0\}( \*|[.\[])|-\{0\}")
+"""Templates in which an operator or a dot follows the operand."""
+
+
+def bracketed(text: str) -> str:
+    """So that an operator or a dot may follow."""
+    try:
+        tree = ast.parse(f"({text})", mode="eval").body
+    except SyntaxError:
+        return f"({text})"
+    plain = ast.Name, ast.Call, ast.Attribute, ast.Subscript, ast.Constant, ast.Tuple
+    return text if isinstance(tree, plain) else f"({text})"
+
+
+class _Word(str):
+    """Source that stands as it is."""
+
+
+def index_text(index: Sequence[Any]) -> str:
+    """What stands in brackets."""
+    words = []
+    for one in index:
+        if isinstance(one, tuple):
+            start, stop = ("" if bound is None else bound for bound in one[:2])
+            words.append(f"{start}:{stop}" + (f":{one[2]}" if one[2] != 1 else ""))
+        else:
+            words.append(str(one))
+    while len(words) > 2 and words[:2] == [":", ":"]:
+        words[:2] = ["..."]
+        while len(words) > 2 and words[1] == ":":
+            del words[1]
+    return ", ".join(words)
+
+
+def unshaped(text: str) -> str:
+    """Without a reshape at its end, which another one makes idle."""
+    start = text.rfind(".reshape(")
+    inside = text[start + 9 : -1]
+    whole = start > 0 and text.endswith(")") and inside.count("(") == inside.count(")")
+    return text[:start] if whole and ")" not in inside.split("(")[0] else text
+
+
+def written(key: str, value: Any) -> str:
+    """An argument as it is written."""
+    if key == "index":
+        return index_text(value)
+    if key == "perm":
+        return ", ".join(map(str, value))
+    return str(value) if key == "dtype" else number_text(value) if isinstance(value, float) else repr(value)
+
+
+def number_text(value: float) -> str:
+    """A number, as short as it is told."""
+    if not math.isfinite(value):
+        return f'float("{value}")'
+    if value == int(value) and abs(value) < 1e6:
+        return repr(int(value))
+    return repr(float(f"{value:.9g}"))
