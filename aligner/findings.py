@@ -28,3 +28,6 @@ MOVED = "moved"
 
 CAST = "cast"
 """What a layer's own code computes in (aligner.capture.computed): layer, dtype, by, operations by dtype."""
+
+EDIT = "edit"
+"""An edit of a port's own code that was run (aligner.mending): layer, at, edits, why, before, after, proved, broken."""

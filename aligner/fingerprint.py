@@ -5,7 +5,8 @@
     turned    the same with weights that each axis has for itself: unchanged by a transposition as well
     plain     sum, root of the squares, sum of magnitudes, least and greatest: unchanged by any other order
 
-Numbers beyond HUGE count as their sign: masks are written with -inf, with -1e9 and with the least float.
+Numbers beyond HUGE count as their sign: masks are written with -inf, with -1e9, with the least float, and with -1e4,
+which is added to scores.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FLAT, TURNED, PLAIN = 8, 6, 5
 LARGEST = 1 << 22
 """Elements of the largest value that is looked at."""
 
-HUGE = 1e4
+HUGE = 5e3
 BLOCK = 1 << 16
 PART = 1 << 16
 """Elements that are contracted at a time."""

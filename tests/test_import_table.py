@@ -23,6 +23,7 @@ WORDS = {
     "callable_package",
     "columns",
     "patches",
+    "words",
 }
 """What every stage may use."""
 
@@ -39,6 +40,7 @@ MAY_IMPORT = {
     "columns": set(),
     "patches": set(),
     "messages": set(),
+    "words": {"words"},
     "errors": {"messages"},
     "adapter": WORDS,
     "registry": WORDS | {"adapter"},
@@ -48,7 +50,8 @@ MAY_IMPORT = {
     "ingest": WORDS | {"ingest"},
     "explain": WORDS | {"explain"},
     "compare": WORDS | {"dump", "explain", "compare", "notebook"},
-    "replay": WORDS | {"adapter", "registry", "dump", "source", "capture", "explain", "compare", "replay"},
+    "mending": WORDS | {"adapter", "dump", "source", "explain", "compare", "mending"},
+    "replay": WORDS | {"adapter", "registry", "dump", "source", "capture", "explain", "compare", "mending", "replay"},
     "report": WORDS | {"explain", "compare", "report"},
     "notebook": WORDS | {"dump", "explain", "compare", "report", "notebook"},
     "testing": WORDS | {"adapter", "source", "testing"},

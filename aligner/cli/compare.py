@@ -32,6 +32,11 @@ EXAMPLES = (
         "map.txt holds lines such as encoder.layers.* = blocks.*",
         "map.txt 中的行如 encoder.layers.* = blocks.*",
     ),
+    (
+        "aligner compare ref.h5 port.h5 --patch fix.diff",
+        "the changes that were run and came out right, for git apply",
+        "已运行验证的修改，可用 git apply 应用",
+    ),
     ("aligner compare ref.h5 port.h5 --json > result.json", "for programs", "供程序读取"),
     (
         "aligner compare ref.h5 port.h5 --repro repro",
@@ -98,6 +103,20 @@ def add_arguments(parser: parsing.Parser) -> None:
         metavar="LAYER",
         help=say("write them for this layer instead (the reference's path)", "改为指定的层（标杆中的路径）"),
     )
+    add(
+        "--patch",
+        metavar="FILE",
+        help=say(
+            "write the edits that were run and came out right as a diff (-: to stdout, in place of the report)",
+            "把已运行验证的修改写成 diff（-：写到标准输出，代替报告）",
+        ),
+    )
+    add(
+        "--patch-folder",
+        default=".",
+        metavar="FOLDER",
+        help=say("where the port's files are; no other is named (.)", "待比对网络源码所在目录；不涉及其外的文件（.）"),
+    )
     add("--json", action="store_true", help=say("one JSON document on stdout", "在标准输出给出一份 JSON"))
     rows = parser.add_mutually_exclusive_group()
     rows.add_argument(
@@ -135,6 +154,10 @@ def run(options: argparse.Namespace) -> int:
         from aligner.compare.layer_map import check_free
 
         check_free(options.write_map)
+    if options.patch is not None:
+        from aligner.cli import patch
+
+        patch.check(options)
     comparison = _compare(options)
     code = exit_code(comparison, options.strict)
     if options.write_map:
@@ -143,6 +166,10 @@ def run(options: argparse.Namespace) -> int:
         from aligner.cli.repro import write_repros
 
         write_repros(comparison, options)
+    if options.patch is not None:
+        patch.write_patch(comparison, options)
+        if options.patch == patch.OUT:
+            return code
     if options.json:
         from aligner.report import json_
 

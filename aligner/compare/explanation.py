@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.cases import Cases
 from aligner.compare.checks import LIMIT
+from aligner.compare.edits import proved
 from aligner.compare.kin import Kin, Told, line_of
 from aligner.compare.place import Place
 from aligner.compare.verdict import Origin
@@ -35,6 +36,9 @@ THOROUGH = 24
 NUMBERED = ("layer", "glue", "inputs")
 """Places that are looked into by numbers; parameters are told by their values and settings."""
 
+CODE = ("layer", "glue")
+"""Places that code of the port's own may be wrong in."""
+
 Trials = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
@@ -44,6 +48,7 @@ class Explaining:
     def __init__(self, cases: Cases, port: Dump) -> None:
         self._cases = cases
         self._trials = _trials(port)
+        self._edits = proved(port)
         self._kin: dict[object, Kin] = {}
         self._allowance = Allowance(QUICK)
         self._full = 0
@@ -70,6 +75,7 @@ class Explaining:
         if place is None:
             return origin
         held = _Held(self._cases)
+        origin = replace(origin, edit=self._edits.get(origin.layer) if origin.where in CODE else None)
         if self._full < THOROUGH:
             origin = replace(origin, line=_line(origin, held))
         if origin.where not in NUMBERED:

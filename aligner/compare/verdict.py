@@ -17,6 +17,7 @@ from aligner.compare.mixup import Mixup
 from aligner.compare.place import Place
 from aligner.compare.stop import Stop
 from aligner.compare.tolerance import Tolerance as Tolerance
+from aligner.explain.edit import Edit
 from aligner.explain.line import Fork
 from aligner.explain.suspect import Cause
 from aligner.record import Key, LayerSpec, Scalar, display
@@ -126,6 +127,8 @@ class Origin:
     """Why it is wrong, the likeliest first; those that a trial has proved before the others."""
     line: Optional[Fork] = None
     """The line of the port's own code that is not the reference's, where both were followed."""
+    edit: Optional[Edit] = None
+    """The change of that code which was run and came out right."""
     untried: tuple[str, ...] = ()
     """Rules that were not asked to the end, for all that is asked is bounded; "numbers": none was asked,
     "whole": of a value that is very large they saw a part."""

@@ -91,6 +91,43 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "a layer of {framework}'s own, and was left out",
         "{script}：单独运行 {layer}，但需先填写该层的构造方式：转储中的描述不只是 {framework} 自带的层，已弃用",
     ),
+    "patch-written": (
+        "patch: {path} changes {files}; look at it, then: git apply {path} (or patch -p1 < {path}) in {folder}",
+        "补丁：{path} 修改 {files}；查看后在 {folder} 中执行 git apply {path}（或 patch -p1 < {path}）",
+    ),
+    "patch-shown": ("patch: changes {files}", "补丁：修改 {files}"),
+    "patch-none": (
+        "--patch: no edit of code was run and came out right; nothing is written.",
+        "--patch：没有经运行验证的代码修改，因此未写出文件。",
+    ),
+    "patch-outside": (
+        "not in the patch: {file}:{line} is no file of {folder}.\nName the port's folder with --patch-folder.",
+        "未写入补丁：{file}:{line} 不在 {folder} 中。\n请用 --patch-folder 指定待比对网络源码所在目录。",
+    ),
+    "patch-changed": (
+        "not in the patch: {file}:{line} no longer holds the lines that were run.\nCapture the port again.",
+        "未写入补丁：{file}:{line} 已不是当时运行的代码。\n请重新采集待比对网络。",
+    ),
+    "patch-unprintable": (
+        "not in the patch: the edit of {file}:{line} has characters that do not show.\nMake it by hand.",
+        "未写入补丁：对 {file}:{line} 的修改含有不可显示的字符。\n请手工修改。",
+    ),
+    "patch-exists": (
+        "{path} is there already, and --patch does not write over it.\nGive another name, or remove it.",
+        "{path} 已存在，--patch 不会覆盖。\n请换一个名称或先删除它。",
+    ),
+    "patch-unwritten": (
+        "{path} cannot be written: {error}.\nGive a path that can be.",
+        "无法写入 {path}：{error}。\n请换一个可写的路径。",
+    ),
+    "patch-folder": (
+        "--patch-folder {folder} is no folder.\nName the one that holds the port's files.",
+        "--patch-folder {folder} 不是目录。\n请指定待比对网络源码所在目录。",
+    ),
+    "patch-and-json": (
+        "--patch - and --json both write to stdout.\nGive --patch a file.",
+        "--patch - 与 --json 都写到标准输出。\n请为 --patch 指定文件。",
+    ),
     "repro-none": (
         "--repro: no layer is wrong by itself; nothing is written.\nName a layer with --repro-layer to have it all the same.",
         "--repro：没有任何一层自身有误，因此未写出文件。\n如仍需要，请用 --repro-layer 指定层。",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from aligner.adapter import Adapter
 from aligner.compare.checks import Check
 from aligner.compare.held import Held
+from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
 from aligner.compare.reading import LOW_PRECISION, read
 from aligner.compare.reformed import Part, parts
@@ -20,7 +21,7 @@ from aligner.record import Array, Attribute, Call, Key, Phase
 from aligner.replay.code import Again, Code, numbers_before
 from aligner.replay.forms import laid, laid_out
 from aligner.replay.frames import Plan
-from aligner.replay.judgement import as_entry
+from aligner.replay.judgement import as_entry, judged
 from aligner.structure import Tensors, flatten_result, rebuild_arguments
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Alone:
         self._silence_dropout = silence_dropout
         self._reference = reference
         self._port = port
-        self._plan = plan
+        self.plan = plan
         self._layers = dict(adapter.layers(model))
         self._calls = {(c.step, c.layer, c.number): c for c in port.calls if c.phase is Phase.FORWARD}
         self._ports = {one: other for other, one in reversed([*plan.layers.items()])}
@@ -49,6 +50,33 @@ class Alone:
         """A tied weight is known by the first of its layers."""
         self._rule = Tolerance()
         self._reformed = _reformed(parts(reference, port))
+
+    def arguments(self, call: Call) -> tuple[tuple[object, ...], dict[str, object]]:
+        """The reference's arguments of a call of the port's, in the port's form.
+
+        Raises:
+            LookupError: an argument of it is in no dump.
+        """
+        return rebuild_arguments(call.inputs, lambda slot: self._argument(call, slot, None))
+
+    def before(self, call: Call) -> Mapping[str, int]:
+        """How often each layer had run in its step when this call began."""
+        return numbers_before(self._calls.values(), call)
+
+    def others(self, call: Call, this: CallId, found: Tensors) -> Mapping[str, object]:
+        """The reference's values for those of one call inside `call`, each in its own type."""
+        return Code(self._adapter, self.plan, None, call, {}, None).others(*this, found, None)
+
+    def off(self, check: Check, tensor: object) -> float:
+        """How far a value is off that was made at a check's place, as the forced pass tells it."""
+        entry = self._reference.find(check.against) if check.against is not None else self.plan.entries[check.port]
+        if entry is None:
+            raise LookupError(check.port.slot)
+        wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())
+        found = Held(check.port, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
+        if check.axes is not None:
+            wanted = laid(wanted, check.axes, found.shape)
+        return judged(self.plan.short, wanted, found, (check.where, check.owner, check.between), False).error
 
     def layer(self, path: str) -> Optional[object]:
         """The port's layer."""
@@ -88,7 +116,7 @@ class Alone:
     @property
     def rough(self) -> float:
         """What the reference's own rounding makes of a whole net, where it computes in a short type itself."""
-        return 10 * LOW_PRECISION * max((DTYPES[word].eps or 0.0 for word in self._plan.lowered.values()), default=0.0)
+        return 10 * LOW_PRECISION * max((DTYPES[word].eps or 0.0 for word in self.plan.lowered.values()), default=0.0)
 
     def inside(self, check: Check, dtype: Optional[str], given: Optional[str]) -> tuple[float, Again]:
         """A value that code of a parent makes, made again by a copy of all of the parent in `dtype`; and its error.
@@ -99,12 +127,12 @@ class Alone:
             ValueError, LookupError: as `error`.
         """
         own = self._calls[check.port.step, check.port.layer, check.port.call]
-        around = self._around(own, self._ports.get(check.owner, check.owner))
+        around = self.around(own, self._ports.get(check.owner, check.owner))
         copy = self._adapter.respecified(self._layers[around.layer], {}, dtype)
         if dtype is not None:
             self._load_all(copy, around.layer)
         args, kwargs = rebuild_arguments(around.inputs, lambda slot: self._wide(around, slot, dtype, given))
-        code = Code(self._adapter, self._plan, copy, around, numbers_before(self._calls.values(), around), given)
+        code = Code(self._adapter, self.plan, copy, around, numbers_before(self._calls.values(), around), given)
         made = code.value(check, lambda: self._run(copy, args, kwargs))
         return self._severity(check.port, made.tensor), made
 
@@ -133,8 +161,8 @@ class Alone:
             return tensor
         return self._adapter.from_numpy(encode(decode(self._adapter.to_numpy(tensor), word), given), given)
 
-    def _around(self, own: Call, parent: str) -> Call:
-        """The parent's call in which this one was made."""
+    def around(self, own: Call, parent: str) -> Call:
+        """The call of the port's layer `parent` in which this one was made."""
         calls = (call for call in self._calls.values() if (call.step, call.layer) == (own.step, parent))
         return next(c for c in calls if c.first <= own.first and (c.last is None or own.first <= c.last))
 
@@ -164,7 +192,7 @@ class Alone:
         """The reference's value in the port's form, or the port's own where the reference has none."""
         address = Key(call.step, Phase.FORWARD, call.layer, call.number, slot)
         own = self._port.find(address)
-        wanted = self._plan.entries.get(address)
+        wanted = self.plan.entries.get(address)
         entry = wanted or own
         if entry is None:
             raise LookupError(slot)
@@ -197,7 +225,7 @@ class Alone:
             owner = shared.get((parameter.layer, parameter.role))
             if owner is None:
                 continue
-            layer = self._plan.layers.get(owner[0], owner[0])
+            layer = self.plan.layers.get(owner[0], owner[0])
             key = Key(0, Phase.PARAMETER, owner[0], 0, owner[1])
             if key in self._reformed:
                 part = self._reformed[key]
@@ -215,7 +243,7 @@ class Alone:
         judged = False
         for slot, tensor in found:
             address = Key(call.step, Phase.FORWARD, call.layer, call.number, slot)
-            entry = self._plan.entries.get(address)
+            entry = self.plan.entries.get(address)
             dtype = self._adapter.dtype(tensor)
             if entry is None or dtype not in DTYPES:
                 continue
@@ -230,7 +258,7 @@ class Alone:
     def _severity(self, address: Key, tensor: object) -> float:
         """How far off a value is that has a counterpart."""
         held: Any = Held(address, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
-        entry = self._plan.entries[address]
+        entry = self.plan.entries[address]
         if entry.shape != held.shape:
             wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())
             order = laid_out(wanted, held.raw(), held.dtype, LAID)

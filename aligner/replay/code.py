@@ -63,7 +63,7 @@ class Code:
             if (path, number, is_input(address.slot)) == (address.layer, address.call, True):
                 seen.extend(map(self._seen, (t for slot, t in found if slot == address.slot)))
             inside += CallId(path, number) in self.plan.calls and path != self.call.layer
-            others = self._others(path, number, found, None) if path != self.call.layer else {}
+            others = self.others(path, number, found, None) if path != self.call.layer else {}
             return substitute_arguments(args, kwargs, others)
 
         def leave(path: str, args: object, kwargs: object, output: object) -> object:
@@ -76,7 +76,7 @@ class Code:
                 return output
             number = self.numbers.get(path, 0) + counts[path] - 1
             inside -= CallId(path, number) in self.plan.calls
-            return substitute_result(output, self._others(path, number, found, self.given))
+            return substitute_result(output, self.others(path, number, found, self.given))
 
         def told(name: str, dtype: str) -> None:
             if not inside and is_short(dtype) and not seen:
@@ -96,7 +96,7 @@ class Code:
     def _seen(self, tensor: object) -> Again:
         return Again(tensor, self.adapter.dtype(tensor), self.adapter.to_numpy(tensor).copy(), False)
 
-    def _others(self, path: str, number: int, found: Tensors, dtype: Optional[str]) -> dict[str, object]:
+    def others(self, path: str, number: int, found: Tensors, dtype: Optional[str]) -> dict[str, object]:
         """The reference's values for those of one call, in the float type `dtype` or in its own."""
         others = {}
         for slot, tensor in found:

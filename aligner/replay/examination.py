@@ -32,7 +32,8 @@ from aligner.compare.reading import LOW_PRECISION
 from aligner.dtypes import DTYPES
 from aligner.dump.reader import Dump, Entry, open_dump
 from aligner.errors import DumpError
-from aligner.findings import CHECK
+from aligner.findings import CHECK, EDIT
+from aligner.mending.mend import Mending
 from aligner.record import Array, Key, Phase
 from aligner.replay import coordinates
 from aligner.replay.alone import Alone
@@ -44,6 +45,7 @@ from aligner.replay.precision import CASTS, grid, usual
 from aligner.replay.rounding import DOUBTFUL, by_itself, disturbed
 from aligner.replay.trials import described, small, tried
 from aligner.replay.widened import Widened, is_hiding, judged, rounded
+from aligner.vocabulary import KINDS
 
 if TYPE_CHECKING:
     from aligner.capture.sink import Sink
@@ -109,10 +111,13 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
             checks = _alone(checks, subject, alone, forced, plan)
     middle = time.monotonic()
     trials = _try(subject, path, pairing, plan, checks, sink)
+    tried = time.monotonic()
+    _mend(subject, path, plan, checks, sink)
     for check in checks:
         sink.finding(CHECK, to_facts(check))
     ended = time.monotonic()
-    timing = {"free_s": round(free, 3), "forced_s": round(middle - started, 3), "trials_s": round(ended - middle, 3)}
+    timing = {"free_s": round(free, 3), "forced_s": round(middle - started, 3)}
+    timing = {**timing, "trials_s": round(tried - middle, 3), "edits_s": round(ended - tried, 3)}
     left = forced.left
     told = {
         "forced": True,
@@ -347,3 +352,21 @@ def _try(subject: Subject, path: str, pairing: Pairing, plan: Plan, checks: list
             made += "after" in facts
             proved += facts.get("proved") is True
     return made, proved
+
+
+def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink: Sink) -> None:
+    """Edits of the port's own code, where that is wrong."""
+    adapter = subject.adapter
+    if not any(check.fails for check in checks) or not hasattr(adapter, "computing"):
+        return
+    layers = dict(adapter.layers(subject.model))
+
+    def own(layer: str) -> bool:
+        return layer in layers and adapter.spec(layers[layer]).kind not in KINDS
+
+    with open_dump(path) as port:
+        alone = _lonely(subject, port, plan)
+        mending = Mending(adapter, subject.model, alone, subject.reference, port, checks, own)
+        with as_it_was(adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
+            for found in mending.mended():
+                sink.finding(EDIT, found.facts)

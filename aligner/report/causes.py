@@ -24,6 +24,10 @@ ALSO = 2
 def cause_rows(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
     """The likeliest cause in full and others in a line each; or that none is known."""
     first = likeliest(origin)
+    if origin.edit is not None:  # what is to be changed is shown, and proved
+        if first is None or not first.confirmed or first.id in LINES.values():
+            return []
+        return [(say("label-why", language), printable(sentences(first.id, first.facts, language)[0]))]
     if first is None:
         return [] if origin.where == "inputs" else _unknown(origin, comparison, language)
     if origin.line is not None and first.id in LINES.values():  # the line has been told

@@ -48,6 +48,8 @@ def first_of_kind(origins: Sequence[Origin], specs: Specs) -> list[int]:
 
 def _mark(origin: Origin, specs: Specs) -> object:
     """Equal for origins that are told as one: the same kind of layer, wrong for the same reason or in the same way."""
+    if origin.edit is not None:
+        return origin.edit.hunks
     one, other = specs.get(origin.layer, (LayerSpec(origin.kind), LayerSpec(origin.kind)))
     cause = likeliest(origin)
     apart = tuple(differences(one, other))

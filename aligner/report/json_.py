@@ -19,6 +19,7 @@ from aligner.compare.mixup import Mixup
 from aligner.compare.sides import elsewhere, not_compared
 from aligner.compare.verdict import Comparison, Origin, Side, Verdict
 from aligner.explain.catalogue import sentences, spoken
+from aligner.explain.edit import Edit
 from aligner.explain.line import Fork, Spot
 from aligner.explain.suspect import Cause
 from aligner.record import Key, Phase, Scalar
@@ -216,6 +217,7 @@ def _origin(origin: Origin, comparison: Comparison) -> dict[str, Any]:
         "ratio": origin.ratio,
         "cast": origin.cast or None,
         "line": None if origin.line is None else _line(origin.line),
+        "edit": None if origin.edit is None else _edit(origin.edit),
         "causes": [_cause(cause) for cause in origin.causes],
         "untried": list(origin.untried),
         "like": origin.like or None,
@@ -233,6 +235,17 @@ def _line(fork: Fork) -> dict[str, Any]:
         "reference": _spot(fork.reference),
         "until": {"port": _spot(fork.until[0]), "reference": _spot(fork.until[1])} if not fork.sure else None,
         "argument": None if fork.arguments is None else {"reference": ours, "port": theirs},
+    }
+
+
+def _edit(edit: Edit) -> dict[str, Any]:
+    return {
+        "confirmed": True,
+        "error_before": edit.before,
+        "error_after": edit.after,
+        "lines": [asdict(hunk) for hunk in edit.hunks],
+        "only_here": list(edit.broken),
+        "like": edit.like,
     }
 
 

@@ -23,6 +23,11 @@ def line_rows(fork: Optional[Fork], language: str) -> list[tuple[str, str]]:
     return [(say(label, language), text) for label, text in rows]
 
 
+def there(fork: Fork, language: str) -> str:
+    """The reference's line."""
+    return _spot(fork.reference, language)
+
+
 def _spot(spot: Optional[Spot], language: str) -> str:
     if spot is None:
         return say("line-nowhere", language)

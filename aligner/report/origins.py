@@ -13,6 +13,7 @@ from aligner.compare.deviation import Deviation
 from aligner.compare.verdict import Comparison, Origin
 from aligner.record import Attribute, Key, LayerSpec, Phase, display
 from aligner.report.causes import Row, cause_rows
+from aligner.report.edit import edit_rows
 from aligner.report.families import Family, differ, differences, likeliest
 from aligner.report.figures import element, exact, figure, index, multiple
 from aligner.report.line import line_rows
@@ -88,7 +89,7 @@ def reasons(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
     found: list[Row] = []
     if origin.port_layer != origin.layer:
         found.append(("", f"{say('port-layer', language)}: {printable(display(origin.port_layer))}"))
-    found += line_rows(origin.line, language)
+    found += line_rows(origin.line, language) if origin.edit is None else edit_rows(origin.edit, origin.line, language)
     found += cause_rows(origin, comparison, language)
     if left := untried(origin, language):
         found.append((say("label-left", language), left))

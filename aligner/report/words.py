@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Optional
 
 from aligner.messages import LANGUAGES, catalogue, said
+from aligner.report.edit_words import EDITS
 from aligner.report.lines import printable
 from aligner.report.reservations import RESERVATIONS
 from aligner.report.search_words import SEARCH
@@ -13,6 +14,7 @@ from aligner.report.side_words import SIDES
 from aligner.report.stop_words import STOPS
 
 WORDS: dict[str, tuple[str, str]] = {
+    **EDITS,
     **RESERVATIONS,
     **SIDES,
     **STOPS,

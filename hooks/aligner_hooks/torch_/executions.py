@@ -8,7 +8,7 @@ import torch
 
 from aligner.adapter import Begun, Handle
 from aligner_hooks.frames import Frames
-from aligner_hooks.torch_ import operations
+from aligner_hooks.torch_ import operations, steps
 from aligner_hooks.torch_.calls import callback, is_in_callback
 from aligner_hooks.torch_.ears import Ears
 
@@ -37,6 +37,9 @@ def _mode() -> Any:
             heard = [listener for listener in _EARS.listeners if listener.heard]
             with callback():  # what others hear is the net's own
                 after = [listener.told(name, args, kwargs or {}, where) for listener in heard]
+            if name in steps.STEPS and any(made is not None for made in after):
+                with self:
+                    steps.taken(name, args, kwargs or {})
             output = function(*args, **(kwargs or {}))
             with callback():
                 for made in after:

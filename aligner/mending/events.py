@@ -1,0 +1,100 @@
+"""What code did, on either side, in the same words: operations and calls of layers on values that have numbers."""
+
+from __future__ import annotations
+
+import ast
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Optional
+
+from aligner.fingerprint import Fingerprint
+from aligner.words.calls import Operand, Where
+
+LAYER, RETURN, HELPER = " layer", " return", " helper"
+"""Words of events that are no operations: a call of a layer, a value that is returned, what a function of the user's
+gives."""
+
+
+class Site(NamedTuple):
+    """Where in a file an event's expression stands."""
+
+    file: str
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+@dataclass(eq=False)
+class Event:
+    """Something that was done.
+
+    `node` is its expression in the port's source, `inputs` the expressions in it with their values, `names` what the
+    code called its values there and `scope` what stands around it. Of the reference, `text` is its line.
+    """
+
+    word: str
+    operands: tuple[Operand, ...]
+    results: tuple[int, ...]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    places: Mapping[str, Where] = field(default_factory=dict)
+    name: str = ""
+    layer: str = ""
+    """The reference's layer that is called."""
+    site: Optional[Site] = None
+    node: Optional[ast.AST] = None
+    inputs: Sequence[tuple[ast.AST, Operand]] = ()
+    names: Mapping[str, Any] = field(default_factory=dict)
+    scope: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+    part: bool = False
+    """One of several things that an operation made: it has no expression of its own."""
+
+    @property
+    def known(self) -> Mapping[str, Any]:
+        """All names that the code has there."""
+        return ChainMap({**self.names}, {**self.scope})
+
+
+@dataclass(eq=False)
+class Story:
+    """The events of one side, in their order, and its values by number."""
+
+    values: list[Optional[Fingerprint]]
+    events: list[Event]
+    shapes: list[tuple[int, ...]]
+
+    def number(self, value: int) -> Optional[float]:
+        """A value that is one number."""
+        known = self.values[value]
+        return float(known.plain[0]) if known is not None and known.size == 1 else None
+
+
+def makers(events: Sequence[Event]) -> dict[int, Event]:
+    """What made a value first; what was there before (it came in, a step changed nothing) was made by nobody."""
+    made: dict[int, Event] = {}
+    seen: set[int] = set()
+    for event in events:
+        seen |= {value for value in event.operands if isinstance(value, int)}
+        for value in event.results:
+            if value not in seen:
+                made.setdefault(value, event)
+                seen.add(value)
+    return made
+
+
+def pieces(shapes: Sequence[tuple[int, ...]], axis: int, rank: int) -> list[tuple[Any, ...]]:
+    """A split, a chunk or an unbind as slices, one for each piece."""
+    found: list[tuple[Any, ...]] = []
+    start, whole = 0, ((None, None, 1),) * axis
+    total = sum(shape[axis] for shape in shapes) if len(shapes[0]) == rank else len(shapes)
+    for shape in shapes:
+        if len(shape) < rank:
+            found.append((*whole, start))
+            start += 1
+            continue
+        stop = start + shape[axis]
+        found.append((*whole, (start or None, None if stop == total else stop, 1)))
+        start = stop
+    return found

@@ -1,0 +1,217 @@
+"""The port's events of a run of one layer's code, heard in its source."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+from aligner.adapter import Adapter
+from aligner.dtypes import DTYPES, decode
+from aligner.fingerprint import LARGEST, fingerprint, print_of
+from aligner.mending.events import HELPER, LAYER, RETURN, Event, Site, Story, pieces
+from aligner.mending.sources import Sources
+from aligner.source.ear import Place
+from aligner.source.rewriting import EAR
+from aligner.structure import Tensors, flatten_arguments
+from aligner.vocabulary import KINDS
+from aligner.words.calls import Constant, Opaque, Operand, Taken, operation
+from aligner.words.operations import QUESTIONS, bare
+
+MOST = 2000
+"""Events of one run that are kept."""
+
+INVISIBLE = ("same",)
+
+
+class Heard:
+    """A listener that keeps the port's story; `layers` tells the reference's layer of one of the port's."""
+
+    def __init__(self, adapter: Adapter, sources: Sources, layers: Callable[[object], Optional[str]]) -> None:
+        self.story = Story([], [], [])
+        self._adapter, self._sources, self._layers = adapter, sources, layers
+        self._known: dict[bytes, int] = {}
+        self.pending: list[Event] = []
+        """Calls of layers that have not come back."""
+
+    def begun(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place
+    ) -> Optional[Callable[[object], None]]:
+        """An operation begins."""
+        if len(self.story.events) >= MOST or bare(name) in QUESTIONS:
+            return None
+        given, named = tuple(map(self._plain, args)), {key: self._plain(value) for key, value in kwargs.items()}
+        frame = self._frame(where, args, kwargs)
+
+        def made(output: object) -> None:
+            found = self._tensors(output)
+            results = [self.number(tensor) for tensor in found]
+            if not results:
+                return
+            shapes = [self.story.shapes[number] for number in results]
+            told = operation(name, given, named, shapes, self._adapter.dtype(found[0]))
+            operands = tuple(map(self._constant, told.operands))
+            if told.word in INVISIBLE or (told.word == "dropout" and operands[:1] == tuple(results[:1])):
+                return
+            if told.word == "split" and isinstance(told.arguments["axis"], int) and isinstance(told.operands[0], int):
+                rank = len(self.story.shapes[told.operands[0]])
+                for index, result in zip(pieces(shapes, told.arguments["axis"], rank), results):
+                    event = Event("getitem", operands[:1], (result,), {"index": index}, name=name, part=True)
+                    self.story.events.append(_at(event, frame))
+                return
+            event = Event(told.word, operands, tuple(results), told.arguments, told.places, name)
+            self.story.events.append(_at(event, frame))
+
+        return made
+
+    def handed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place, to: Optional[object]) -> None:
+        """Values go into a layer, or are returned."""
+        frame = self._frame(where, args, kwargs)
+        given = tuple(self.number(tensor) for tensor in self._given(args, kwargs))
+        event = _at(Event(RETURN if to is None else LAYER, given, ()), frame)
+        if to is None:
+            self.story.events.append(event)
+        else:
+            event.layer = self._layers(to) or ""
+            event.name = type(to).__name__
+            self.pending.append(event)
+
+    def came(self, output: object, where: Place, of: Optional[object]) -> None:
+        """A layer gives this, or a function of the user's."""
+        results = tuple(self.number(tensor) for tensor in self._tensors(output))
+        if of is None:
+            if len(results) == 1:
+                self.story.events.append(_at(Event(HELPER, (), results), self._frame(where, (), {})))
+            return
+        event = self.pending.pop()
+        event.results = results
+        if not event.layer:
+            self._as_operation(event, of)
+        if event.layer or event.word != LAYER:
+            self.story.events.append(event)
+
+    def _as_operation(self, event: Event, layer: object) -> None:
+        """A layer of the framework's that the reference has not is an operation with its settings as arguments."""
+        spec = self._adapter.spec(layer)
+        given = [Taken(one, self.story.shapes[one]) for one in event.operands if isinstance(one, int)]
+        shapes = [self.story.shapes[number] for number in event.results]
+        told = operation(spec.kind, given, dict(spec.attributes), shapes)
+        if spec.kind in KINDS and told.known and told.word not in INVISIBLE:
+            event.word, event.arguments, event.operands = told.word, told.arguments, told.operands
+
+    def number(self, tensor: object) -> int:
+        """The number of a tensor's value: equal contents are one value, in place or not."""
+        array, dtype = self._adapter.to_numpy(tensor), self._adapter.dtype(tensor)
+        mark = print_of(array)
+        number = self._known.setdefault(mark, len(self.story.values))
+        if number == len(self.story.values):
+            known = dtype in DTYPES and array.size <= LARGEST
+            self.story.values.append(fingerprint(decode(array, dtype)) if known else None)
+            self.story.shapes.append(tuple(array.shape))
+        return number
+
+    def called(self, event: Event) -> Iterator[tuple[str, int]]:
+        """What the code called its values where this happened, with their numbers."""
+        for name, value in event.names.items():
+            for slot, tensor in self._within(value):
+                yield name + slot, self.number(tensor)
+
+    def _within(self, value: Any) -> Iterator[tuple[str, object]]:
+        if self._adapter.is_tensor(value):
+            yield "", value
+        elif isinstance(value, (tuple, list)) and len(value) <= 16:
+            for number, item in enumerate(value):
+                for slot, tensor in self._within(item):
+                    yield f"[{number}]{slot}", tensor
+
+    def _tensors(self, output: object) -> list[object]:
+        return self._given((output,), {})
+
+    def _given(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:
+        found: Tensors = []
+        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        return [tensor for _, tensor in found]
+
+    def _plain(self, value: Any) -> Any:
+        if self._adapter.is_tensor(value):
+            number = self.number(value)
+            return Taken(number, self.story.shapes[number])
+        if isinstance(value, (tuple, list)):
+            return tuple(map(self._plain, value))
+        if value is None or value is ... or isinstance(value, (bool, int, float, str, slice)):
+            return value
+        return Opaque(str(value)[:80])
+
+    def _constant(self, operand: Operand) -> Operand:
+        number = self.story.number(operand) if isinstance(operand, int) else None
+        return operand if number is None else Constant(number)
+
+    def _frame(self, where: Place, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Frame:
+        frame = sys._getframe(1)
+        while EAR not in frame.f_code.co_freevars and frame.f_back is not None:
+            frame = frame.f_back
+        site = Site(*where)
+        node = self._sources.node(site)
+        inputs = [*self._inputs(node, args, kwargs)]
+        return _Frame(site, node, inputs, dict(frame.f_locals), frame.f_globals)
+
+    def _inputs(
+        self, node: Optional[ast.AST], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Iterator[tuple[ast.AST, Operand]]:
+        """The expressions of a call or operator with their values."""
+        nodes: list[ast.AST] = []
+        values: list[Any] = [*args, *kwargs.values()]
+        if isinstance(node, ast.Call):
+            nodes = [*node.args]
+            if isinstance(node.func, ast.Attribute) and len(args) > len(nodes):
+                nodes.insert(0, node.func.value)
+            nodes += [keyword.value for keyword in node.keywords]
+        elif isinstance(node, ast.BinOp):
+            nodes = [node.left, node.right]
+        elif isinstance(node, ast.UnaryOp):
+            nodes = [node.operand]
+        elif isinstance(node, ast.Compare):
+            nodes = [node.left, node.comparators[0]]
+        elif isinstance(node, (ast.Subscript, ast.Attribute)):
+            nodes = [node.value]
+        elif isinstance(node, ast.AugAssign):
+            nodes, values = [node.value], values[1:2]
+        elif isinstance(node, ast.Return) and node.value is not None:
+            nodes = [node.value]
+        yield from self._pairs(nodes, values)
+
+    def _pairs(self, nodes: Sequence[ast.AST], values: Sequence[Any]) -> Iterator[tuple[ast.AST, Operand]]:
+        for node, value in zip(nodes, values):
+            if isinstance(node, ast.Starred):
+                break
+            if self._adapter.is_tensor(value):
+                yield node, self._constant(self.number(value))
+            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                yield node, Constant(float(value))
+            elif isinstance(value, (tuple, list)) and isinstance(node, (ast.Tuple, ast.List)):
+                yield from self._pairs(node.elts, value)
+            elif isinstance(value, Mapping) and isinstance(node, ast.Dict):
+                yield from self._pairs(node.values, [*value.values()])
+            elif value is None:
+                yield node, None
+
+
+class _Frame:
+    """Where an event's expression stands, and what is known there."""
+
+    def __init__(
+        self,
+        site: Site,
+        node: Optional[ast.AST],
+        inputs: Sequence[tuple[ast.AST, Operand]],
+        names: Mapping[str, Any],
+        scope: Mapping[str, Any],
+    ) -> None:
+        self.site, self.node, self.inputs, self.names, self.scope = site, node, inputs, names, scope
+
+
+def _at(event: Event, frame: _Frame) -> Event:
+    event.site, event.node, event.inputs = frame.site, frame.node, frame.inputs
+    event.names, event.scope = frame.names, frame.scope
+    return event

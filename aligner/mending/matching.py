@@ -1,0 +1,98 @@
+"""Which values of the port are which of the reference's, and what lies between those that agree and a wrong one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Optional
+
+import numpy as np
+
+from aligner.fingerprint import distances
+from aligner.mending.events import LAYER, RETURN, Event, Story, makers
+from aligner.words.calls import Constant, Operand, equal
+
+AGREE, LEAST, SHARE = 1e-4, 3e-6, 0.05
+"""Values agree that are apart by less than the first, by less than this share of the error, never less than LEAST."""
+
+Step = tuple[int, Optional[Event]]
+"""A value and what made it."""
+
+
+class Matching:
+    """Both sides' values up to a wrong one. `held` are values of the port that only the run made right."""
+
+    def __init__(
+        self, ours: Story, theirs: Story, heard: Sequence[Event], wanted: int, found: int, error: float
+    ) -> None:
+        self.ours, self.theirs, self.heard = ours, theirs, heard
+        self.wanted, self.found = wanted, found
+        self.limit = max(min(AGREE, SHARE * error if math.isfinite(error) else AGREE), LEAST)
+        self.makers = makers(ours.events), makers([event for event in heard if event.word != RETURN])
+        known = self._known(ours.events, wanted), self._known(heard, found)
+        prints = [ours.values[value] for value in known[0]], [theirs.values[value] for value in known[1]]
+        table = distances(*prints, turned=False) <= self.limit
+        alike = distances(prints[0], prints[0], turned=False) <= self.limit
+        self.classes = {
+            value: known[0][int(np.argmax(row | (np.arange(len(row)) == number)))]
+            for number, (value, row) in enumerate(zip(known[0], alike))
+        }
+        """Of the reference's values that are equal but for their shape, the first."""
+        self.twins: dict[int, list[int]] = {value: [] for value in known[0]}
+        """The port's values that are one of the reference's."""
+        for one, other in zip(*np.nonzero(table)):
+            self.twins[known[0][one]].append(known[1][other])
+        if found in self.twins[wanted] and theirs.shapes[found] == ours.shapes[wanted]:
+            self.twins[wanted].remove(found)  # too near for a fingerprint
+        right = {value for twins in self.twins.values() for value in twins}
+        self.wrong = _behind(found, self.makers[1], right - {found})
+        self.missing = _behind(wanted, self.makers[0], {v for v, twins in self.twins.items() if twins} - {wanted})
+        self.held = {
+            result for event in heard if event.word == LAYER for result in event.results if self._was_given_wrong(event)
+        }
+
+    def _was_given_wrong(self, event: Event) -> bool:
+        wrong = {value for value, _ in self.wrong}
+        return any(isinstance(one, int) and one in wrong for one in event.operands)
+
+    @staticmethod
+    def _known(events: Iterable[Event], end: int) -> list[int]:
+        found = {v for event in events for v in (*event.results, *event.operands) if isinstance(v, int) and v >= 0}
+        return sorted(found | {end})
+
+    @cached_property
+    def starts(self) -> Sequence[int]:
+        """Values of both sides that what lacks starts from."""
+        operands = (v for _, event in self.missing if event is not None for v in event.operands if isinstance(v, int))
+        return [*dict.fromkeys(value for value in operands if self.twins.get(value))]
+
+    def match(self, ours: Operand, theirs: Operand) -> bool:
+        """Whether an operand of the reference's is one of the port's."""
+        if isinstance(ours, Constant) and isinstance(theirs, Constant):
+            return equal(float(f"{ours.value:.6g}"), float(f"{theirs.value:.6g}"))
+        if isinstance(ours, int) and isinstance(theirs, int):
+            return theirs in self.twins.get(ours, ())
+        return ours is theirs is None
+
+    def is_twin(self, number: int, value: int) -> bool:
+        """The same for any value of the port, heard before or not."""
+        if number in self.twins.get(value, ()):
+            return True
+        one, other = self.ours.values[value], self.theirs.values[number]
+        near = one is not None and other is not None and one.size == other.size and number != self.found
+        return near and bool(distances([one], [other], turned=False)[0, 0] <= self.limit)
+
+
+def _behind(end: int, made: Mapping[int, Event], right: Collection[int]) -> list[Step]:
+    """Values on the way to the end that are not known to be right, and what made them; the first first."""
+    found: dict[int, Optional[Event]] = {}
+    left = [end]
+    while left:
+        value = left.pop()
+        if value in found or value in right:
+            continue
+        found[value] = event = made.get(value)
+        if event is not None and event.word != LAYER:
+            left += [one for one in event.operands if isinstance(one, int)]
+    return sorted(found.items())

@@ -1,0 +1,175 @@
+"""Which edits should do, by what is known before any is run.
+
+The edited expression gets the reference's value, and the same operation on the same values has the reference's result.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from aligner.mending.events import HELPER, Event
+from aligner.mending.matching import Matching
+from aligner.mending.search import Candidate, Move, apart
+from aligner.words.calls import Constant, Operand
+from aligner.words.operations import COMMUTING
+
+TRIALS = 40
+"""Edits for one wrong value that are run, at most."""
+
+HELPING = 40
+"""Edits that may be joined, each with each."""
+
+
+class Ranking:
+    """Orders the candidates for one wrong value."""
+
+    def __init__(self, matching: Matching, end: Optional[Event]) -> None:
+        self._matching = matching
+        self._events = [*matching.heard, *([end] if end is not None else [])]
+        self._end = end
+        self._steps = {
+            _step(event, [self._class(one) for one in event.operands]): [matching.classes.get(r) for r in event.results]
+            for event in matching.ours.events
+            if event.results
+        }
+
+    def ranked(self, found: Sequence[Candidate]) -> list[Candidate]:
+        """Those that should do first, pairs and triples among them; then the smallest."""
+        start = self._left(())
+        for one in found:
+            one.left = self._left(one.moves)
+        sure = [one for one in found if not one.left]
+        if not sure or sure[0].cost >= 8:
+            helping = sorted(
+                (one for one in found if one.left < start or _is_call(one)), key=lambda one: one.cost + 0.5 * one.left
+            )
+            helping = helping[:HELPING]
+            joined = [two for pair in itertools.combinations(helping, 2) if (two := self._joined(*pair, start))]
+            sure += [one for one in joined if not one.left]
+            if not sure:
+                better = sorted(joined, key=lambda one: one.cost + 0.5 * one.left)[:12]
+                triples = [three for two in better for one in helping if (three := self._joined(two, one, two.left))]
+                sure += [one for one in triples if not one.left]
+        forward = [one for one in found if one.left and one.left < start and self._is_first(one)]
+        first = sorted(sure, key=lambda one: one.cost)[: TRIALS // 2]
+        first += [one for one in forward[: TRIALS // 4] if one not in first]
+        return first + [one for one in found if one not in first][: TRIALS // 2]
+
+    def _is_first(self, one: Candidate) -> bool:
+        """Whether it gives the first wrong step what the reference's first lacking step makes."""
+        value = one.moves[0][2] if one.moves else None
+        made = self._matching.makers[0].get(value) if value is not None else None
+        if made is None:
+            return False
+        return all(not isinstance(v, int) or bool(self._matching.twins.get(v)) for v in made.operands)
+
+    def _joined(self, one: Candidate, other: Candidate, start: int) -> Optional[Candidate]:
+        edits = tuple(sorted({*one.edits, *other.edits}))
+        if not apart(edits) or len(edits) == max(len(one.edits), len(other.edits)):
+            return None
+        moves = (*one.moves, *other.moves)
+        left = self._left(moves)
+        if left >= min(start, one.left, other.left):
+            return None
+        return Candidate(one.cost + other.cost + 1.0, edits, one.why, moves, left)
+
+    def _left(self, moves: Sequence[Move]) -> int:
+        """How many wrong values there are still, as far as the same steps of the same values have the same results."""
+        matching = self._matching
+        whole = {_place(event): (value, model) for event, node, value, model in moves if node is None}
+        parts = {id(node): value for _, node, value, _ in moves if node is not None}
+        known: dict[int, Any] = {p: matching.classes[v] for v, twins in matching.twins.items() for p in twins}
+        turn: Counter[Any] = Counter()
+        for event in self._events:
+            place = _place(event)
+            value, model = whole.get(place, (None, None))
+            if value is not None and event.results and (model is None or self._is_fed(event, model, known)):
+                known[event.results[0]] = self._turn(value, turn[place])
+                turn[place] += 1
+                continue
+            taken = []
+            for operand in event.operands:
+                node = next((id(one) for one, value in event.inputs if value == operand), None)
+                if node in parts:
+                    taken.append(matching.classes.get(parts[node]))
+                    if event is self._end and operand == matching.found:
+                        known[matching.found] = taken[-1]
+                else:
+                    taken.append(self._class(operand, known))
+            results = self._steps.get(_step(event, taken))
+            for number, result in enumerate(event.results):
+                if result in known:
+                    continue
+                if event.word in ("reshape", "cast", HELPER) and taken:
+                    known[result] = taken[0]
+                elif results is not None and number < len(results):
+                    known[result] = results[number]
+        if known.get(matching.found) == matching.classes.get(matching.wanted):
+            return 0
+        return self._open(known) + 1
+
+    def _is_fed(self, event: Event, model: Event, known: dict[int, Any]) -> bool:
+        """Whether a call is given what the reference's is, but for plain numbers."""
+        pairs = zip(event.operands, model.operands)
+        return all(
+            known.get(its) == self._matching.classes.get(mine)
+            for its, mine in pairs
+            if isinstance(its, int) and isinstance(mine, int)
+        )
+
+    def _open(self, known: dict[int, Any]) -> int:
+        left, seen = [self._matching.found], set[int]()
+        while left:
+            value = left.pop()
+            if value in seen or known.get(value) is not None:
+                continue
+            seen.add(value)
+            made = self._matching.makers[1].get(value)
+            left += [one for one in made.operands if isinstance(one, int)] if made is not None else []
+        return len(seen)
+
+    def _turn(self, value: int, turn: int) -> Optional[int]:
+        """The reference's value of a later time that its line runs, where the port's runs again too."""
+        made = self._matching.makers[0].get(value)
+        if not turn or made is None:
+            return self._matching.classes.get(value)
+        again = [
+            event
+            for event in self._matching.ours.events
+            if (event.text, event.word) == (made.text, made.word) and event.results
+        ]
+        place = again.index(made) + turn if made in again else len(again)
+        return self._matching.classes.get(again[place].results[0]) if place < len(again) else None
+
+    def _class(self, operand: Operand, known: Optional[dict[int, Any]] = None) -> Any:
+        if isinstance(operand, Constant):
+            return "number", f"{operand.value:.6g}"
+        if isinstance(operand, int):
+            return self._matching.classes.get(operand) if known is None else known.get(operand)
+        return None
+
+
+def _is_call(one: Candidate) -> bool:
+    """Whether it gives a call other arguments: that alone may help nothing before what it is given is right."""
+    return any(model is not None for *_, model in one.moves)
+
+
+def _place(event: Event) -> Any:
+    return (event.site, event.word) if event.site is not None and not event.part else id(event)
+
+
+def _step(event: Event, operands: list[Any]) -> Any:
+    word, operands = _as_product(event.word, operands)
+    taken = sorted(operands, key=repr) if word in COMMUTING else operands
+    plain = sorted((key, repr(value)) for key, value in event.arguments.items() if key not in ("shape", "dtype"))
+    return word, event.layer, tuple(plain) if word == event.word else (), tuple(taken)
+
+
+def _as_product(word: str, operands: list[Any]) -> tuple[str, list[Any]]:
+    """A division by a number is a product with its inverse."""
+    if word == "div" and len(operands) == 2 and isinstance(operands[1], tuple) and float(operands[1][1]):
+        return "mul", [operands[0], ("number", f"{1.0 / float(operands[1][1]):.6g}")]
+    return word, operands

@@ -1,0 +1,254 @@
+"""One call of a layer of the port, run again on the reference's inputs, from its source as it is or edited.
+
+Layers in it that have a counterpart run once, on the reference's inputs, and hand on the reference's outputs; after
+that they hand these on without running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Optional, Protocol
+
+from aligner.adapter import Adapter
+from aligner.compare.checks import Check
+from aligner.compare.net import CallId, is_input
+from aligner.mending.events import RETURN, Event
+from aligner.mending.heard import Heard
+from aligner.mending.sources import Sources
+from aligner.patches import together
+from aligner.record import Call, Key
+from aligner.source.ear import Ear, replaced
+from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Entry
+
+KEPT = 64 << 20
+"""Bytes of what layers hand on that are kept from one run to the next."""
+
+
+class Plan(Protocol):
+    """Which of the port's values and calls stand for which of the reference's."""
+
+    @property
+    def entries(self) -> Mapping[Key, Entry]:
+        """The reference's record by the port's address."""
+
+    @property
+    def calls(self) -> Mapping[CallId, CallId]:
+        """The reference's call by the port's."""
+
+    @property
+    def layers(self) -> Mapping[str, str]:
+        """The reference's layer by the port's."""
+
+
+class Ground(Protocol):
+    """What a call of the port's is run on."""
+
+    @property
+    def plan(self) -> Plan:
+        """The counterparts."""
+
+    def layer(self, path: str) -> Optional[object]:
+        """The port's layer."""
+
+    def arguments(self, call: Call) -> tuple[tuple[object, ...], dict[str, object]]:
+        """The reference's arguments of a call of the port's."""
+
+    def off(self, check: Check, tensor: object) -> float:
+        """How far a value is off that was made at a check's place."""
+
+    def around(self, own: Call, parent: str) -> Call:
+        """The call of the port's layer `parent` in which this one was made."""
+
+    def before(self, call: Call) -> Mapping[str, int]:
+        """How often each layer had run when this call began."""
+
+    def others(self, call: Call, this: CallId, found: Tensors) -> Mapping[str, object]:
+        """The reference's values for those of one call inside `call`."""
+
+
+class Deaf:
+    """A listener that is told nothing."""
+
+    def begun(self, *_: Any) -> None:
+        """An operation."""
+
+    def handed(self, *_: Any) -> None:
+        """Into a layer."""
+
+    def came(self, *_: Any) -> None:
+        """Out of one."""
+
+
+class Running:
+    """Runs calls of the port's layers. To be used as a context: layers run their code through it meanwhile."""
+
+    def __init__(self, adapter: Adapter, model: Any, ground: Ground) -> None:
+        self.adapter, self.ground = adapter, ground
+        self._model = model
+        self._plan = ground.plan
+        self._paths = {id(layer): path for path, layer in adapter.layers(model)}
+        self._state: Optional[_State] = None
+
+    @contextmanager
+    def installed(self) -> Iterator[Running]:
+        """Until the end each layer's code is run by this."""
+        with together() as handle:
+            try:
+                for path, layer in self.adapter.layers(self._model):
+                    owner, name = self.adapter.computing(layer)
+                    handle.add(replaced(owner, name, partial(self._called, path, getattr(owner, name))))
+                yield self
+            finally:
+                handle.remove()
+
+    def counterpart(self, layer: object) -> Optional[str]:
+        """The reference's layer that one of the port's is paired with, if its next call is held to it."""
+        path = self._paths.get(id(layer))
+        return None if path is None or path not in self._plan.layers else self._plan.layers[path]
+
+    def parent(self, call: Call, checks: Sequence[Check]) -> Parent:
+        """A call that can be run again."""
+        return Parent(self, call, checks)
+
+    def run(self, state: _State) -> None:
+        """Run a call once."""
+        self._state = state
+        try:
+            layer = self.ground.layer(state.call.layer)
+            args, kwargs = self.ground.arguments(state.call)
+            with self.adapter.running(layer):
+                layer(*args, **kwargs)  # type: ignore[operator]  # a layer is called
+        finally:
+            self._state = None
+
+    def _called(self, path: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._state is None:
+            return inner(*args, **kwargs)
+        return self._state.called(path, inner, args, kwargs)
+
+    def ear(self, listener: Any, sources: Sources) -> Ear:
+        """What rewritten code calls."""
+        return Ear(self.adapter, self._model, listener, sources.texts)
+
+
+class Parent:
+    """One call of a layer, and the values of its code that are looked at."""
+
+    def __init__(self, running: Running, call: Call, checks: Sequence[Check]) -> None:
+        self.running, self.call, self.checks = running, call, checks
+        self.kept: dict[CallId, tuple[Any, dict[str, int]]] = {}
+        self.bytes = 0
+        self.before = running.ground.before(call)
+
+    def trial(self, sources: Sources) -> Mapping[Key, float]:
+        """How far off each value is that is looked at.
+
+        Raises:
+            Exception: whatever the code raises.
+        """
+        return self._run(sources, Deaf()).errors
+
+    def heard(self, sources: Sources) -> tuple[Heard, _State]:
+        """The same, and what happened."""
+        listener = Heard(self.running.adapter, sources, self.running.counterpart)
+        return listener, self._run(sources, listener)
+
+    def _run(self, sources: Sources, listener: Any) -> _State:
+        state = _State(self, self.running.ear(listener, sources), listener)
+        self.running.run(state)
+        return state
+
+
+class _State:
+    """A run that is under way."""
+
+    def __init__(self, parent: Parent, ear: Ear, listener: Any) -> None:
+        self.call = parent.call
+        self.errors: dict[Key, float] = {}
+        self.found: dict[Key, int] = {}
+        """The numbers of the values that are looked at."""
+        self.at: dict[Key, tuple[int, Optional[Event]]] = {}
+        """How many events there were when they were, and the one that uses the value: a layer's call, or the return."""
+        self._parent, self._ear, self._listener = parent, ear, listener
+        running = parent.running
+        self._adapter, self._ground = running.adapter, running.ground
+        self._counts = {**parent.before, parent.call.layer: parent.call.number}
+        self._depth = 0
+
+    def called(self, path: str, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A layer is called."""
+        number = self._counts.get(path, 0)
+        self._counts[path] = number + 1
+        this = CallId(path, number)
+        if self._depth == 0:
+            return self._outermost(this, inner, args, kwargs)
+        if self._depth > 1 or this not in self._ground.plan.calls:
+            return self._inner(inner, args, kwargs)
+        return self._held(this, inner, args, kwargs)
+
+    def _outermost(self, this: CallId, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._depth = 1
+        try:
+            output = self._inner(inner, args, kwargs)
+        finally:
+            self._depth = 0
+        found: Tensors = []
+        flatten_result(output, self._adapter.is_tensor, found)
+        self._look(this, found)
+        return output
+
+    def _inner(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Code of the parent's own, or of a layer that the reference has not."""
+        form = self._ear.form(inner) if self._depth == 1 else None
+        return (form or inner)(*args, **kwargs)
+
+    def _held(self, this: CallId, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        found: Tensors = []
+        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        self._look(this, found)
+        if this in self._parent.kept:
+            output, counts = self._parent.kept[this]
+            self._counts.update(counts)
+            return output
+        before = dict(self._counts)
+        args, kwargs = substitute_arguments(args, kwargs, self._ground.others(self.call, this, found))
+        self._depth += 1
+        try:
+            output = inner(*args, **kwargs)
+        finally:
+            self._depth -= 1
+        found = []
+        flatten_result(output, self._adapter.is_tensor, found)
+        output = substitute_result(output, self._ground.others(self.call, this, found))
+        self._keep(this, output, found, before)
+        return output
+
+    def _keep(self, this: CallId, output: Any, found: Tensors, before: Mapping[str, int]) -> None:
+        size = sum(self._adapter.to_numpy(tensor).nbytes for _, tensor in found)
+        if self._parent.bytes + size <= KEPT:
+            self._parent.bytes += size
+            counts = {path: count for path, count in self._counts.items() if before.get(path, 0) != count}
+            self._parent.kept[this] = output, counts
+
+    def _user(self, this: CallId) -> Optional[Event]:
+        if self._depth == 0:
+            return next((one for one in reversed(self._listener.story.events) if one.word == RETURN), None)
+        pending = self._listener.pending[-1:]
+        return next((one for one in pending if one.layer == self._ground.plan.layers.get(this.layer)), None)
+
+    def _look(self, this: CallId, found: Tensors) -> None:
+        tensors = dict(found)
+        for check in self._parent.checks:
+            key = check.port
+            if (key.layer, key.call) != this or is_input(key.slot) == (self._depth == 0) or key in self.errors:
+                continue
+            if key.slot in tensors:
+                self.errors[key] = self._ground.off(check, tensors[key.slot])
+                if isinstance(self._listener, Heard):
+                    self.found[key] = self._listener.number(tensors[key.slot])
+                    self.at[key] = len(self._listener.story.events), self._user(this)

@@ -1,0 +1,276 @@
+"""Edits that may put a wrong value right: the port's own call with other arguments, two layers exchanged, or a value in
+the port's words in the place of an expression.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Optional
+
+from aligner.mending.events import HELPER, LAYER, RETURN, Event
+from aligner.mending.matching import Matching
+from aligner.mending.sources import Edit, Sources, change, edit_of
+from aligner.mending.texts import Anchor, Texts
+from aligner.words.calls import Constant, equal
+from aligner.words.operations import COMMUTING
+from aligner.words.spelling import NAMES
+
+ARGUMENT, OPERAND, MISSING, OTHER, EXCHANGED = "argument", "operand", "missing", "other", "exchanged"
+
+EXCHANGE = 2.0
+"""What it costs to exchange two layers."""
+
+MOST = 6
+"""Calls of layers that are exchanged, each with each."""
+
+BLIND = ("sqrt", "exp", "abs", "relu", "sigmoid", "tanh", "silu", "log", "square")
+"""What is tried around a wrong value where the reference does several steps in one."""
+
+Move = tuple[Event, Optional[ast.AST], int, Optional[Event]]
+"""The event whose expression (None) or which expression in it gets which value of the reference; only if its operands
+are right, where it is a call that gets the arguments of that event of the reference's.
+"""
+
+
+@dataclass(eq=False)
+class Candidate:
+    """Edits that go together, and what they change."""
+
+    cost: float
+    edits: tuple[Edit, ...]
+    why: str
+    moves: tuple[Move, ...]
+    left: int = 0
+    """Wrong values that there would be still, by what is known before it is run."""
+
+
+class Search:
+    """Edits for one wrong value. `end` is the event that uses it: the layer that gets it, or the return."""
+
+    def __init__(self, matching: Matching, texts: Texts, sources: Sources, end: Optional[Event]) -> None:
+        self._matching, self._texts, self._sources, self._end = matching, texts, sources, end
+
+    def candidates(self) -> list[Candidate]:
+        """By what they change, the smallest first."""
+        found: dict[tuple[Edit, ...], Candidate] = {}
+        for one in self._all():
+            edits = tuple(sorted(set(one.edits)))
+            if edits and apart(edits) and (edits not in found or found[edits].cost > one.cost):
+                one.edits = edits
+                found[edits] = one
+        return sorted(found.values(), key=lambda one: one.cost)
+
+    def _all(self) -> Iterator[Candidate]:
+        for anchor in self.anchors():
+            event = anchor.event
+            whole = anchor.node is event.node
+            for value, model in self._matching.missing:
+                if whole and model is not None and model.word == event.word and event.word not in (LAYER, HELPER):
+                    for edits, why in self._adjusted(anchor, model):
+                        weights = [min(self._cost(edit), 1.5 if why == ARGUMENT else 99.0) for edit in edits]
+                        move = event, None, value, model if why == ARGUMENT else None
+                        yield Candidate(sum(weights), tuple(edits), why, (move,))
+            yield from self._replaced(anchor, whole)
+        yield from self._exchanged()
+
+    def _exchanged(self) -> Iterator[Candidate]:
+        """Two layers of a kind in each other's places."""
+        behind = self._behind()
+        alike = {event.name for event in behind}
+        calls = [*behind, *(one for one in self._matching.theirs.events if one.name in alike and one not in behind)]
+        calls = [event for event in calls if event.word == LAYER and isinstance(event.node, ast.Call)][:MOST]
+        made = {event.layer: event.results[0] for event in self._matching.ours.events if event.layer and event.results}
+        for one, other in itertools.combinations(calls, 2):
+            if (
+                one.name != other.name
+                or one.site is None
+                or other.site is None
+                or not {one.layer, other.layer} <= {*made}
+            ):
+                continue
+            functions = [event.node.func for event in (one, other) if isinstance(event.node, ast.Call)]
+            texts = [self._texts.source(event, node) for event, node in zip((one, other), functions)]
+            edits = [self._edit(one, functions[0], texts[1]), self._edit(other, functions[1], texts[0])]
+            if None not in edits:
+                moves = (one, None, made[other.layer], None), (other, None, made[one.layer], None)
+                yield Candidate(EXCHANGE, tuple(edit for edit in edits if edit is not None), EXCHANGED, moves)
+
+    def _behind(self) -> list[Event]:
+        """Calls of layers that the wrong value comes of."""
+        found: list[Event] = []
+        left, seen = [self._matching.found], set[int]()
+        while left:
+            value = left.pop()
+            made = self._matching.makers[1].get(value)
+            if value in seen or made is None:
+                continue
+            seen.add(value)
+            if made.word == LAYER:
+                found.append(made)
+            else:
+                left += [one for one in made.operands if isinstance(one, int)]
+        return found
+
+    def _replaced(self, anchor: Anchor, whole: bool) -> Iterator[Candidate]:
+        event = anchor.event
+        shapes = self._matching.theirs.shapes
+        form = shapes[anchor.value] if isinstance(anchor.value, int) else None
+        for value in dict.fromkeys([*(value for value, _ in self._matching.missing), *self._matching.starts]):
+            try:
+                text = self._texts.text(value, anchor)
+            except LookupError:
+                continue
+            edit = self._edit(event, anchor.node, text)
+            if edit is not None:
+                why = MISSING if self._texts.source(event, anchor.node) in text else OTHER
+                other = self._matching.ours.shapes[value] != form
+                cost = self._cost(edit) + 0.3 + 0.05 * anchor.late + other
+                yield Candidate(cost, (edit,), why, ((event, None if whole else anchor.node, value, None),))
+
+    def anchors(self) -> list[Anchor]:
+        """Expressions on the way to the wrong value, the first ones first."""
+        wrong = {value for value, _ in self._matching.wrong}
+        makers = self._matching.makers[1]
+        fed = {v for value in wrong for v in (makers[value].operands if value in makers else ()) if isinstance(v, int)}
+        steps = [one for one in self._matching.heard if one.word != RETURN and {*one.results} & (wrong | fed)]
+        last = makers.get(self._matching.found)
+        steps += [last] if not steps and last is not None else []
+        found: dict[Any, Anchor] = {}
+
+        def add(anchor: Anchor) -> None:
+            node: Any = anchor.node
+            place = node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
+            found.setdefault((anchor.event.site.file if anchor.event.site else "", place), anchor)
+
+        for number, event in enumerate(steps):
+            if isinstance(event.node, ast.expr) and not event.part and len(event.results) == 1:
+                add(Anchor(event.node, event.results[0], event, len(steps) - number, event.inputs))
+        ends = [] if self._end is None else [self._end]
+        for number, event in enumerate([*steps, *ends]):
+            for node, value in event.inputs:
+                if event.node is not None and (event in ends or event.word != LAYER) and isinstance(value, int):
+                    inputs = event.inputs if isinstance(node, ast.Name) else ()
+                    add(Anchor(node, value, event, len(steps) - number, inputs))
+        return [*found.values()]
+
+    def _adjusted(self, anchor: Anchor, model: Event) -> Iterator[tuple[list[Edit], str]]:
+        """The port's own call with other arguments or operands, as the reference has them."""
+        event = anchor.event
+        if len(model.operands) != len(event.operands):
+            return
+        if model.word in COMMUTING and len(model.operands) == 2 and not self._fits(model, event):
+            turned = replace(model, operands=model.operands[::-1])
+            model = turned if self._fits(turned, event) else model
+        fits = [self._matching.match(one, other) for one, other in zip(model.operands, event.operands)]
+        others = [
+            (key, value)
+            for key, value in model.arguments.items()
+            if key not in ("dtype",) and not equal(value, event.arguments.get(key))
+        ]
+        for changed in self._changed(event, model, others):
+            if others:
+                yield changed, ARGUMENT
+                if len(changed) > 1:
+                    yield from (([one], ARGUMENT) for one in changed)
+            if not all(fits) and model.operands:
+                given = self._given(anchor, model, fits)
+                if given is not None:
+                    plain = all(isinstance(one, Constant) for one, fit in zip(model.operands, fits) if not fit)
+                    yield [*given, *changed], ARGUMENT if plain else OPERAND
+
+    def _fits(self, model: Event, event: Event) -> bool:
+        return any(self._matching.match(one, other) for one, other in zip(model.operands, event.operands))
+
+    def _changed(self, event: Event, model: Event, others: Sequence[tuple[str, Any]]) -> Iterator[list[Edit]]:
+        """Edits of these arguments; of one that the call lacks, under each name that it may have."""
+        ways = [[*self.argument(event, model, key, value)] for key, value in others]
+        for number in range(max(map(len, ways), default=1)):
+            if all(ways):
+                yield [way[min(number, len(way) - 1)] for way in ways]
+
+    def argument(self, event: Event, model: Event, key: str, value: Any, said: str = "") -> Iterator[Edit]:
+        """The port's call with another argument."""
+        node, site = event.node, event.site
+        if site is None:
+            return
+        text = said or self._texts.argument(event, model, key, value)
+        if isinstance(node, ast.Subscript):
+            edit = self._edit(event, node.slice, text) if key == "index" else None
+            yield from [edit] if edit is not None else ()
+            return
+        if not isinstance(node, ast.Call) or any(isinstance(one, ast.Starred) for one in node.args):
+            return
+        method = len(event.inputs) > 0 and event.inputs[0][0] not in node.args and isinstance(node.func, ast.Attribute)
+        if key in ("shape", "perm"):
+            yield from self._all_of(event, node, text) if method else ()
+            return
+        where = event.places.get(key)
+        at: Optional[ast.AST] = next((one.value for one in node.keywords if one.arg == where), None)
+        if isinstance(where, int):
+            place = where - method
+            at = node.args[place] if 0 <= place < len(node.args) else None
+        if at is not None:
+            edit = self._edit(event, at, text)
+            yield from [edit] if edit is not None else ()
+        elif where is None:
+            end = self._sources.span(site.file, node)[1] - 1
+            comma = ", " if node.args or node.keywords else ""
+            for name in NAMES.get(key, (key,)):
+                yield Edit(site.file, end, end, f"{comma}{name}={text}")
+
+    def _all_of(self, event: Event, node: ast.Call, text: str) -> Iterator[Edit]:
+        if node.args and event.site is not None:
+            start, end = self._sources.span(event.site.file, node.args[0])[0], 0
+            end = self._sources.span(event.site.file, node.args[-1])[1]
+            yield Edit(event.site.file, start, end, text.strip("()").rstrip(","))
+
+    def _given(self, anchor: Anchor, model: Event, fits: Sequence[bool]) -> Optional[list[Edit]]:
+        """Other operands."""
+        event, found, used = anchor.event, list[Edit](), list[ast.AST]()
+        for fit, mine, its in zip(fits, model.operands, event.operands):
+            if fit:
+                continue
+            where = next((node for node, value in anchor.inputs if value == its and node not in used), None)
+            if where is None:
+                return None
+            used.append(where)
+            try:
+                text = self._texts.text(mine, Anchor(where, None, event, 0, event.inputs), 0, model.text)
+            except LookupError:
+                return None
+            edit = self._edit(event, where, text)
+            found += [edit] if edit is not None else []
+        return found or None
+
+    def blind(self) -> Iterator[Candidate]:
+        """What the reference's steps do not tell, where it does in one what the port does in several."""
+        for anchor in self.anchors():
+            event = anchor.event
+            axis = event.arguments.get("axis")
+            first = event.operands[0] if event.operands else None
+            if anchor.node is event.node and isinstance(axis, int) and isinstance(first, int):
+                rank = len(self._matching.theirs.shapes[first])
+                for other in (one for one in range(rank) if one != axis):
+                    said = str(other - rank if rank - 1 in (axis, other) else other)
+                    for edit in self.argument(event, event, "axis", other, said):
+                        yield Candidate(4.0 + 0.1 * anchor.late, (edit,), ARGUMENT, (), 9)
+            if anchor.value == self._matching.found:
+                for word in BLIND:
+                    text = self._texts.operation(event, word, self._texts.source(event, anchor.node))
+                    around = self._edit(event, anchor.node, text)
+                    if around is not None:
+                        yield Candidate(5.0, (around,), MISSING, (), 9)
+
+    def _edit(self, event: Event, node: ast.AST, text: str) -> Optional[Edit]:
+        return None if event.site is None else edit_of(self._sources, event.site.file, node, text)
+
+    def _cost(self, edit: Edit) -> float:
+        return change(self._sources.text(edit.file)[edit.start : edit.end], edit.new)
+
+
+def apart(edits: Sequence[Edit]) -> bool:
+    """Whether no two of them, in their order, touch each other."""
+    return all(one.end <= other.start or one.file != other.file for one, other in zip(edits, edits[1:]))

@@ -1,0 +1,148 @@
+"""The texts of the port's files, as they stand or with edits, and where in them an expression is."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import io
+import itertools
+import tokenize
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Optional
+
+from aligner.mending.events import Site
+from aligner.source.functions import source
+from aligner.words.spelling import bracketed
+
+
+@dataclass(frozen=True, order=True)
+class Edit:
+    """What stands from `start` to `end` in a file's text, and what shall."""
+
+    file: str
+    start: int
+    end: int
+    new: str
+
+
+class Sources:
+    """Texts by file; those without edits are read when they are asked for."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = dict(texts)
+
+    def text(self, file: str) -> str:
+        """What stands there."""
+        return self.texts.get(file) or source(file)
+
+    def edited(self, edits: Iterable[Edit]) -> Sources:
+        """The texts with these edits.
+
+        Raises:
+            SyntaxError: it is no Python then.
+        """
+        texts = dict(self.texts)
+        for edit in sorted(edits, reverse=True):
+            text = texts.get(edit.file) or source(edit.file)
+            texts[edit.file] = text[: edit.start] + edit.new + text[edit.end :]
+        for file in {edit.file for edit in edits}:
+            ast.parse(texts[file])
+        return Sources(texts)
+
+    def node(self, site: Site) -> Optional[ast.AST]:
+        """The expression or statement that stands there."""
+        return _nodes(self.text(site.file)).get(site[1:])
+
+    def span(self, file: str, node: ast.AST) -> tuple[int, int]:
+        """Where in the text it begins and ends; columns of a tree count bytes."""
+        text = self.text(file)
+        first, last = (
+            (node.lineno, node.col_offset),  # type: ignore[attr-defined]  # each expression has them
+            (node.end_lineno, node.end_col_offset),  # type: ignore[attr-defined]  # as above
+        )
+        return _offset(text, *first), _offset(text, *last)
+
+    def words(self, file: str, node: ast.AST) -> str:
+        """The source of an expression."""
+        start, end = self.span(file, node)
+        return self.text(file)[start:end]
+
+
+@lru_cache(maxsize=32)
+def _nodes(text: str) -> Mapping[tuple[int, ...], ast.AST]:
+    """Expressions and statements by where they stand; of those of one place the outermost expression."""
+    found: dict[tuple[int, ...], ast.AST] = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.expr, ast.Return, ast.Assign, ast.AugAssign)):
+            place = node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
+            found.setdefault(place, node)
+    return found
+
+
+@lru_cache(maxsize=32)
+def _lines(text: str) -> tuple[Sequence[str], Sequence[int]]:
+    lines = text.splitlines(keepends=True)
+    return lines, [0, *itertools.accumulate(map(len, lines))]
+
+
+def _offset(text: str, line: int, column: int) -> int:
+    lines, starts = _lines(text)
+    return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+
+def place(text: str, offset: int) -> tuple[int, int]:
+    """Line and column of an offset, both counted from one."""
+    before = text[:offset]
+    return before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1
+
+
+def change(old: str, new: str) -> float:
+    """How much an edit changes: words that come weigh more than those that go."""
+    codes = difflib.SequenceMatcher(None, _tokens(old), _tokens(new), autojunk=False).get_opcodes()
+    return sum((d - c) + 0.25 * (b - a) for kind, a, b, c, d in codes if kind != "equal") + 0.01 * len(new)
+
+
+@lru_cache(maxsize=4096)
+def _tokens(text: str) -> list[str]:
+    try:
+        found = [one.string for one in tokenize.generate_tokens(io.StringIO(f"({text})").readline)]
+    except (tokenize.TokenError, SyntaxError):
+        return text.split()
+    return [one for one in found if one.strip()][1:-1]
+
+
+def balanced(text: str) -> bool:
+    """Whether no bracket in it closes one outside."""
+    depth = 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+def edit_of(sources: Sources, file: str, node: ast.AST, new: str) -> Optional[Edit]:
+    """The edit that puts this text in an expression's place, without brackets that are not needed; None if it is the
+    same.
+    """
+    text = sources.text(file)
+    start, end = sources.span(file, node)
+    signs = tuple("+-*/@.%&|^~")
+    whole = new.startswith("(") and new.endswith(")") and balanced(new[1:-1]) and not _is_tuple(new)
+    if whole and not text[:start].rstrip().endswith(signs) and text[end : end + 2].strip()[:1] not in (*signs, "["):
+        new = new[1:-1]
+    before = text[:start].rstrip()
+    last = before[:-1].rstrip()[-1:]
+    lone = before.endswith("(") and text[end:].lstrip().startswith(")") and not (last.isalnum() or last in tuple("_)]"))
+    if lone and bracketed(new) == new:
+        start, end = len(before) - 1, text.index(")", end) + 1
+    return None if new == text[start:end] else Edit(file, start, end, new)
+
+
+def _is_tuple(text: str) -> bool:
+    try:
+        return isinstance(ast.parse(text, mode="eval").body, ast.Tuple)
+    except SyntaxError:
+        return False

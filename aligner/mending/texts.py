@@ -1,0 +1,211 @@
+"""A value of the reference in the port's words, at a place of the port's code."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from aligner.adapter import Adapter
+from aligner.mending import words
+from aligner.mending.events import LAYER, Event
+from aligner.mending.heard import Heard
+from aligner.mending.matching import Matching
+from aligner.mending.sources import Sources
+from aligner.words.calls import Constant, Operand
+from aligner.words.spelling import MINDSPORE, bracketed, number_text, spelled, unshaped, written
+
+DEEPEST = 8
+"""Operations in one expression that is written."""
+
+_MODULES: Mapping[str, Mapping[str, str]] = {
+    MINDSPORE: {"ops": "mindspore.ops", "ms": "mindspore"},
+    "torch": {"ops": "torch", "ms": "torch"},
+}
+"""The framework's modules by what templates call them."""
+
+
+@dataclass(eq=False)
+class Anchor:
+    """An expression of the port that may be replaced. `value` is what it has, `late` how far down it stands."""
+
+    node: ast.AST
+    value: Operand
+    event: Event
+    late: int
+    inputs: Sequence[tuple[ast.AST, Operand]]
+
+
+class Texts:
+    """Writes values of the reference. `layers` gives the port's layer for one of the reference's."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        matching: Matching,
+        heard: Heard,
+        sources: Sources,
+        side: str,
+        layers: Callable[[str], Optional[object]],
+    ) -> None:
+        self._adapter, self._matching, self._heard, self._sources = adapter, matching, heard, sources
+        self._side, self._layers = side, layers
+        self._called: dict[Event, list[tuple[str, int]]] = {}
+        self._owned: dict[int, list[tuple[str, int]]] = {}
+
+    def source(self, event: Event, node: ast.AST) -> str:
+        """What stands there."""
+        return self._sources.words(event.site.file, node) if event.site is not None else ""
+
+    def text(self, value: Operand, anchor: Anchor, depth: int = 0, line: str = "") -> str:
+        """An expression that has this value of the reference.
+
+        Raises:
+            LookupError: there is none that could be found.
+        """
+        if isinstance(value, Constant):
+            return self.number(value.value, anchor.event, line)
+        if value is None or depth > DEEPEST:
+            raise LookupError("too deep")
+        known = self._known(value, anchor)
+        if known is not None:
+            return known
+        made = self._matching.makers[0].get(value)
+        if made is None or made.word == LAYER:
+            name = self._parameter(value, anchor)
+            if name is not None:
+                return name
+        if made is None:
+            number = self._matching.ours.number(value)
+            if number is None:
+                raise LookupError("a value from elsewhere")
+            return self.number(number, anchor.event, line)
+        if made.word == LAYER:
+            return self._layer(made, anchor, depth)
+        if len(made.results) > 1 and (made.word not in ("max", "min") or value != made.results[0]):
+            raise LookupError(made.word)
+        operands = [self.text(one, anchor, depth + 1, made.text) for one in made.operands]
+        texts = {key: self.argument(anchor.event, made, key, item) for key, item in made.arguments.items()}
+        return spelled(made.word, operands, made.arguments, texts, self._modules(anchor.event), self._side)
+
+    def _known(self, value: int, anchor: Anchor) -> Optional[str]:
+        """An expression beside the place, or a name, that has the value already."""
+        twins = self._matching.twins.get(value, ())
+        for node, number in [(anchor.node, anchor.value), *anchor.inputs]:
+            if isinstance(number, int) and number in twins and number not in self._matching.held:
+                return self._shaped(bracketed(self.source(anchor.event, node)), number, value, anchor)
+        for name, number in self._names(anchor.event):
+            if self._matching.is_twin(number, value) and number not in self._matching.held:
+                return self._shaped(name, number, value, anchor)
+        return None
+
+    def _shaped(self, text: str, number: int, value: int, anchor: Anchor) -> str:
+        """In the reference's shape."""
+        shape = self._matching.ours.shapes[value]
+        if shape == self._matching.theirs.shapes[number]:
+            return text
+        made = self._matching.makers[0].get(value)
+        if made is not None and made.word == "reshape":
+            return f"{unshaped(text)}.reshape({self.shape(anchor.event, made, shape)})"
+        return f"{unshaped(text)}.reshape({', '.join(self._sizes(shape, anchor.event))})"
+
+    def number(self, value: float, event: Event, line: str) -> str:
+        """A number, in the reference's words if they mean the same here."""
+        return words.operand(line, value, event.known) or number_text(value)
+
+    def argument(self, event: Event, model: Event, key: str, value: Any) -> str:
+        """An argument of the reference's, in its words if they mean the same here."""
+        if key == "shape" and model.word == "reshape":
+            return self.shape(event, model, value)
+        said = words.argument(model.text, model.name, model.places.get(key))
+        if said is not None and (words.means(said, value, event.known) or self._is_axis(said, value, key, event)):
+            return said
+        return written(key, value)
+
+    @staticmethod
+    def _is_axis(said: str, value: Any, key: str, event: Event) -> bool:
+        """An axis counted from the end."""
+        if key != "axis" or not isinstance(value, int):
+            return False
+        return any(words.means(said, value - rank, event.known) for rank in range(1, 9) if value < rank)
+
+    def shape(self, event: Event, model: Event, shape: Sequence[int]) -> str:
+        """The sizes of a reshape, in the reference's words where they mean the same."""
+        said = words.arguments(model.text, model.name) if model.name in ("view", "reshape") else None
+        if said is not None:
+            parts = ast.parse(f"({said},)", mode="eval").body
+            items = [ast.unparse(one) for one in parts.elts] if isinstance(parts, ast.Tuple) else []
+            fits = [one == "-1" or words.means(one, size, event.known) for one, size in zip(items, shape)]
+            if len(items) == len(shape) and all(fits):
+                return said
+        return ", ".join(self._sizes(shape, event))
+
+    @staticmethod
+    def _sizes(shape: Sequence[int], event: Event) -> list[str]:
+        """Numbers by what the code calls them there."""
+        left = {name: value for name, value in event.names.items() if type(value) is int and value > 1}
+        found = []
+        for size in shape:
+            name = next((name for name, value in left.items() if value == size), None)
+            left.pop(name or "", None)
+            found.append(name or str(size))
+        literal = [number for number, one in enumerate(found) if one.isdigit() and one != "1"]
+        if len(literal) == 1:
+            found[literal[0]] = "-1"
+        return found
+
+    def _names(self, event: Event) -> list[tuple[str, int]]:
+        if event not in self._called:
+            self._called[event] = [*self._heard.called(event)]
+        return self._called[event]
+
+    def _parameter(self, value: int, anchor: Anchor) -> Optional[str]:
+        """A tensor that the layer itself keeps."""
+        owner = anchor.event.names.get("self")
+        if owner is None or not self._adapter.is_model(owner):
+            return None
+        if id(owner) not in self._owned:
+            self._owned[id(owner)] = [
+                (name, self._heard.number(tensor))
+                for name, tensor in self._kept(owner)
+                if self._adapter.is_tensor(tensor)
+            ]
+        return next((name for name, number in self._owned[id(owner)] if self._matching.is_twin(number, value)), None)
+
+    def _kept(self, owner: Any) -> Iterator[tuple[str, object]]:
+        for parameter in self._adapter.parameters(owner):
+            if not parameter.layer:
+                yield f"self.{parameter.name}", parameter.tensor
+        for name, value in [*vars(owner).items()]:
+            yield f"self.{name}", value
+
+    def _layer(self, made: Event, anchor: Anchor, depth: int) -> str:
+        """A call of the port's own layer."""
+        owner, layer = anchor.event.names.get("self"), self._layers(made.layer)
+        if owner is None or layer is None or not self._adapter.is_model(owner) or len(made.results) != 1:
+            raise LookupError(made.layer)
+        for path, other in self._adapter.layers(owner):
+            if other is layer and path:
+                operands = ", ".join(self.text(one, anchor, depth + 1) for one in made.operands)
+                return f"{dotted(path)}({operands})"
+        raise LookupError(made.layer)
+
+    def _modules(self, event: Event) -> Mapping[str, str]:
+        """What the code calls the framework's modules; a name that it has not makes an edit that cannot run."""
+        wanted = _MODULES[self._side]
+        found = dict(wanted)
+        for name, value in event.scope.items():
+            if isinstance(value, types.ModuleType):
+                found.update({word: name for word, module in wanted.items() if value.__name__ == module})
+        return found
+
+    def operation(self, event: Event, word: str, text: str) -> str:
+        """An operation of one operand on an expression."""
+        return spelled(word, [text], {}, {}, self._modules(event), self._side)
+
+
+def dotted(path: str) -> str:
+    """A layer's path as the code of its owner writes it."""
+    return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split("."))

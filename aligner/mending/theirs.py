@@ -1,0 +1,135 @@
+"""The reference's events of one call of a layer, out of its dump: its own code's steps, the layers that it calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Optional
+
+from aligner.compare.net import CallId, is_input
+from aligner.explain.trail import EQUAL, Step, Trail
+from aligner.findings import CODE
+from aligner.fingerprint import LARGEST, Fingerprint, apart, fingerprint
+from aligner.mending.events import LAYER, Event, Story, pieces
+from aligner.record import Call, Phase
+from aligner.words.calls import Constant, Operand, Taken, numbered, operation, parsed
+from aligner.words.operations import QUESTIONS, bare
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump
+
+INVISIBLE = ("same",)
+"""Words of operations that change nothing."""
+
+
+class Theirs:
+    """The stories of a reference's layers."""
+
+    def __init__(self, reference: Dump, counterparts: Collection[CallId], layers: Collection[str]) -> None:
+        self._reference = reference
+        self._counterparts, self._layers = counterparts, layers
+        self._trails = {str(facts.get("layer")): facts for kind, facts in reference.findings if kind == CODE}
+        self._calls = sorted((c for c in reference.calls if c.phase is Phase.FORWARD), key=lambda call: call.first)
+
+    def story(self, call: Call) -> Story:
+        """What happened in this call, as far as its code was followed: a layer's first call is."""
+        story = Story([], [], [])
+        if call.layer in self._trails and call.number == 0:
+            story.events += self._steps(story, call.layer)
+        for inner in self._inside(call):
+            self._add(story, inner)
+        return story
+
+    def _steps(self, story: Story, layer: str) -> list[Event]:
+        trail = Trail.parsed(self._trails[layer])
+        known = {number: self._known(story, value) for number, value in enumerate(trail.values)}
+        return [event for step in trail.steps for event in events_of(step, story, known)]
+
+    def _inside(self, call: Call) -> Iterator[Call]:
+        """Calls in it that the port has as well, the outermost ones; and those around them that it has not."""
+        end = -1
+        for inner in self._calls:
+            last = inner.first if inner.last is None else inner.last
+            within = call.last is None or last <= call.last
+            if inner.step == call.step and call.first < inner.first and within and inner.first > end:
+                if CallId(inner.layer, inner.number) in self._counterparts or inner.layer in self._layers:
+                    end = last
+                yield inner
+
+    def _add(self, story: Story, call: Call) -> None:
+        """A layer's call; of one that the port has not, its own steps, or what it is as an operation."""
+        entries = [
+            entry
+            for entry in self._reference.of_layer(call.layer)[0]
+            if (entry.key.step, entry.key.call, entry.key.phase) == (call.step, call.number, Phase.FORWARD)
+        ]
+        given = [self.number(story, entry) for entry in entries if is_input(entry.key.slot)]
+        made = [self.number(story, entry) for entry in entries if not is_input(entry.key.slot)]
+        if CallId(call.layer, call.number) in self._counterparts or call.layer in self._layers:
+            _insert(story, Event(LAYER, tuple(given), tuple(made), layer=call.layer))
+        elif call.layer in self._trails and call.number == 0:
+            for event in self._steps(story, call.layer):
+                _insert(story, event)
+        else:
+            spec = self._reference.layers[call.layer].spec
+            shapes = [story.shapes[number] for number in made]
+            taken = [Taken(number, story.shapes[number]) for number in given]
+            told = operation(spec.kind, taken, dict(spec.attributes), shapes)
+            if told.known and told.word not in INVISIBLE and len(given) == len(made) == 1:
+                _insert(story, Event(told.word, told.operands, tuple(made), told.arguments, name=spec.kind))
+
+    def number(self, story: Story, entry: Any) -> int:
+        """The number of a record's value."""
+        taken = fingerprint(entry.load()) if math.prod(entry.shape) <= LARGEST else None
+        return self._known(story, taken, entry.shape)
+
+    @staticmethod
+    def _known(story: Story, value: Optional[Fingerprint], shape: tuple[int, ...] = ()) -> int:
+        if value is not None:
+            for number, other in enumerate(story.values):
+                if other is not None and other.shape == value.shape and apart(other, value) <= EQUAL:
+                    return number
+        story.values.append(value)
+        story.shapes.append(shape if value is None else value.shape)
+        return len(story.values) - 1
+
+
+def _insert(story: Story, event: Event) -> None:
+    """Before the first that uses what it makes."""
+    made = {*event.results} - {*event.operands}
+    users = (number for number, other in enumerate(story.events) if made & {*other.operands})
+    story.events.insert(next(users, len(story.events)), event)
+
+
+def events_of(step: Step, story: Story, known: Mapping[int, int]) -> Iterable[Event]:
+    """A step of a dump in the table's words; `known` has the story's numbers for its values."""
+    given = [known[value] for value in step.given]
+    made = tuple(known[value] for value in step.made)
+    if bare(step.name) in QUESTIONS or not made:
+        return
+    taken = iter([Taken(value, story.shapes[value]) for value in given])
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument in step.arguments:
+        key, _, rest = argument.partition("=")
+        if rest and key.isidentifier():
+            kwargs[key] = numbered(parsed(rest), taken)
+        else:
+            args.append(numbered(parsed(argument), taken))
+    shapes = [story.shapes[value] for value in made]
+    told = operation(step.name, args, kwargs, shapes)
+    if told.word in INVISIBLE:
+        return
+    operands = tuple(_constant(story, one) for one in told.operands)
+    if told.word == "split" and isinstance(told.arguments["axis"], int) and operands and isinstance(operands[0], int):
+        rank = len(story.shapes[operands[0]])
+        for index, result in zip(pieces(shapes, told.arguments["axis"], rank), made):
+            yield Event("getitem", operands[:1], (result,), {"index": index}, name=step.name, text=step.text, part=True)
+        return
+    yield Event(told.word, operands, made, told.arguments, told.places, step.name, text=step.text)
+
+
+def _constant(story: Story, operand: Operand) -> Operand:
+    """A tensor of one number is a number."""
+    number = story.number(operand) if isinstance(operand, int) and operand >= 0 else None
+    return operand if number is None else Constant(number)

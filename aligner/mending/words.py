@@ -1,0 +1,126 @@
+"""The reference's own words for a number, where they mean the same in the port's code: `self.dim // self.heads`.
+
+They come out of a dump, and dumps may be anybody's: only names, attributes, items and sums of plain numbers are worked
+out here, and square roots; nothing is called.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, Optional
+
+from aligner.words.calls import equal
+
+_SIGNS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
+def means(words: str, value: Any, names: Mapping[str, Any]) -> bool:
+    """Whether the words come to this number, among these names."""
+    try:
+        found = _worked_out(ast.parse(words, mode="eval").body, names)
+    except Exception:  # names that are not there, or mean something else
+        return False
+    return equal(found, value)
+
+
+def _worked_out(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name):
+        return names[node.id]
+    if isinstance(node, ast.Attribute) and not node.attr.startswith("__"):
+        return vars(_worked_out(node.value, names))[node.attr] if node.attr != "shape" else _shape(node, names)
+    if isinstance(node, ast.Subscript):
+        return _worked_out(node.value, names)[_worked_out(node.slice, names)]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_number(_worked_out(node.operand, names))
+    if isinstance(node, ast.BinOp) and type(node.op) in _SIGNS:
+        sides = (_number(_worked_out(side, names)) for side in (node.left, node.right))
+        return _SIGNS[type(node.op)](*sides)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        base, power = (_number(_worked_out(side, names)) for side in (node.left, node.right))
+        return math.pow(base, power)
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "math.sqrt" and "math" in names and not node.keywords:
+        return math.sqrt(_number(_worked_out(node.args[0], names)))
+    raise LookupError(ast.dump(node))
+
+
+def _shape(node: ast.Attribute, names: Mapping[str, Any]) -> Any:
+    return tuple(int(size) for size in _worked_out(node.value, names).shape)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    raise TypeError(type(value).__name__)
+
+
+def argument(line: str, name: str, where: Any) -> Optional[str]:
+    """What stands in a line of code as this argument of the one call of this name; None where that is not clear."""
+    call = _call(line, name)
+    if call is None:
+        return None
+    if isinstance(where, str):
+        return next((ast.unparse(one.value) for one in call.keywords if one.arg == where), None)
+    if not isinstance(where, int):
+        return None
+    place = where - (isinstance(call.func, ast.Attribute) and not _is_module(call.func.value))
+    found = call.args[place] if 0 <= place < len(call.args) else None
+    return None if found is None or isinstance(found, ast.Starred) else ast.unparse(found)
+
+
+def _is_module(node: ast.expr) -> bool:
+    """Whether a function is taken from it, and no method: people call modules so."""
+    return ast.unparse(node) in ("torch", "F", "ops", "mint", "nn.functional", "torch.nn.functional", "mindspore.ops")
+
+
+def arguments(line: str, name: str) -> Optional[str]:
+    """All that the one call of this name is given, without the tensor that it is called of."""
+    call = _call(line, name)
+    if call is None or call.keywords:
+        return None
+    return ", ".join(map(ast.unparse, call.args[1:] if _of_module(call) else call.args))
+
+
+def _of_module(call: ast.Call) -> bool:
+    return not isinstance(call.func, ast.Attribute) or _is_module(call.func.value)
+
+
+def operand(line: str, value: float, names: Mapping[str, Any]) -> Optional[str]:
+    """The words in a line for this number."""
+    tree = _parsed(line)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, (ast.BinOp, ast.Name, ast.Attribute, ast.Call)):
+            words = ast.unparse(node)
+            if means(words, value, names):
+                return words
+    return None
+
+
+def _call(line: str, name: str) -> Optional[ast.Call]:
+    tree = _parsed(line)
+    found = [
+        node
+        for node in (ast.walk(tree) if tree is not None else ())
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rsplit(".", 1)[-1].strip("_") == name.strip("_")
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _parsed(line: str) -> Optional[ast.AST]:
+    for text in (line, line.rstrip(":") + ": pass", line.strip("(), ")):
+        try:
+            return ast.parse(text)
+        except SyntaxError:
+            continue
+    return None

@@ -1,0 +1,15 @@
+"""What a report says of an edit that was proved, in English and Chinese."""
+
+from __future__ import annotations
+
+EDITS: dict[str, tuple[str, str]] = {
+    "label-edit": ("change", "修改"),
+    "edit-proof": (
+        "the line was run so: the error falls from {before} to {after}: confirmed",
+        "已按此运行该行：误差从 {before} 降至 {after}：已证实",
+    ),
+    "edit-broken": (
+        "only here: the same lines are right in {layers}; what is wrong is what decides there (a setting, an if)",
+        "仅限此处：同样的代码行在 {layers} 中是正确的，应当修改的是决定其分支的内容（某个设置或 if）",
+    ),
+}

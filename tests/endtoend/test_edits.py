@@ -1,0 +1,264 @@
+"""Wrong lines of a port's own code: the edit that is shown was run, and applied it makes the port right."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from aligner.cli import main  # noqa: E402 - only after it is known to be there
+
+if not hasattr(getattr(torch, "overrides", None), "_push_mode"):
+    pytest.skip("this torch does not tell of its operations", allow_module_level=True)
+
+REFERENCE = """
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+def halves(x):
+    one, two = x.chunk(2, dim=-1)
+    return torch.cat((-two, one), dim=-1)
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.head = heads, width // heads
+        self.norm = nn.LayerNorm(width)
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.o = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+
+    def split(self, x):
+        b, n, _ = x.shape
+        return x.view(b, n, self.heads, self.head).transpose(1, 2)
+
+    def forward(self, x, bias):
+        b, n, width = x.shape
+        y = self.norm(x)
+        q, k, v = self.split(self.q(y)), self.split(self.k(y)), self.split(self.v(y))
+        q = q + 0.5 * halves(q)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(self.head) + bias
+        mixed = scores.softmax(dim=-1) @ v
+        x = x + self.o(mixed.transpose(1, 2).reshape(b, n, width))
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(31, 24)
+        self.blocks = nn.ModuleList([Block(24, 3) for _ in range(2)])
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, tokens, lengths):
+        places = torch.arange(tokens.shape[1])
+        bias = (places[None] >= lengths[:, None])[:, None, None, :] * -1e4
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, bias)
+        return self.head(x[:, 0])
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randint(0, 31, (2, 7)), torch.tensor([5, 7]))
+"""
+
+MISTAKES = {
+    "axis": [("scores.softmax(dim=-1)", "scores.softmax(dim=-2)")],
+    "axis by its place": [("scores.softmax(dim=-1)", "scores.softmax(-2)")],
+    "order of pieces": [("torch.cat((-two, one), dim=-1)", "torch.cat((one, -two), dim=-1)")],
+    "heads not moved back": [("mixed.transpose(1, 2).reshape(b, n, width)", "mixed.reshape(b, n, width)")],
+    "no scale": [(" / math.sqrt(self.head) + bias", " + bias")],
+    "other scale": [("math.sqrt(self.head)", "self.head")],
+    "no mask": [(" / math.sqrt(self.head) + bias", " / math.sqrt(self.head)")],
+    "no residual": [("return x + self.down(", "return self.down(")],
+    "residual of the norm": [("x = x + self.o(", "x = y + self.o(")],
+    "keys for values": [("@ v\n", "@ k\n")],
+    "layers exchanged": [
+        ("self.split(self.k(y)), self.split(self.v(y))", "self.split(self.v(y)), self.split(self.k(y))")
+    ],
+    "other function": [("F.gelu(", "F.relu(")],
+    "other form of it": [("F.gelu(self.up(x))", 'F.gelu(self.up(x), approximate="tanh")')],
+    "one thing too many": [("self.head(x[:, 0])", "self.head(torch.tanh(x[:, 0]))")],
+    "last for first": [("x[:, 0]", "x[:, -1]")],
+    "factor": [("0.5 * halves(q)", "0.25 * halves(q)")],
+    "two in one code": [("scores.softmax(dim=-1)", "scores.softmax(dim=-2)"), ("x = x + self.o(", "x = y + self.o(")],
+    "three in one code": [
+        ("0.5 * halves(q)", "0.25 * halves(q)"),
+        ("scores.softmax(dim=-1)", "scores.softmax(dim=-2)"),
+        ("return x + self.down(", "return self.down("),
+    ],
+    "two in two codes": [("x[:, 0]", "x[:, -1]"), ("F.gelu(", "F.relu(")],
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def written(folder, *edits, reference=()):
+    """The reference, both with these changes first, and a port with these mistakes."""
+    ours = changed(REFERENCE, reference)
+    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
+    (folder / "ref.py").write_text(ours, encoding="utf-8")
+    (folder / "port.py").write_text(changed(ours, edits), encoding="utf-8")
+
+
+def changed(text, edits):
+    for old, new in edits:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return text
+
+
+def captured():
+    assert main(["capture", "ref.py:build", "-o", "ref.h5", "--force", "--quiet"]) == 0
+    assert main(["capture", "port.py:build", "--from", "ref.h5", "-o", "port.h5", "--force", "--quiet"]) == 0
+
+
+def compared(capsys, *options):
+    """What compare says on stdout and stderr."""
+    capsys.readouterr()
+    main(["compare", "ref.h5", "port.h5", *options])
+    return capsys.readouterr()
+
+
+def answer(capsys):
+    captured()
+    return json.loads(compared(capsys, "--json").out)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_patch_makes_the_port_right(tmp_path, capsys, mistake):
+    written(tmp_path, *MISTAKES[mistake])
+    found = answer(capsys)
+    edits = [origin["edit"] for origin in found["origins"] + found["suspects"]]
+    assert edits
+    assert all(edit is not None and edit["confirmed"] and not edit["only_here"] for edit in edits)
+    assert all(edit["error_after"] * 5 < edit["error_before"] for edit in edits)
+    compared(capsys, "--patch", "fix.diff")
+    subprocess.run(["git", "apply", "fix.diff"], check=True)
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+    mended = answer(capsys)
+    assert (mended["outcome"], mended["origins"], mended["suspects"]) == ("aligned", [], [])
+
+
+def test_one_line_that_many_layers_run_is_one_change(tmp_path, capsys):
+    written(tmp_path, *MISTAKES["axis"])
+    found = answer(capsys)
+    assert [origin["layer"] for origin in found["origins"]] == ["blocks.0", "blocks.1"]
+    one, other = (origin["edit"] for origin in found["origins"])
+    assert (one["lines"], one["like"]) == (other["lines"], False)
+    assert other["like"]
+    assert {origin["family"] for origin in found["origins"]} == {0}
+    (line,) = one["lines"]
+    before, after = "mixed = scores.softmax(dim=-2) @ v", "mixed = scores.softmax(dim=-1) @ v"
+    assert (line["before"].strip(), line["after"].strip()) == (before, after)
+    text = (tmp_path / "port.py").read_text(encoding="utf-8").splitlines()
+    assert text[line["line"] - 1] == line["before"]
+    assert line["before"][line["column"] - 1 :].startswith("2)")
+
+
+@pytest.mark.parametrize(("language", "words"), [("en", "the line was run so"), ("zh", "已按此运行该行")])
+def test_the_report_shows_the_change_and_its_proof(tmp_path, capsys, language, words):
+    written(tmp_path, *MISTAKES["other function"])
+    captured()
+    said = compared(capsys, "--lang", language).out
+    assert "- return x + self.down(F.relu(self.up(x)))" in said
+    assert "+ return x + self.down(" in said
+    assert "".join(words.split()) in "".join(said.split())
+
+
+def test_a_right_port_has_no_edit(tmp_path, capsys):
+    written(tmp_path)
+    found = answer(capsys)
+    assert (found["outcome"], found["origins"], found["suspects"]) == ("aligned", [], [])
+    said = compared(capsys, "--patch", "fix.diff")
+    assert "no edit" in said.err
+    assert not (tmp_path / "fix.diff").exists()
+
+
+def test_a_line_that_is_right_elsewhere_is_no_change_to_be_made(tmp_path, capsys):
+    """What is wrong is a switch that is set in `__init__`."""
+    heads = "self.heads, self.head = heads, width // heads\n"
+    act = "F.gelu(self.up(x))"
+    built = "self.head = nn.Linear(24, 5)"
+    reference = (
+        (heads, f"{heads}        self.first = False\n"),
+        (act, "(F.relu if self.first else F.gelu)(self.up(x))"),
+        (built, f"{built}\n        self.blocks[0].first = True"),
+    )
+    written(
+        tmp_path,
+        ("self.blocks[0].first = True", "self.blocks[0].first = self.blocks[1].first = True"),
+        reference=reference,
+    )
+    (origin,) = answer(capsys)["origins"]
+    assert origin["layer"] == "blocks.1"
+    assert origin["edit"]["only_here"] == ["blocks.0"]
+    assert "no edit" in compared(capsys, "--patch", "fix.diff").err
+    assert "only here" in compared(capsys).out
+
+
+def test_the_patch_goes_to_stdout_in_the_reports_place(tmp_path, capsys):
+    written(tmp_path, *MISTAKES["axis"])
+    captured()
+    said = compared(capsys, "--patch", "-")
+    assert said.out.startswith("--- a/port.py\n+++ b/port.py\n")
+    assert "changes port.py" in said.err
+
+
+def test_a_file_that_was_changed_since_is_left_alone(tmp_path, capsys):
+    written(tmp_path, *MISTAKES["axis"])
+    captured()
+    written(tmp_path, *MISTAKES["factor"])
+    said = compared(capsys, "--patch", "fix.diff")
+    assert "no longer holds the lines" in said.err
+    assert not (tmp_path / "fix.diff").exists()
+
+
+def test_a_file_outside_the_folder_is_never_named(tmp_path, capsys):
+    written(tmp_path, *MISTAKES["axis"])
+    captured()
+    (tmp_path / "empty").mkdir()
+    said = compared(capsys, "--patch", "fix.diff", "--patch-folder", "empty")
+    assert "is no file of empty" in said.err
+
+
+def test_a_folder_that_was_moved_is_found_by_the_ends_of_paths(tmp_path, capsys):
+    written(tmp_path, *MISTAKES["axis"])
+    captured()
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "port.py").rename(tmp_path / "moved" / "port.py")
+    compared(capsys, "--patch", "fix.diff", "--patch-folder", "moved")
+    assert "+++ b/port.py" in (tmp_path / "fix.diff").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--patch", "there.diff"], "there already"),
+        (["--patch", "fix.diff", "--patch-folder", "nowhere"], "is no folder"),
+        (["--patch", "-", "--json"], "both write to stdout"),
+        (["--patch", "nowhere/fix.diff"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_written_is_said(tmp_path, capsys, options, words):
+    written(tmp_path, *MISTAKES["axis"])
+    (tmp_path / "there.diff").write_text("mine")
+    captured()
+    capsys.readouterr()
+    assert main(["compare", "ref.h5", "port.h5", *options]) == 2
+    assert words in capsys.readouterr().err
+    assert (tmp_path / "there.diff").read_text() == "mine"
