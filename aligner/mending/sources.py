@@ -92,12 +92,6 @@ def _offset(text: str, line: int, column: int) -> int:
     return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
 
-def place(text: str, offset: int) -> tuple[int, int]:
-    """Line and column of an offset, both counted from one."""
-    before = text[:offset]
-    return before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1
-
-
 def change(old: str, new: str) -> float:
     """How much an edit changes: words that come weigh more than those that go."""
     codes = difflib.SequenceMatcher(None, _tokens(old), _tokens(new), autojunk=False).get_opcodes()

@@ -84,6 +84,8 @@ def _plain(node: ast.expr) -> object:
         return slice(*map(_plain, node.args))
     if isinstance(node, ast.Constant):
         return node.value
+    if isinstance(node, ast.Name) and node.id == "Ellipsis":
+        return ...
     if isinstance(node, ast.Name) and node.id in ("inf", "nan"):
         return float(node.id)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

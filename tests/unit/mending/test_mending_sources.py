@@ -1,0 +1,66 @@
+"""Edits of source text: where they stand, how they are written, how much they change."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from aligner.mending.mend import hunks
+from aligner.mending.sources import Edit, Sources, change, edit_of
+
+TEXT = "def f(x, y):\n    名 = (x + y) * 2\n    return g(名, x.sum(1))\n"
+
+
+def replaced(text, old, new):
+    """The text with an expression of it replaced."""
+    held = Sources({"f.py": text})
+    node = next(n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.expr) and held.words("f.py", n) == old)
+    edit = edit_of(held, "f.py", node, new)
+    return None if edit is None else held.edited([edit]).text("f.py")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("x + y", "x - y", "名 = (x - y) * 2"),
+        ("x + y", "x", "名 = x * 2"),
+        ("(x + y) * 2", "(x * 3)", "名 = x * 3"),
+        ("x.sum(1)", "(x + y)", "return g(名, x + y)"),
+        ("x.sum(1)", "(x, y)", "return g(名, (x, y))"),
+        ("1", "-1", "return g(名, x.sum(-1))"),
+    ],
+)
+def test_an_expression_is_replaced(old, new, line):
+    assert line in replaced(TEXT, old, new)
+
+
+def test_the_same_is_no_edit():
+    assert replaced(TEXT, "x + y", "x + y") is None
+
+
+def test_what_is_no_python_is_said():
+    with pytest.raises(SyntaxError):
+        Sources({"f.py": TEXT}).edited([Edit("f.py", 0, 3, "def 1")])
+
+
+def test_several_edits_keep_their_places():
+    held = Sources({"f.py": "a = one + two\n"})
+    assert held.edited([Edit("f.py", 4, 7, "three"), Edit("f.py", 10, 13, "1")]).text("f.py") == "a = three + 1\n"
+
+
+def test_words_that_come_weigh_more_than_those_that_go():
+    assert change("x.transpose(0, 2, 1)", "x") < change("x", "x.transpose(0, 2, 1)")
+    assert change("softmax(x, 1)", "softmax(x, -1)") < change("softmax(x, 1)", "sigmoid(x) + y")
+
+
+def test_lines_that_an_earlier_edit_changed_are_not_told_again(monkeypatch):
+    monkeypatch.setattr("aligner.mending.mend.source", lambda file: "one\ntwo\nthree\n")
+    old, new = Sources({"f.py": "one\n2\nthree\n"}), Sources({"f.py": "one\n2\n3\n"})
+    (found,) = hunks(old, new)
+    # lines side by side are one change
+    assert (found["line"], found["before"], found["after"]) == (2, ["two", "three"], ["2", "3"])
+    monkeypatch.setattr("aligner.mending.mend.source", lambda file: "one\ntwo\nthree\nfour\n")
+    old, new = Sources({"f.py": "one\n2\nthree\nfour\n"}), Sources({"f.py": "one\n2\nthree\n4\n"})
+    (found,) = hunks(old, new)
+    assert (found["line"], found["column"], found["before"], found["after"]) == (4, 1, ["four"], ["4"])

@@ -1,0 +1,69 @@
+"""The reference's words in the port's code: they come out of a dump, and nothing of them is ever called."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from aligner.mending import words
+
+NAMES = {
+    "self": SimpleNamespace(heads=4, width=24, sizes=(2, 3), scale=0.5),
+    "x": np.zeros((2, 3, 24)),
+    "n": 3,
+    "math": math,
+}
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [
+        ("n", 3),
+        ("-1", -1),
+        ("self.width // self.heads", 6),
+        ("self.sizes[1]", 3),
+        ("x.shape[-1]", 24),
+        ("math.sqrt(self.width // self.heads)", math.sqrt(6)),
+        ("x.shape[-1] ** -0.5", 24**-0.5),
+        ("1.0 / self.heads + n", 3.25),
+    ],
+)
+def test_words_that_mean_the_number_here(said, value):
+    assert words.means(said, value, NAMES)
+    assert not words.means(said, value + 1, NAMES)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "__import__('os').system('true')",
+        "self.__class__",
+        "self.__dict__['heads']",
+        "print(4)",
+        "math.factorial(3)",
+        "math.sqrt(*[16])",
+        "[c for c in (4,)][0]",
+        "(lambda: 4)()",
+        "9 ** 9 ** 9 ** 9",
+        "'4' * 1000000000",
+        "unknown",
+        "n +",
+    ],
+)
+def test_what_is_more_than_numbers_is_not_worked_out(said):
+    assert not words.means(said, 4, NAMES)
+
+
+def test_arguments_are_read_off_the_line_of_the_one_call():
+    line = "y = torch.softmax(scores / self.scale, dim=-1)"
+    assert words.argument(line, "softmax", "dim") == "-1"
+    assert words.argument("y = x.sum(self.axis, True)", "sum", 1) == "self.axis"
+    assert words.argument("y = torch.sum(x, self.axis)", "sum", 1) == "self.axis"
+    assert words.argument("y = x.sum(0) + x.sum(1)", "sum", 1) is None
+    assert words.arguments("y = x.view(b, n, -1)", "view") == "b, n, -1"
+    assert words.operand("return x / math.sqrt(self.heads)", 2.0, NAMES) == "math.sqrt(self.heads)"
+    assert words.argument("if x.sum(1) > 0:", "sum", 1) == "1"
+    assert words.argument("y = x.sum(", "sum", 1) is None

@@ -1,0 +1,69 @@
+"""Operations as source: what is written does what the word says."""
+
+from __future__ import annotations
+
+import pytest
+
+from aligner.words.spelling import bracketed, index_text, number_text, spelled, unshaped
+
+torch = pytest.importorskip("torch")
+
+MODULES = {"ops": "torch", "ms": "torch"}
+
+CALLS = [
+    ("softmax", ["x"], {"axis": 1}, lambda x, y: x.softmax(1)),
+    ("sum", ["x"], {"axis": 2, "keepdims": True}, lambda x, y: x.sum(2, keepdim=True)),
+    ("mean", ["x + y"], {"axis": 0, "keepdims": False}, lambda x, y: (x + y).mean(0)),
+    ("max", ["x"], {"axis": 1, "keepdims": False}, lambda x, y: x.amax(1)),
+    ("transpose", ["x"], {"perm": (0, 2, 1)}, lambda x, y: x.transpose(1, 2)),
+    ("reshape", ["x"], {"shape": (6, 4)}, lambda x, y: x.reshape(6, 4)),
+    ("cat", ["x", "y"], {"axis": 2}, lambda x, y: torch.cat((x, y), 2)),
+    ("stack", ["x"], {"axis": 0}, lambda x, y: torch.stack((x,), 0)),
+    ("getitem", ["x"], {"index": ((None, None, 1), (1, None, 1))}, lambda x, y: x[:, 1:]),
+    ("sub", ["x", "2"], {}, lambda x, y: x - 2),
+    ("square", ["x - y"], {}, lambda x, y: (x - y) ** 2),
+    ("neg", ["x - y"], {}, lambda x, y: y - x),
+    ("gelu", ["x"], {"approximate": "tanh"}, lambda x, y: torch.nn.functional.gelu(x, approximate="tanh")),
+    ("relu", ["x"], {}, lambda x, y: x.relu()),
+    ("clamp", ["x"], {"min": 0.0, "max": None}, lambda x, y: x.clamp(min=0)),
+    ("masked_fill", ["x", "y > 0"], {"value": float("-inf")}, lambda x, y: x.masked_fill(y > 0, float("-inf"))),
+    ("repeat_interleave", ["x"], {"repeats": 2, "axis": 1}, lambda x, y: x.repeat_interleave(2, 1)),
+    ("std", ["x"], {"axis": 1, "correction": 0, "keepdims": True}, lambda x, y: x.std(1, correction=0, keepdim=True)),
+]
+
+
+@pytest.mark.parametrize(
+    ("word", "operands", "given", "wanted"), CALLS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_torch_source_does_what_is_meant(word, operands, given, wanted):
+    x, y = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    text = spelled(word, operands, given, {}, MODULES, "torch")
+    assert torch.equal(eval(text, {"torch": torch, "x": x, "y": y}), wanted(x, y))
+
+
+@pytest.mark.parametrize(
+    ("word", "operands", "given", "wanted"), CALLS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_mindspore_source_does_what_is_meant(word, operands, given, wanted):
+    mindspore = pytest.importorskip("mindspore")
+    numpy = pytest.importorskip("numpy")
+    x, y = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    text = spelled(word, operands, given, {}, {"ops": "mindspore.ops", "ms": "mindspore"}, "mindspore")
+    names = {"mindspore": mindspore, "x": mindspore.Tensor(x.numpy()), "y": mindspore.Tensor(y.numpy())}
+    found = eval(text, names).asnumpy()
+    numpy.testing.assert_allclose(found, wanted(x, y).numpy(), rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("word", ["no_such_operation", "conv"])
+def test_what_has_no_words_is_said(word):
+    with pytest.raises(LookupError):
+        spelled(word, ["x"], {"stride": 2}, {}, MODULES, "torch")
+
+
+def test_small_words():
+    assert index_text(((None, None, 1), (None, None, 1), (0, 2, 1))) == "..., 0:2"
+    assert unshaped("x.reshape(2, -1)") == "x"
+    assert unshaped("f(x.reshape(2))") == "f(x.reshape(2))"
+    assert bracketed("a + b") == "(a + b)"
+    assert bracketed("a[0]") == "a[0]"
+    assert [number_text(value) for value in (2.0, 0.5, float("-inf"))] == ["2", "0.5", 'float("-inf")']
