@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import combinations
-from typing import Optional
+from functools import cached_property
+from itertools import chain, combinations
+from typing import Any, Optional, TypeVar
 
 import numpy as np
 
@@ -13,8 +15,11 @@ from aligner.explain.glue import joined, resizing, steered, views
 from aligner.explain.glue.formula import Factor, Formula, Term, plain
 from aligner.explain.glue.functions import FUNCTIONS
 from aligner.explain.glue.hand import OTHERS, Hand, Piece
+from aligner.explain.glue.meeting import AT_ONCE, Pairs, Rows, constant, multiples
 from aligner.explain.glue.views import View
 from aligner.explain.patterns.pair import Floats
+
+Offered = TypeVar("Offered")
 
 POSITIONS = 256
 CHECKED = 24
@@ -23,7 +28,6 @@ MAX_VIEWS = 400
 MAX_NORMED = 4
 MAX_NORMED_SIZE = 1 << 20
 LONGER = 6
-MAX_MATCHES = 100_000
 SLICED = 8
 """Slices that something may have been added to, after it was scaled."""
 
@@ -40,13 +44,16 @@ class Pool:
 
     def row(self, view: View) -> Floats:
         """The view's numbers at the positions."""
-        return np.broadcast_to(view.array, self.shape)[self.at].astype(np.float64)
+        array = view.array
+        at = self.at[len(self.shape) - array.ndim :]
+        row = array[tuple(place if size > 1 else 0 for size, place in zip(array.shape, at))]
+        return np.full(len(self.at[0]), row, np.float64) if row.ndim == 0 else row.astype(np.float64)
 
     def values(self, formula: Formula) -> Floats:
         """The formula's numbers at the positions."""
-        total = np.zeros(len(self.at[0]))
+        total: Floats = np.zeros(len(self.at[0]))
         for term in formula.terms:
-            product = np.full(len(total), term.coefficient)
+            product: Any = term.coefficient
             for factor in term.factors:
                 product = product * FUNCTIONS[factor.function](self._known(factor.view))
             total = total + product
@@ -85,11 +92,11 @@ class Pool:
 
 def _views(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
     """All views of the wanted shape, the likeliest first: of others' values the simple ones come last."""
-    size = int(np.prod(shape))
-    alike = list(hand.pieces(lambda s: any(True for _ in views.aligned(s, shape))))
+    size = math.prod(shape)
+    alike = list(hand.pieces(lambda s: bool(views.aligned(s, shape))))
     for piece in alike:
         yield from views.plain(piece, shape)
-    larger = [p for p in hand.pieces(lambda s: int(np.prod(s)) >= size) if p.rank != 2]
+    larger = [p for p in hand.pieces(lambda s: math.prod(s) >= size) if p.rank != 2]
     for piece in hand.pieces(lambda s: views.divisible(s, shape)):
         yield from views.parts(piece, shape)
     for piece in _added(hand, shape):
@@ -103,7 +110,7 @@ def _views(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
         if piece.rank < OTHERS:
             yield from views.reduced(piece, shape)
     yield from _same(hand, [views.squeezed(piece, shape) for piece in alike], shape)
-    for piece in hand.pieces(lambda s: len(s) == len(shape) and 0 < int(np.prod(s)) < size):
+    for piece in hand.pieces(lambda s: len(s) == len(shape) and 0 < math.prod(s) < size):
         if piece.rank < 2:
             yield from resizing.views(piece, shape)
         if piece.rank != 2:
@@ -117,7 +124,7 @@ def _views(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
 
 def _same(hand: Hand, alike: list[Piece], shape: tuple[int, ...]) -> Iterator[View]:
     """Norms and softmax of values that have the wanted shape already."""
-    if int(np.prod(shape)) > MAX_NORMED_SIZE:
+    if math.prod(shape) > MAX_NORMED_SIZE:
         return
     own = [piece for piece in alike if piece.array.shape == shape and piece.rank in (0, 1, 3)]
     for piece in own[:MAX_NORMED]:
@@ -166,9 +173,33 @@ class Search:
         self.hopeless = len(chosen) < min(6, len(wanted))
         self.wanted, self.noise = wanted[chosen], noise[chosen]
         self.raw, self.rows = pool.raw[:, chosen], pool.rows[:, chosen]
-        padded = [number for number, view in enumerate(pool.views) if view.how == "pad"]
-        self.added, self.summed = self.raw.copy(), self.rows.copy()
-        self.added[padded], self.summed[padded] = np.nan, np.nan  # two padded values make a concatenation
+
+    @cached_property
+    def _all(self) -> Rows:
+        return Rows(self.rows)
+
+    @cached_property
+    def _plain(self) -> Rows:
+        return Rows(self.raw)
+
+    @cached_property
+    def _factors(self) -> Rows:
+        return Rows(self.rows, (np.abs(self.rows) > 1e-20).all(axis=1))
+
+    @cached_property
+    def _added(self) -> Rows:
+        return Rows(self.raw, self._whole[: len(self.raw)])
+
+    @cached_property
+    def _unpadded(self) -> Rows:
+        return Rows(self.rows, self._whole)
+
+    @cached_property
+    def _whole(self) -> Floats:
+        """Which rows are not padded: two padded values make a concatenation."""
+        whole = np.ones(len(self.rows), bool)
+        whole[[number for number, view in enumerate(self.pool.views) if view.how == "pad"]] = False
+        return whole
 
     def close(self, found: Floats, wanted: Optional[Floats] = None) -> Floats:
         """Which rows are the wanted numbers."""
@@ -182,19 +213,14 @@ class Search:
         with np.errstate(all="ignore"):
             yield from self.single()
             yield from self._scaled()
-            yield from self._sums(self.added, self.pool.atoms[: len(self.raw)], self.wanted, ())
-            yield from self._products(self.wanted, self.noise, ())
-            yield from self._sums(self.summed, self.pool.atoms, self.wanted, ())
+            yield from self._sums(self._added, self.wanted)
+            yield from self._multiplied(self._factors.products(self.wanted[None], self.noise[None])[0])
+            yield from self._sums(self._unpadded, self.wanted)
             if not deep:
                 return
             yield from self._mixed()
             yield from self._scaled_sums()
-            for number, view in self._offered():
-                rest = (plain(view),)
-                yield from self._sums(
-                    self.added, self.pool.atoms[: len(self.raw)], self.wanted - self.raw[number], rest
-                )
-                yield from self._products(self.wanted - self.raw[number], self.noise, rest)
+            yield from self._besides()
             yield from self._distributed()
             yield from self._blended()
 
@@ -210,63 +236,72 @@ class Search:
         return [(n, view) for n, view in enumerate(self.pool.views) if view.how in ("", "chunk", "every")][:24]
 
     def _scaled(self) -> Iterator[tuple[Term, ...]]:
-        factor, same = _constant(self.wanted, self.rows, self.noise)
+        factor, same = constant(self.wanted, self.rows, self.noise)
         for number in np.flatnonzero(same):
             yield (Term((self.pool.atoms[number],), float(factor[number])),)
 
     def _mixed(self) -> Iterator[tuple[Term, ...]]:
         """A value, or the first ones of a table, plus a number times another."""
         sliced = [(n, view) for n, view in enumerate(self.pool.views) if view.how == "slice"][:SLICED]
-        for number, view in (*self._offered(), *sliced):
-            factor, same = _constant(self.wanted - self.raw[number], self.raw, self.noise)
-            for other in np.flatnonzero(same):
-                if other != number and abs(factor[other]) > 1e-6:
-                    yield (plain(view), plain(self.pool.views[other], coefficient=float(factor[other])))
+        offered = [*self._offered(), *sliced]
+        rest = self.wanted - self.raw[[number for number, _ in offered]]
+        for (number, view), found in zip(offered, multiples(rest, self.raw, self.noise)):
+            for other, factor in found:
+                if other != number and abs(factor) > 1e-6:
+                    yield (plain(view), plain(self.pool.views[other], coefficient=factor))
 
     def _scaled_sums(self) -> Iterator[tuple[Term, ...]]:
         """A number times the sum or difference of two values."""
-        offered = self._offered()
-        numbers = [number for number, _ in offered]
+        pairs = list(combinations(self._offered(), 2))
+        first, second = ([pair[side][0] for pair in pairs] for side in (0, 1))
         for sign in (1.0, -1.0):
-            for first, (number, view) in enumerate(offered):
-                others = numbers[first + 1 :]
-                if not others:
-                    continue
-                factor, same = _constant(self.wanted, self.raw[number] + sign * self.raw[others], self.noise)
-                for at in np.flatnonzero(same):
-                    c = float(factor[at])
-                    yield (plain(view, coefficient=c), plain(self.pool.views[others[at]], coefficient=sign * c))
+            factor, same = constant(self.wanted, self.raw[first] + sign * self.raw[second], self.noise)
+            for at in np.flatnonzero(same):
+                c, ((_, view), (_, other)) = float(factor[at]), pairs[at]
+                yield (plain(view, coefficient=c), plain(other, coefficient=sign * c))
 
-    def _sums(
-        self, rows: Floats, atoms: list[Factor], wanted: Floats, rest: tuple[Term, ...]
-    ) -> Iterator[tuple[Term, ...]]:
+    def _sums(self, rows: Rows, wanted: Floats) -> Iterator[tuple[Term, ...]]:
         for sign in (1.0, -1.0):
-            for one, other in _pairs(wanted - rows, sign * rows, self.noise):
-                if one != other and not (sign > 0 and one > other):
-                    yield (*rest, Term((atoms[one],)), Term((atoms[other],), sign))
+            yield from self._summed(rows.sums(wanted[None], self.noise[None], sign)[0], sign)
 
-    def _products(self, wanted: Floats, noise: Floats, rest: tuple[Term, ...]) -> Iterator[tuple[Term, ...]]:
-        rows, atoms = self.rows, self.pool.atoms
-        usable = np.flatnonzero((np.abs(rows) > 1e-20).all(axis=1) & np.isfinite(rows).all(axis=1))
-        if not len(usable):
-            return
-        held = rows[usable]
-        near = _pairs(wanted / held, held, noise / np.abs(held), 1e-9 * np.abs(wanted / held))
-        for one, other in near:
+    def _summed(self, pairs: Pairs, sign: float) -> Iterator[tuple[Term, ...]]:
+        atoms = self.pool.atoms
+        for one, other in pairs:
+            if one != other and not (sign > 0 and one > other):
+                yield (Term((atoms[one],)), Term((atoms[other],), sign))
+
+    def _multiplied(self, pairs: Pairs) -> Iterator[tuple[Term, ...]]:
+        for one, other in pairs:
             if one <= other:
-                yield (*rest, Term((atoms[usable[one]], atoms[usable[other]])))
+                yield (Term((self.pool.atoms[one], self.pool.atoms[other])),)
+
+    def _besides(self) -> Iterator[tuple[Term, ...]]:
+        """A value and the sum, difference or product of two."""
+        for offered in _few(self._offered()):
+            wanted = self.wanted - self.raw[[number for number, _ in offered]]
+            noise = np.broadcast_to(self.noise, wanted.shape)
+            sums = [self._added.sums(wanted, noise, sign) for sign in (1.0, -1.0)]
+            products = self._factors.products(wanted, noise)
+            for at, (_, view) in enumerate(offered):
+                for terms in chain(
+                    self._summed(sums[0][at], 1.0),
+                    self._summed(sums[1][at], -1.0),
+                    self._multiplied(products[at]),
+                ):
+                    yield (plain(view), *terms)
 
     def _distributed(self) -> Iterator[tuple[Term, ...]]:
         """One value, or one divided by it, times the sum or difference of two."""
-        for number, view in self._offered():
-            for function in ("", "1 /"):
-                by = FUNCTIONS[function](self.raw[number])
-                if not np.isfinite(by).all() or (np.abs(by) < 1e-12).any():
-                    continue
-                wanted, noise = self.wanted / by, self.noise / np.abs(by)
-                outer = Factor(function, view)
-                for sign in (1.0, -1.0):
-                    for one, other in _pairs(wanted - self.raw, sign * self.raw, noise):
+        offered = [(number, Factor(word, view)) for number, view in self._offered() for word in ("", "1 /")]
+        made = ((outer, FUNCTIONS[outer.function](self.raw[number])) for number, outer in offered)
+        usable = [(outer, by) for outer, by in made if np.isfinite(by).all() and not (np.abs(by) < 1e-12).any()]
+        for few in _few(usable):
+            by = np.array([row for _, row in few])
+            wanted, noise = self.wanted / by, self.noise / np.abs(by)
+            sums = [self._plain.sums(wanted, noise, sign) for sign in (1.0, -1.0)]
+            for at, (outer, _) in enumerate(few):
+                for sign, pairs in ((1.0, sums[0][at]), (-1.0, sums[1][at])):
+                    for one, other in pairs:
                         if one != other:
                             first, second = self.pool.atoms[one], self.pool.atoms[other]
                             yield (Term((outer, first)), Term((outer, second), sign))
@@ -274,38 +309,20 @@ class Search:
     def _blended(self) -> Iterator[tuple[Term, ...]]:
         """Two values, or functions of them, weighted by a gate and by one minus it."""
         offered = self._offered()
-        rows, atoms = self.rows, self.pool.atoms
+        atoms = self.pool.atoms
         for gate, opposite in (("", "1 -"), ("Sigmoid", "1 - sigmoid")):
-            for number, view in offered:
-                open_, closed = FUNCTIONS[gate](self.raw[number]), FUNCTIONS[opposite](self.raw[number])
-                for one, other in _pairs(self.wanted - open_ * rows, closed * rows, self.noise):
-                    if view not in (atoms[one].view, atoms[other].view) and atoms[one] != atoms[other]:
-                        yield (Term((Factor(gate, view), atoms[one])), Term((Factor(opposite, view), atoms[other])))
+            for few in _few(offered):
+                held = self.raw[[number for number, _ in few]]
+                wanted, noise = (np.broadcast_to(row, held.shape) for row in (self.wanted, self.noise))
+                found = self._all.blends(wanted, noise, FUNCTIONS[gate](held), FUNCTIONS[opposite](held))
+                for (_, view), pairs in zip(few, found):
+                    for one, other in pairs:
+                        if view not in (atoms[one].view, atoms[other].view) and atoms[one] != atoms[other]:
+                            yield (
+                                Term((Factor(gate, view), atoms[one])),
+                                Term((Factor(opposite, view), atoms[other])),
+                            )
 
 
-def _constant(wanted: Floats, rows: Floats, noise: Floats) -> tuple[Floats, Floats]:
-    """For each row the number that makes it the wanted one, and whether it does."""
-    weight = np.square(rows).sum(axis=1)
-    factor = (rows * wanted).sum(axis=1) / np.where(weight == 0, np.inf, weight)
-    varied = rows.max(axis=1) - rows.min(axis=1) > 1e-6 * np.abs(rows).max(axis=1)
-    same = (np.abs(factor[:, None] * rows - wanted) <= noise).all(axis=1) & varied & (factor != 0)
-    return factor, same
-
-
-def _pairs(needed: Floats, offered: Floats, noise: Floats, more: Optional[Floats] = None) -> list[tuple[int, int]]:
-    """Pairs (i, j) with needed[i] equal to offered[j]: sorted by the first position, then checked on all."""
-    margin = np.broadcast_to(noise, needed.shape) + (0.0 if more is None else more)
-    good = np.flatnonzero(np.isfinite(offered).all(axis=1))
-    order = good[np.argsort(offered[good, 0], kind="stable")]
-    first = offered[order, 0]
-    asked = np.flatnonzero(np.isfinite(needed).all(axis=1) & np.isfinite(margin).all(axis=1))
-    low = np.searchsorted(first, needed[asked, 0] - margin[asked, 0])
-    high = np.searchsorted(first, needed[asked, 0] + margin[asked, 0], side="right")
-    counts = np.minimum(high - low, 400)
-    if counts.sum() > MAX_MATCHES:
-        counts = np.where(np.cumsum(counts) <= MAX_MATCHES, counts, 0)
-    one = np.repeat(asked, counts)
-    offset = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    other = order[np.repeat(low, counts) + offset] if len(one) else one
-    right = (np.abs(needed[one] - offered[other]) <= margin[one]).all(axis=1)
-    return [(int(a), int(b)) for a, b in zip(one[right], other[right])][:50]
+def _few(offered: list[Offered]) -> Iterator[list[Offered]]:
+    return (offered[start : start + AT_ONCE] for start in range(0, len(offered), AT_ONCE))
