@@ -14,8 +14,10 @@ from aligner.explain.glue.exchanged import instead
 from aligner.explain.glue.formula import Factor, Formula, Term, plain
 from aligner.explain.glue.functions import ACTIVATIONS, FUNCTIONS
 from aligner.explain.glue.hand import name
+from aligner.explain.glue.hopes import Hopes
 from aligner.explain.glue.pool import Pool
 from aligner.explain.glue.views import View
+from aligner.explain.patterns.pair import Floats
 from aligner.record import Scalar
 
 _WRITTEN = {
@@ -37,6 +39,10 @@ NAMED = {
 
 MASKS = ("!= 0", "== 0")
 
+SINGLE = ("", "1 /", *MASKS)
+GATES = (*SINGLE, *ACTIVATIONS)
+"""What another value is multiplied as: one term, or all of them."""
+
 
 @dataclass(frozen=True)
 class Edit:
@@ -49,8 +55,8 @@ class Edit:
     """The fewer, the likelier, where several edits give the same numbers."""
 
 
-def edits(formula: Formula, pool: Pool) -> Iterator[Edit]:
-    """Everything that one mistake makes of the formula."""
+def edits(formula: Formula, pool: Pool, hopes: Hopes) -> Iterator[Optional[Edit]]:
+    """Everything that one mistake makes of the formula; None for what cannot give the value."""
     yield from _outer(formula)
     for number, term in enumerate(formula.terms):
         rest = formula.terms[:number] + formula.terms[number + 1 :]
@@ -60,33 +66,48 @@ def edits(formula: Formula, pool: Pool) -> Iterator[Edit]:
                 addend(term, "missing", pool.shape, len(formula.terms)),
                 {"other": term.text},
             )
-        for edit in _of_term(term, pool):
+        for edit in _of_term(term, pool, [hopes.put(number, place) for place in range(len(term.factors))]):
+            if edit is None:
+                yield None
+                continue
             terms = (*formula.terms[:number], edit[0], *formula.terms[number + 1 :])
             yield Edit(Formula(terms, formula.outer), edit[1], edit[2], edit[3])
     yield from _gates(formula)
     yield from _common(formula)
     yield from _unadded(formula, pool)
     yield from _added(formula)
-    offered = [view for view in pool.views if view.how in ("", "chunk", "every", "slice")]
-    for view in offered:
+    yield from _further(formula, pool, hopes)
+
+
+def _further(formula: Formula, pool: Pool, hopes: Hopes) -> Iterator[Optional[Edit]]:
+    """Another value added, taken off, or multiplied by."""
+    added = {sign: hopes.added(sign) for sign in (1.0, -1.0)}
+    gated = {function: hopes.gated(function) for function in GATES}
+    one = range(len(formula.terms) if len(formula.terms) > 1 else 0)
+    single = {(function, number): hopes.gated(function, number) for function in SINGLE for number in one}
+    for index, view in enumerate(pool.views):
+        if view.how not in ("", "chunk", "every", "slice"):
+            continue
         for sign in (1.0, -1.0):
             term = plain(view, coefficient=sign)
-            yield Edit(Formula((*formula.terms, term), formula.outer), "addend-extra", {"other": term.text}, 2)
-        yield from _gated(formula, view)
+            edit = Edit(Formula((*formula.terms, term), formula.outer), "addend-extra", {"other": term.text}, 2)
+            yield edit if added[sign][index] else None
+        for function in GATES:
+            yield _gated(formula, view, function, None) if gated[function][index] else None
+            for number in one if function in SINGLE else ():
+                yield _gated(formula, view, function, number) if single[function, number][index] else None
 
 
-def _gated(formula: Formula, view: View) -> Iterator[Edit]:
+def _gated(formula: Formula, view: View, function: str, number: Optional[int]) -> Edit:
     """All terms, or one of them, times another value."""
-    for function in ("", "1 /", *MASKS, *ACTIVATIONS):
-        gate = Factor(function, view)
-        facts: dict[str, Scalar] = {"other": gate.text, "factor": gate.text, "setting": "mask", "port_value": gate.text}
-        cause = "mask-extra" if masking(gate) else "scale-extra" if view.piece.rank == 2 else "gate-extra"
-        terms = tuple(replace(term, factors=(*term.factors, gate)) for term in formula.terms)
-        yield Edit(Formula(terms, formula.outer), cause, facts, 3)
-        if len(terms) > 1 and function in ("", "1 /", *MASKS):
-            for number, term in enumerate(terms):
-                mixed = (*formula.terms[:number], term, *formula.terms[number + 1 :])
-                yield Edit(Formula(mixed, formula.outer), cause, facts, 4)
+    gate = Factor(function, view)
+    facts: dict[str, Scalar] = {"other": gate.text, "factor": gate.text, "setting": "mask", "port_value": gate.text}
+    cause = "mask-extra" if masking(gate) else "scale-extra" if view.piece.rank == 2 else "gate-extra"
+    terms = tuple(
+        replace(term, factors=(*term.factors, gate)) if number in (None, at) else term
+        for at, term in enumerate(formula.terms)
+    )
+    return Edit(Formula(terms, formula.outer), cause, facts, 3 if number is None else 4)
 
 
 def addend(term: Term, what: str, shape: tuple[int, ...], terms: int = 0) -> str:
@@ -212,7 +233,7 @@ def changed(old: str, new: str) -> tuple[str, Mapping[str, Scalar]]:
 Changed = tuple[Term, str, Mapping[str, Scalar], int]
 
 
-def _of_term(term: Term, pool: Pool) -> Iterator[Changed]:
+def _of_term(term: Term, pool: Pool, put: list[Floats]) -> Iterator[Optional[Changed]]:
     if len(term.factors) > 1:
         yield from _without(term)
     for places in combinations(range(len(term.factors)), 2) if len(term.factors) <= 3 else ():
@@ -224,8 +245,10 @@ def _of_term(term: Term, pool: Pool) -> Iterator[Changed]:
                 cause, facts = changed(factor.function, function)
                 doubt = 1 if {function, factor.function} - {""} <= set(ACTIVATIONS) else 2
                 yield _with(term, number, new), cause, {**facts, "other": factor.view.text}, doubt
-        for view in pool.views:
-            if view is not factor.view:
+        for view, hope in zip(pool.views, put[number]):
+            if view is not factor.view and not hope:
+                yield None
+            elif view is not factor.view:
                 new = replace(factor, view=view)
                 cause, facts, doubt = instead(factor.view, view)
                 yield _with(term, number, new), cause, facts, doubt

@@ -10,6 +10,7 @@ import numpy as np
 from aligner.explain.glue.edits import Edit, edits
 from aligner.explain.glue.formula import Formula, Term
 from aligner.explain.glue.functions import BACK
+from aligner.explain.glue.hopes import FITTING, Hopes
 from aligner.explain.glue.place import TRIES, Place
 from aligner.explain.inquiry import spend
 from aligner.explain.patterns.pair import Floats
@@ -26,11 +27,13 @@ def mistake(place: Place, formula: Formula, port: bool) -> Optional[Edit]:
     noise = place.noise(wanted, 2.0)
     fitting = []
     with np.errstate(all="ignore"):
-        for number, edit in enumerate(edits(formula, place.pool)):
+        for number, edit in enumerate(edits(formula, place.pool, Hopes(formula, place.pool, wanted, noise))):
             if number % AT_ONCE == 0:
                 spend(AT_ONCE * wanted.size)
+            if edit is None:
+                continue
             near = np.abs(place.pool.values(edit.formula) - wanted) <= noise
-            if near.mean() > 0.97:
+            if near.mean() > FITTING:
                 fitting.append(edit)
         for edit in sorted(fitting, key=lambda e: e.doubt)[:TRIES]:
             if place.gives(edit.formula, whole):
