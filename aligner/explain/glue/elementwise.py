@@ -6,19 +6,20 @@ The value may be a part of what is handed on (what follows it was joined to it),
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
 from typing import Optional
 
 import numpy as np
 
-from aligner.explain.case import Case, Value, distance
+from aligner.explain.case import HUGE, Case, Value, distance
 from aligner.explain.glue import differences, formulas, renamed
 from aligner.explain.glue.edits import changed
 from aligner.explain.glue.functions import ACTIVATIONS, BACK, Function, spelled
 from aligner.explain.glue.hand import Hand, Piece
 from aligner.explain.glue.place import Place
+from aligner.explain.inquiry import spend
 from aligner.explain.patterns.functions import leaky, softplus
 from aligner.explain.patterns.pair import Floats, Pair, at, spots
 from aligner.explain.suspect import Suspect
@@ -26,6 +27,9 @@ from aligner.record import Scalar
 
 NEAR = 8
 """Values in hand that the functions are tried on."""
+
+GLANCE = 64
+"""Elements that are looked at before all are."""
 
 SUMMED = 1 << 16
 """Elements of a value that is summed up afterwards that are looked at."""
@@ -79,12 +83,16 @@ class Source:
     after: Callable[[Floats], Floats] = np.asarray
     text: str = "{}"
     whole: bool = False
+    known: dict[str, Floats] = field(default_factory=dict)
+    """What functions make of the value, where that is done to it in several ways afterwards."""
 
     def made(self, name: str) -> Floats:
         """What a function and what follows it make of the value."""
         with np.errstate(all="ignore"):
-            found = FUNCTIONS[name](np.asarray(self.given, np.float64)) if name else self.given
-            return np.asarray(self.after(np.asarray(found, np.float64)))
+            if name not in self.known:
+                held = np.asarray(self.given, np.float64)
+                self.known[name] = np.asarray(FUNCTIONS[name](held) if name else held, np.float64)
+            return np.asarray(self.after(self.known[name]))
 
 
 def suspects(case: Case, pair: Pair, hand: Hand) -> Iterator[Suspect]:
@@ -121,7 +129,14 @@ def _first(group: tuple[Source, ...], limit: float, port: bool) -> Optional[tupl
 
 def _function(source: Source, wanted: Floats, limit: float) -> Optional[str]:
     """The function that gives these values; "" where they are the value itself. A constant is what many give."""
+    plain = source.after is np.asarray and source.given.shape == wanted.shape
+    glance = plain and wanted.ndim == 1 and wanted.size > 2 * GLANCE and np.abs(wanted).max() < HUGE
+    few = replace(source, given=source.given[:GLANCE], known={}) if glance else source
+    most = (1.001 * limit) ** 2 * float(np.square(wanted).sum())
     for name in ("", *FUNCTIONS) if wanted.size and np.ptp(wanted) else ("",):
+        if glance and not np.square(few.made(name) - wanted[:GLANCE]).sum() <= most:  # further off than all may be
+            spend(wanted.size)
+            continue
         if distance(source.made(name), wanted) <= limit:
             return name
     return None
@@ -171,6 +186,7 @@ def _summed(pair: Pair, piece: Piece) -> Iterator[tuple[Source, ...]]:
             given, part = (few, slice(None)) if 0 in axes else (few, few)
             one, other = (np.asarray(side[part], np.float64) for side in (pair.expected, pair.actual))
             where = f"axis={axes if count > 1 else axes[0]}"
+            known: dict[str, Floats] = {}
             yield tuple(
                 Source(
                     piece,
@@ -179,6 +195,7 @@ def _summed(pair: Pair, piece: Piece) -> Iterator[tuple[Source, ...]]:
                     other,
                     partial(function, axis=axes, keepdims=kept),
                     f"{word}({{}}, {where})",
+                    known=known,
                 )
                 for word, function in AFTER.items()
             )
@@ -203,6 +220,7 @@ def _pooled(pair: Pair, piece: Piece) -> Iterator[tuple[Source, ...]]:
         blocks = (channels, side, height // side, side, width // side)
         if one.ndim == 4 and one.shape[1:] != (channels, side, side):
             continue
+        known: dict[str, Floats] = {}
         yield tuple(
             Source(
                 piece,
@@ -211,6 +229,7 @@ def _pooled(pair: Pair, piece: Piece) -> Iterator[tuple[Source, ...]]:
                 other,
                 partial(_blocks, function, blocks, one.shape),
                 f"adaptive_{word}_pool({{}}, {side})",
+                known=known,
             )
             for word, function in AFTER.items()
             if word in ("mean", "max")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import Optional
 
 import numpy as np
 
-from aligner.explain.case import distance
+from aligner.explain.case import HUGE, distance
+from aligner.explain.inquiry import spend
 from aligner.explain.patterns.pair import Floats
 from aligner.explain.patterns.scene import Scene
 from aligner.explain.patterns.windows import pairs, per_axis
@@ -18,6 +20,9 @@ from aligner.explain.suspect import Suspect
 
 MAPS = 1 << 15
 """Elements of the maps that are looked at."""
+
+GLANCE = 4
+"""Of them so many are looked at before all are."""
 
 Window = tuple[int, int, int]
 """From, to (both inside the map), and how many elements a mean divides by."""
@@ -50,7 +55,7 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
     maps = _maps(scene, x)
     few, made = np.asarray(_flat(x)[maps], np.float64), np.asarray(_flat(pair.actual)[maps], np.float64)
     wanted = np.asarray(_flat(pair.expected)[maps], np.float64)
-    if distance(pooled(few, own, wanted.shape[1:]), wanted) > pair.limit:
+    if _far(few, own, wanted, pair.limit) or distance(pooled(few, own, wanted.shape[1:]), wanted) > pair.limit:
         return
     for guess in _guesses(own):
         found = pooled(few, guess, made.shape[1:])
@@ -58,6 +63,17 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
         if left <= pair.limit and left * 8 <= pair.before:
             yield _told(scene, own, guess, left)
             return
+
+
+def _far(x: Floats, guess: Guess, wanted: Floats, limit: float) -> bool:
+    """Whether the first maps are further off than all of them may be."""
+    if len(x) <= 2 * GLANCE or not np.abs(wanted).max() < HUGE:
+        return False
+    most = (1.001 * limit) ** 2 * float(np.square(wanted).sum())
+    far = not np.square(pooled(x[:GLANCE], guess, wanted.shape[1:]) - wanted[:GLANCE]).sum() <= most
+    if far:
+        spend(wanted.size)
+    return far
 
 
 def _flat(value: Floats) -> Floats:
@@ -97,7 +113,7 @@ def pooled(x: Floats, guess: Guess, shape: Sequence[int]) -> Floats:
     for axis, size in enumerate(shape):
         windows = _windows(guess, axis, x.shape[axis + 1], size)
         form = [-1 if a == axis + 1 else 1 for a in range(x.ndim)]
-        parts = [np.take(made, range(a, b), axis + 1) for a, b, _ in windows]
+        parts = [made[(slice(None),) * (axis + 1) + (slice(a, b),)] for a, b, _ in windows]
         if any(part.shape[axis + 1] == 0 for part in parts):
             return np.full((len(x), *shape), np.nan)
         joined = [part.sum(axis=axis + 1) if guess.mean else part.max(axis=axis + 1) for part in parts]
@@ -110,6 +126,7 @@ def pooled(x: Floats, guess: Guess, shape: Sequence[int]) -> Floats:
     return np.where(partial, np.maximum(made, 0.0), made) if guess.border == "zeros" else made
 
 
+@lru_cache(maxsize=256)
 def _windows(guess: Guess, axis: int, size: int, count: int) -> list[Window]:
     if guess.windows == "adaptive":
         spans = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]

@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from aligner.explain.case import distance
+from aligner.explain.case import HUGE, distance
 from aligner.explain.inquiry import spend
 from aligner.explain.patterns.pair import Floats
 from aligner.explain.patterns.scene import Scene
@@ -19,6 +19,9 @@ from aligner.explain.suspect import Suspect
 
 MAPS = 1 << 15
 """Elements of the output maps that are looked at."""
+
+PLACES = 5
+"""Of each axis, and maps, that are looked at before all are."""
 
 LINEAR = {"linear", "bilinear", "trilinear"}
 
@@ -51,9 +54,10 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
     few = np.asarray(x.reshape(-1, *x.shape[2:])[:count], np.float64)
     values = [np.asarray(v.reshape(-1, *sizes)[:count], np.float64) for v in (pair.expected, pair.actual)]
     factors = _factors(scene, x)
-    rules = list(_rules(factors is not None))
-    wanted = _fit(few, values[0], rules, factors, pair.limit)
-    found = _fit(few, values[1], rules, factors, pair.limit)
+    rules = tuple(_rules(factors is not None))
+    there = _there(few[:PLACES], sizes, rules, factors)
+    wanted = _fit(few, values[0], rules, factors, pair.limit, there)
+    found = _fit(few, values[1], rules, factors, pair.limit, there)
     if wanted is None or found is None or found[0] == wanted[0] or found[1] * 8 > pair.before:
         return
     yield _told(scene, found[0], wanted[0], found[1])
@@ -84,10 +88,22 @@ def _rules(by_factor: bool) -> Iterator[Rule]:
 
 
 def _fit(
-    few: Floats, made: Floats, rules: list[Rule], factors: Optional[tuple[float, ...]], limit: float
+    few: Floats,
+    made: Floats,
+    rules: tuple[Rule, ...],
+    factors: Optional[tuple[float, ...]],
+    limit: float,
+    there: Floats,
 ) -> Optional[tuple[Rule, float]]:
-    for rule in rules:
+    """The first rule that makes it; `there` is what each of them makes at a few places."""
+    places = np.ix_(np.arange(len(there[0])), *(_places(size) for size in made.shape[1:]))
+    most = (1.001 * limit) ** 2 * float(np.square(made).sum()) if np.abs(made).max() < HUGE else np.nan
+    off = np.square(there - made[places]).reshape(len(rules), -1).sum(axis=1)
+    for rule, least in zip(rules, off):
         spend(10 * made.size)
+        if least > most:  # further off at a few places than the whole may be
+            spend(made.size)  # what is asked afterwards does not hang on how this was answered
+            continue
         left = distance(resampled(few, made.shape[1:], rule, factors), made)
         if left <= limit:
             return (replace(rule, scale="sizes") if _whole(few, made, factors) else rule), left
@@ -104,12 +120,36 @@ def _whole(few: Floats, made: Floats, factors: Optional[tuple[float, ...]]) -> b
 def resampled(x: Floats, sizes: tuple[int, ...], rule: Rule, factors: Optional[tuple[float, ...]] = None) -> Floats:
     """Maps (count, *sizes) brought to other sizes, one axis after another."""
     for axis, size in enumerate(sizes):
-        inverse = x.shape[axis + 1] / size
-        if rule.scale == "factor" and factors is not None:
-            inverse = 1.0 / factors[axis]
-        weights = matrix(x.shape[axis + 1], size, rule, inverse)
+        weights = matrix(x.shape[axis + 1], size, rule, _inverse(x, sizes, axis, rule, factors))
         x = np.moveaxis(np.tensordot(weights, x, (1, axis + 1)), 0, axis + 1)
     return x
+
+
+def _inverse(x: Floats, sizes: tuple[int, ...], axis: int, rule: Rule, factors: Optional[tuple[float, ...]]) -> float:
+    by_factor = rule.scale == "factor" and factors is not None
+    return 1.0 / factors[axis] if by_factor and factors is not None else float(x.shape[axis + 1] / sizes[axis])
+
+
+@lru_cache(maxsize=256)
+def _places(size: int) -> Floats:
+    return np.unique(np.linspace(0, size - 1, PLACES).round().astype(np.int64))
+
+
+def _there(x: Floats, sizes: tuple[int, ...], rules: tuple[Rule, ...], factors: Optional[tuple[float, ...]]) -> Floats:
+    """What each rule makes at a few places of these maps: (rules, count, *places)."""
+    made = x[None]
+    for axis, size in enumerate(sizes):
+        inverse = tuple(_inverse(x, sizes, axis, rule, factors) for rule in rules)
+        weights = _at_places(x.shape[axis + 1], size, rules, inverse)
+        weights = weights.reshape(len(rules), *(1,) * (len(sizes) - 1), *weights.shape[1:])
+        made = np.moveaxis(np.matmul(np.moveaxis(made, axis + 2, -1), weights), -1, axis + 2)
+    return made
+
+
+@lru_cache(maxsize=64)
+def _at_places(size: int, count: int, rules: tuple[Rule, ...], inverse: tuple[float, ...]) -> Floats:
+    """The matrices of these rules, turned, of a few outputs."""
+    return np.array([matrix(size, count, rule, by)[_places(count)].T for rule, by in zip(rules, inverse)])
 
 
 @lru_cache(maxsize=40)
