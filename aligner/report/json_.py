@@ -76,9 +76,11 @@ def _compact(value: Any) -> str:
 
 def plain(value: Any) -> Any:
     """The value in what JSON has: numbers that it lacks become strings, tuples lists, numpy scalars numbers."""
+    if value.__class__ in (str, int, bool, type(None)):
+        return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else "nan" if value != value else "inf" if value > 0 else "-inf"
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):  # a dict is told at once
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Optional
@@ -90,7 +91,7 @@ class Hand:
         return Hand(sorted([*more, *self._ranked], key=lambda item: item[0]), self._room // 2)
 
     def _load(self, rank: int, value: Value) -> Optional[Piece]:
-        size = int(np.prod(value.shape))
+        size = math.prod(value.shape)
         if size > self._room // 2 or self._elements + size > self._room:
             return None
         spend(size)

@@ -145,7 +145,7 @@ def cut(pair: Pair) -> Optional[tuple[int, slice, str]]:
 
 
 def _whole(hand: Hand, shape: tuple[int, ...]) -> Iterator[View]:
-    for piece in hand.pieces(lambda s: any(True for _ in views.aligned(s, shape))):
+    for piece in hand.pieces(lambda s: bool(views.aligned(s, shape))):
         yield from views.plain(piece, shape)
 
 

@@ -34,11 +34,19 @@ def padded(piece: Piece, wanted: Shape) -> Iterator[View]:
     for widths in list(product(*ways))[:16]:
         for mode in MODES:
             try:
-                made = np.pad(array, widths, mode=mode)  # type: ignore[call-overload]  # the mode is one of numpy's words
+                made = _padded(array, widths, mode)
             except ValueError:
                 continue
             text = f"pad([{piece.name}], {widths}, {mode})"
             yield View(piece, "pad", f"{widths} {mode}", text, made)
+
+
+def _padded(array: Floats, widths: tuple[tuple[int, int], ...], mode: str) -> Floats:
+    if mode != "constant":
+        return np.pad(array, widths, mode=mode)  # type: ignore[call-overload,no-any-return]  # one of numpy's words
+    made = np.zeros([before + n + after for n, (before, after) in zip(array.shape, widths)], array.dtype)
+    made[tuple(slice(before, before + n) for n, (before, _) in zip(array.shape, widths))] = array
+    return made
 
 
 def indexed(piece: Piece, wanted: Shape) -> Iterator[View]:

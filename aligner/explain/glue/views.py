@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations, permutations
 from typing import Any, Optional
 
@@ -40,19 +42,17 @@ class View:
         return self.how == ""
 
 
-def aligned(shape: Shape, wanted: Shape) -> Iterator[Shape]:
+@lru_cache(maxsize=4096)
+def aligned(shape: Shape, wanted: Shape) -> tuple[Shape, ...]:
     """The shape with axes of one put in so that it broadcasts to the wanted one: every way, numpy's first."""
     sizes = tuple(size for size in shape if size != 1)
     if len(sizes) > len(wanted):
-        return
-    seen = set()
+        return ()
     right = (1,) * (len(wanted) - len(shape)) + shape if len(shape) <= len(wanted) else None
     places = sorted(combinations(range(len(wanted)), len(sizes)), reverse=True)
     ways = [tuple(sizes[at.index(i)] if i in at else 1 for i in range(len(wanted))) for at in places]
-    for way in ([right] if right else []) + ways:
-        if way not in seen and all(a in (1, b) for a, b in zip(way, wanted)):
-            seen.add(way)
-            yield way
+    offered = dict.fromkeys([right, *ways] if right is not None else ways)
+    return tuple(way for way in offered if all(a in (1, b) for a, b in zip(way, wanted)))
 
 
 def plain(piece: Piece, wanted: Shape) -> Iterator[View]:
@@ -141,7 +141,7 @@ def _spelled(index: tuple[slice, ...]) -> str:
 def turned(piece: Piece, wanted: Shape) -> Iterator[View]:
     """The same numbers in another order: axes permuted, or read off in another order into another shape."""
     array, text = piece.array, f"[{piece.name}]"
-    if array.size != int(np.prod(wanted)) or not 2 <= array.ndim <= MAX_AXES:
+    if array.size != math.prod(wanted) or not 2 <= array.ndim <= MAX_AXES:
         return
     if array.shape != wanted and _squeezed(array.shape) != _squeezed(wanted):
         yield View(piece, "reshape", "", f"{text}.reshape{_tuple(wanted)}", array.reshape(wanted))
@@ -184,7 +184,7 @@ def reduced(piece: Piece, wanted: Shape) -> Iterator[View]:
 
 def fit(kept: Shape, rest: Shape, wanted: Shape) -> Optional[Shape]:
     """The shape in which a reduced value stands for the whole of the wanted one."""
-    if np.prod(rest) != np.prod(wanted):
+    if math.prod(rest) != math.prod(wanted):
         return None
     if kept == wanted or rest == wanted:
         return wanted
