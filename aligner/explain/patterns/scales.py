@@ -88,12 +88,10 @@ def _ddof(ratio: float) -> float:
 
 def name_of(ratio: float, sizes: Sequence[int], close: float = 2e-5) -> str:
     """The ratio in words made of the sizes of axes, or of plain numbers; "" where none fits."""
-    whole = {int(np.prod(sizes[i:j])) for i in range(len(sizes)) for j in range(i + 1, len(sizes) + 1)}
+    whole = {n for i in range(len(sizes)) for n in np.cumprod(np.asarray(sizes[i:], np.int64)).tolist()}
     parts = {size // d for size in sizes for d in range(2, 65) if size % d == 0}
     found: list[str] = []
-    for n in (*sorted(whole), *sorted(parts - whole)):
-        if n < 2:
-            continue
+    for n in _likely(ratio, [*sorted(whole), *sorted(parts - whole)], max(close, FINE)):
         words = {
             f"sqrt({n})": (math.sqrt(n), close),
             f"1/sqrt({n})": (1 / math.sqrt(n), close),
@@ -105,6 +103,17 @@ def name_of(ratio: float, sizes: Sequence[int], close: float = 2e-5) -> str:
         }
         found += [word for word, (number, near) in words.items() if math.isclose(ratio, number, rel_tol=near)]
     return " = ".join(sorted(found, key=lambda word: "sqrt" not in word)[:2])
+
+
+def _likely(ratio: float, counts: Sequence[int], close: float) -> list[int]:
+    """The counts from 2 on that, or one of whose words in `name_of`, may be the ratio."""
+    counts = [count for count in counts if count >= 2]
+    n = np.array(counts, np.float64)
+    made = np.array(
+        [np.sqrt(n), 1 / np.sqrt(n), 1 / n, np.sqrt((n - 1) / n), np.sqrt(n / (n - 1)), n / (n - 1), (n - 1) / n]
+    )
+    near = (np.abs(made - ratio) <= 1.01 * close * np.maximum(np.abs(made), abs(ratio))).any(axis=0)
+    return [counts[at] for at in np.flatnonzero(near)]
 
 
 def _shift(pair: Pair) -> Optional[Suspect]:
