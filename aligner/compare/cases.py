@@ -50,7 +50,7 @@ class Cases:
             self._ports.setdefault(pair.reference, pair.port)
         self._trails = Trails(reference, port)
         self._steps: dict[int, Mapping[CallId, Visit]] = {}
-        self._calls: dict[Key, tuple[list[Entry], list[Entry]]] = {}
+        self._calls: dict[tuple[int, str, int], tuple[list[Entry], list[Entry]]] = {}
 
     def case(self, place: Place) -> Case:
         """What is known of this place."""
@@ -180,9 +180,9 @@ class Cases:
 
     def _records(self, call: Call) -> tuple[list[Entry], list[Entry]]:
         """The same of all calls, each looked up once: whatever is wrong asks for all of them."""
-        key = Key(call.step, Phase.FORWARD, call.layer, call.number, "")
+        key = (call.step, call.layer, call.number)
         if key not in self._calls:
-            self._calls[key] = self._call(key)
+            self._calls[key] = self._call(Key(call.step, Phase.FORWARD, call.layer, call.number, ""))
         return self._calls[key]
 
     def _parameters(self, side: int, layer: str, owner: str) -> Mapping[str, Value]:

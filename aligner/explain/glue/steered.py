@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -158,10 +159,10 @@ def _weights(scores: Floats) -> dict[str, Floats]:
 def masks(hand: Hand) -> list[Piece]:
     """Values in hand that take two values only, and indices some of which are zero: what marks padding."""
     found = []
-    for piece in hand.pieces(lambda shape: 1 <= len(shape) <= 4 and int(np.prod(shape)) <= 1 << 20):
+    for piece in hand.pieces(lambda shape: 1 <= len(shape) <= 4 and math.prod(shape) <= 1 << 20):
         flat = piece.array.reshape(-1)[:4096]
         padding = piece.array.dtype.kind in "iu" and bool((flat == 0).any()) and bool((flat != 0).any())
-        if padding or (flat.size > 2 and np.unique(flat).size == 2):
+        if padding or (flat.size > 2 and np.unique(flat[:64]).size <= 2 and np.unique(flat).size == 2):
             found.append(piece)
         if len(found) == 4:
             break
