@@ -173,11 +173,13 @@ class Mending:
         if not wrong:
             return None
         first = wrong[0]
-        before = parent.trial(Sources({}))[first.port]
+        before = parent.trial(Sources({})).get(first.port, math.inf)
         if self._sources.texts:
             left = parent.trial(self._sources)
             if not _wrong(group.checks, left):
-                return Mended(group.owner, group.call, first, before, left[first.port], proved=True, like="*")
+                return Mended(
+                    group.owner, group.call, first, before, left.get(first.port, math.inf), proved=True, like="*"
+                )
         counterpart = self._plan.calls.get(CallId(group.call.layer, group.call.number))
         ours = self._call(group.call.step, counterpart)
         if ours is None:
@@ -200,14 +202,27 @@ class Mending:
         edits = [*hunks(self._sources, sources)]
         if not broken:
             self._sources = sources
-        return Mended(group.owner, group.call, first, before, left[first.port], trials, tuple(why), True, edits, broken)
+        return Mended(
+            group.owner,
+            group.call,
+            first,
+            before,
+            left.get(first.port, math.inf),
+            trials,
+            tuple(why),
+            True,
+            edits,
+            broken,
+        )
 
     def _step(
         self, group: _Group, parent: Parent, story: Story, sources: Sources
     ) -> tuple[Optional[Candidate], Sources, int]:
         """The least edit that puts the first wrong value right and makes no other wrong."""
         heard, state = parent.heard(sources)
-        wrong = sorted(_wrong(group.checks, state.errors), key=lambda check: state.at[check.port][0])
+        last = len(heard.story.events)
+        wrong = _wrong(group.checks, state.errors)
+        wrong.sort(key=lambda check: state.at[check.port][0] if check.port in state.at else last)
         names = {check.port for check in wrong}
         trials = 0
         for check in wrong[:2]:
@@ -217,7 +232,8 @@ class Mending:
                     continue
                 trials += 1
                 after = self._tried(parent, one, sources)
-                if after is None or not _is_right(check, after[0].get(check.port), state.errors[check.port]):
+                before = state.errors.get(check.port, math.inf)
+                if after is None or not _is_right(check, after[0].get(check.port), before):
                     continue
                 left = {bad.port for bad in _wrong(group.checks, after[0])}
                 if left <= names - {check.port}:
@@ -230,15 +246,23 @@ class Mending:
 
     def _candidates(self, check: Check, heard: Heard, state: Any, story: Story, sources: Sources) -> list[Candidate]:
         entry = self._reference.find(check.against) if check.against is not None else self._plan.entries.get(check.port)
+        entry = entry or self._reference.find(check.key)
         if entry is None:
             return []
-        cut, end = state.at[check.port]
-        wanted, found = self._theirs.number(story, entry), state.found[check.port]
+        lacks = check.port not in state.at
+        user = state.users.get(CallId(check.port.layer, check.port.call))
+        if lacks and (user is None or not user.operands):
+            return []
+        cut, end = (len(heard.story.events), user) if lacks else state.at[check.port]
+        wanted = self._theirs.number(story, entry)
+        found = user.operands[0] if lacks and user is not None else state.found[check.port]
         events = heard.story.events[:cut]
-        matching = Matching(story, heard.story, events, wanted, found, state.errors[check.port])
+        matching = Matching(story, heard.story, events, wanted, found, state.errors.get(check.port, math.inf))
         side = TORCH if self._adapter.name in ("torch", "mindtorch") else MINDSPORE
         texts = Texts(self._adapter, matching, heard, sources, side, self._layer)
         search = Search(matching, texts, sources, end)
+        if lacks and user is not None:
+            return [*search.given(user, check.key.slot, wanted)]
         found_now = Ranking(matching, end).ranked(search.candidates()[:400])
         known = {one.edits for one in found_now}
         return found_now + [one for one in search.blind() if one.edits not in known][: TRIALS // 2]

@@ -174,6 +174,8 @@ class _State:
         """The numbers of the values that are looked at."""
         self.at: dict[Key, tuple[int, Optional[Event]]] = {}
         """How many events there were when they were, and the one that uses the value: a layer's call, or the return."""
+        self.users: dict[CallId, Optional[Event]] = {}
+        """The events that are calls of layers which are held."""
         self._parent, self._ear, self._listener = parent, ear, listener
         running = parent.running
         self._adapter, self._ground = running.adapter, running.ground
@@ -211,6 +213,8 @@ class _State:
         found: Tensors = []
         flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
         self._look(this, found)
+        if isinstance(self._listener, Heard):
+            self.users[this] = self._user(this)
         if this in self._parent.kept:
             output, counts = self._parent.kept[this]
             self._counts.update(counts)

@@ -26,7 +26,7 @@ EXCHANGE = 2.0
 MOST = 6
 """Calls of layers that are exchanged, each with each."""
 
-BLIND = ("sqrt", "exp", "abs", "relu", "sigmoid", "tanh", "silu", "log", "square")
+BLIND = ("relu", "gelu", "sigmoid", "tanh", "silu", "sqrt", "exp", "abs", "log", "square")
 """What is tried around a wrong value where the reference does several steps in one."""
 
 Move = tuple[Event, Optional[ast.AST], int, Optional[Event]]
@@ -257,12 +257,33 @@ class Search:
                     said = str(other - rank if rank - 1 in (axis, other) else other)
                     for edit in self.argument(event, event, "axis", other, said):
                         yield Candidate(4.0 + 0.1 * anchor.late, (edit,), ARGUMENT, (), 9)
+            if anchor.node is event.node and event.word in BLIND and isinstance(event.node, ast.Call):
+                inside = [node for node, value in event.inputs if value in event.operands][:1]
+                for word in BLIND if inside else ():
+                    text = self._texts.operation(event, word, self._texts.source(event, inside[0]))
+                    other = self._edit(event, anchor.node, text) if word != event.word else None
+                    if other is not None:
+                        yield Candidate(4.5, (other,), OTHER, (), 9)
             if anchor.value == self._matching.found:
                 for word in BLIND:
                     text = self._texts.operation(event, word, self._texts.source(event, anchor.node))
                     around = self._edit(event, anchor.node, text)
                     if around is not None:
                         yield Candidate(5.0, (around,), MISSING, (), 9)
+
+    def given(self, event: Event, slot: str, value: int) -> Iterator[Candidate]:
+        """What a call of a layer lacks: the argument that the reference's has in this slot."""
+        name = slot.partition(".")[2]
+        if not isinstance(event.node, ast.Call) or event.site is None:
+            return
+        try:
+            text = self._texts.text(value, Anchor(event.node, None, event, 0, event.inputs))
+        except LookupError:
+            return
+        end = self._sources.span(event.site.file, event.node)[1] - 1
+        for said in (text,) if name == str(len(event.node.args)) else () if name.isdigit() else (f"{name}={text}",):
+            comma = ", " if event.node.args or event.node.keywords else ""
+            yield Candidate(2.0, (Edit(event.site.file, end, end, f"{comma}{said}"),), MISSING, ())
 
     def _edit(self, event: Event, node: ast.AST, text: str) -> Optional[Edit]:
         return None if event.site is None else edit_of(self._sources, event.site.file, node, text)

@@ -15,6 +15,7 @@ from aligner.mending.heard import Heard
 from aligner.mending.matching import Matching
 from aligner.mending.sources import Sources
 from aligner.words.calls import Constant, Operand
+from aligner.words.operations import arguments
 from aligner.words.spelling import MINDSPORE, bracketed, number_text, spelled, unshaped, written
 
 DEEPEST = 8
@@ -112,8 +113,8 @@ class Texts:
         return f"{unshaped(text)}.reshape({', '.join(self._sizes(shape, anchor.event))})"
 
     def number(self, value: float, event: Event, line: str) -> str:
-        """A number, in the reference's words if they mean the same here."""
-        return words.operand(line, value, event.known) or number_text(value)
+        """A number, in the reference's words if they mean the same here, or in the port's."""
+        return words.operand(line, value, event.known) or words.kept(value, event.names) or number_text(value)
 
     def argument(self, event: Event, model: Event, key: str, value: Any) -> str:
         """An argument of the reference's, in its words if they mean the same here."""
@@ -202,8 +203,8 @@ class Texts:
         return found
 
     def operation(self, event: Event, word: str, text: str) -> str:
-        """An operation of one operand on an expression."""
-        return spelled(word, [text], {}, {}, self._modules(event), self._side)
+        """An operation of one operand on an expression, with what its arguments usually are."""
+        return spelled(word, [text], arguments(word), {}, self._modules(event), self._side)
 
 
 def dotted(path: str) -> str:

@@ -14,6 +14,9 @@ from typing import Any, Optional
 
 from aligner.words.calls import equal
 
+PLAIN = (0.0, 1.0, -1.0, 2.0, 0.5)
+"""Numbers that people write as they are."""
+
 _SIGNS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -63,6 +66,22 @@ def _number(value: Any) -> Any:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
     raise TypeError(type(value).__name__)
+
+
+def kept(value: float, names: Mapping[str, Any]) -> Optional[str]:
+    """What the code itself calls a number: an attribute of its layer, or an item of one by a number of the code's."""
+    owner = names.get("self")
+    if owner is None or value in PLAIN:
+        return None
+    steps = [name for name, step in names.items() if type(step) is int]
+    for name, held in [*vars(owner).items()]:
+        if isinstance(held, (int, float)) and not isinstance(held, bool) and equal(held, value):
+            return f"self.{name}"
+        if isinstance(held, (tuple, list)):
+            for step in steps:
+                if names[step] < len(held) and means(f"self.{name}[{step}]", value, names):
+                    return f"self.{name}[{step}]"
+    return None
 
 
 def argument(line: str, name: str, where: Any) -> Optional[str]:

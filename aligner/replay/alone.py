@@ -69,7 +69,8 @@ class Alone:
 
     def off(self, check: Check, tensor: object) -> float:
         """How far a value is off that was made at a check's place, as the forced pass tells it."""
-        entry = self._reference.find(check.against) if check.against is not None else self.plan.entries[check.port]
+        entry = self._reference.find(check.against) if check.against is not None else self.plan.entries.get(check.port)
+        entry = entry or self._reference.find(check.key)
         if entry is None:
             raise LookupError(check.port.slot)
         wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())

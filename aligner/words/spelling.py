@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aligner.words.operations import OPERATORS, arguments
+from aligner.words.operations import OPERATORS, row
 
 TORCH, MINDSPORE = "torch", "mindspore"
 
@@ -130,7 +130,7 @@ def spelled(
         return f"({operands[0]} {OPERATORS[word]} {operands[1]})"
     template = (_TORCH if side == TORCH else _MINDSPORE).get(word) or _BOTH.get(word)
     if template is None:
-        if given or not operands or (arguments(word) and not given):
+        if given or not operands or row(word) is None:
             raise LookupError(word)
         template = "{ops}.{word}({list})"
     if _TIGHT.search(template):

@@ -12,6 +12,7 @@ from corpus import Bug, Origin
 
 TOLERANCE = 1e-3
 NOTICED = 1e-6  # an edit that moves no record by more than this is no bug
+EDITS = ("the line", "elsewhere", "none")
 LINES = ("the line", "between", "none", "another")
 NAMED = 2  # a reader looks at so many causes
 
@@ -34,6 +35,9 @@ class Judgement:
     between: Optional[bool] = None
     cause: bool = False
     confirmed: bool = False
+    edit: Optional[str] = None  # of code: whether the lines of a confirmed edit are those; the worst of two
+    sure: Optional[bool] = None  # of code: the very line is shown, or an edit is confirmed, for each mistake
+    mended: Optional[bool] = None  # of code alone: with the patch the port is right; None where it was not tried
     line: Optional[str] = None  # of code: "the line", "between", "another" or "none"; the worst of two
     plain: str = "nothing"
     plain_every: bool = False
@@ -84,6 +88,8 @@ def judge(bug: Bug, answer: Json, changed: AbstractSet[int] = frozenset()) -> Ju
         cause=every and all(causes),
         confirmed=every and all(any(cause.get("confirmed") for cause in right) for right in causes),
         line=_line(bug.origins, chosen, changed),
+        edit=_edit(bug.origins, chosen, changed),
+        sure=_sure(bug.origins, chosen, changed),
         plain=plain,
         plain_every=plain_every,
         misses=tuple(_misses(bug, named, first, strangers, chosen)),
@@ -132,6 +138,31 @@ def _line(origins: Sequence[Origin], chosen: Sequence[Optional[Json]], changed: 
     code = [entry for origin, entry in zip(origins, chosen) if "glue" in origin.where]
     shown = [_shown((entry or {}).get("line"), changed) for entry in code if not entry or entry["where"] == "glue"]
     return max(shown, key=LINES.index, default=None)
+
+
+def _code(origins: Sequence[Origin], chosen: Sequence[Optional[Json]]) -> list[Json]:
+    """What is said of each mistake in code."""
+    found = [entry or {} for origin, entry in zip(origins, chosen) if "glue" in origin.where]
+    return [entry for entry in found if not entry or entry["where"] == "glue"]
+
+
+def _edit(origins: Sequence[Origin], chosen: Sequence[Optional[Json]], changed: AbstractSet[int]) -> Optional[str]:
+    """Whether the lines of the edits that are confirmed are those that the bug has changed."""
+    told = [_edited(entry.get("edit"), changed) for entry in _code(origins, chosen)]
+    return max(told, key=EDITS.index, default=None)
+
+
+def _edited(edit: Optional[Json], changed: AbstractSet[int]) -> str:
+    if edit is None:
+        return "none"
+    rows = {line["line"] + n for line in edit["lines"] for n in range(len(line["before"].splitlines()) or 1)}
+    return "the line" if rows & changed else "elsewhere"
+
+
+def _sure(origins: Sequence[Origin], chosen: Sequence[Optional[Json]], changed: AbstractSet[int]) -> Optional[bool]:
+    code = _code(origins, chosen)
+    told = [entry.get("edit") is not None or _shown(entry.get("line"), changed) == "the line" for entry in code]
+    return all(told) if told else None
 
 
 def _shown(fork: Optional[Json], changed: AbstractSet[int]) -> str:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -65,7 +65,24 @@ def _last(text: str) -> str:
     return " ".join(lines[-3:])
 
 
-def planted_bugs(net: Path, folder: Path, reference: Path, only: Optional[set[str]]) -> Iterator[Judgement]:
+def _mended(port: Path, wrong: str, said: Any, reference: Path, missing: tuple[str, ...]) -> bool:
+    """Whether the port is right with the edits that are told."""
+    edits = [origin["edit"] for origin in (*said["origins"], *said["suspects"])]
+    lines = {(line["line"], line["before"]): line for edit in edits if edit for line in edit["lines"]}
+    if not lines or any(edit["only_here"] for edit in edits if edit):
+        return False
+    rows = wrong.splitlines()
+    for (first, before), line in sorted(lines.items(), reverse=True):
+        rows[first - 1 : first - 1 + len(before.splitlines())] = line["after"].splitlines()
+    mended = port.with_name("mended.py")
+    mended.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    dump = port.with_name("mended.h5")
+    capture(f"{mended}:build", dump, "--from", reference, *missing)
+    code, told = answer(reference, dump)
+    return code == 0 and not told["origins"] and not told["suspects"]
+
+
+def planted_bugs(net: Path, folder: Path, reference: Path, only: Optional[set[str]], mend: bool) -> Iterator[Judgement]:
     """Every bug of the net, judged."""
     text = (net / "port.py").read_text(encoding="utf-8")
     for bug in corpus.bugs(net):
@@ -79,7 +96,11 @@ def planted_bugs(net: Path, folder: Path, reference: Path, only: Optional[set[st
         missing = ("--allow-missing",) if bug.allow_missing else ()
         try:
             capture(f"{port}:build", dump, "--from", reference, *missing)
-            yield judge(bug, answer(reference, dump)[1], corpus.changed(text, wrong))
+            said = answer(reference, dump)[1]
+            found = judge(bug, said, corpus.changed(text, wrong))
+            if mend and found.edit is not None and not bug.double:
+                found = replace(found, mended=_mended(port, wrong, said, reference, missing))
+            yield found
         except CaseError as error:
             yield failed(bug, str(error))
         finally:
@@ -103,6 +124,7 @@ def main() -> int:
     parser.add_argument("net", type=Path)
     parser.add_argument("result", type=Path)
     parser.add_argument("--case", action="append")
+    parser.add_argument("--mend", action="store_true", help="run each port again with the edits that are told")
     options = parser.parse_args()
     net = options.net.resolve()
     with tempfile.TemporaryDirectory() as temporary:
@@ -111,7 +133,7 @@ def main() -> int:
         capture(f"{net / 'reference.py'}:build", reference)
         only = set(options.case) if options.case else None
         alarms = [] if only else [asdict(found) for found in clean_ports(net, folder, reference)]
-        judged = [asdict(found) for found in planted_bugs(net, folder, reference, only)]
+        judged = [asdict(found) for found in planted_bugs(net, folder, reference, only, options.mend)]
     options.result.write_text(json.dumps({"alarms": alarms, "judgements": judged}), encoding="utf-8")
     return 0
 

@@ -1,6 +1,6 @@
 """The port-bug benchmark: how often aligner names the place and the cause of a planted bug, and cries wolf.
 
-python benchmarks/portbugs/run.py [--net NAME]... [--case ID]... [--json FILE] [--jobs 2]
+python benchmarks/portbugs/run.py [--net NAME]... [--case ID]... [--json FILE] [--jobs 2] [--mend]
 
 Prints one line for each miss, then the tables. The exit code is 1 if a case could not be asked.
 """
@@ -23,7 +23,9 @@ import table
 from judge import Alarm, Judgement
 
 
-def run_net(net: Path, folder: Path, cases: Optional[list[str]]) -> tuple[list[Alarm], list[Judgement]]:
+def run_net(
+    net: Path, folder: Path, cases: Optional[list[str]], mend: bool = False
+) -> tuple[list[Alarm], list[Judgement]]:
     """One net in a process of its own; says each miss.
 
     Raises:
@@ -33,6 +35,7 @@ def run_net(net: Path, folder: Path, cases: Optional[list[str]]) -> tuple[list[A
     line = [sys.executable, str(Path(__file__).with_name("one_net.py")), str(net), str(result)]
     for case in cases or ():
         line += ["--case", case]
+    line += ["--mend"] if mend else []
     done = subprocess.run(line, check=False, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{net.name}: {done.stderr.strip()[-2000:]}")
@@ -61,6 +64,7 @@ def tell(alarms: list[Alarm], judged: list[Judgement]) -> None:
 def report(alarms: list[Alarm], judged: list[Judgement]) -> str:
     """All tables."""
     parts = ["## aligner", table.answers(judged), "## Lines of code", table.code_lines(judged)]
+    parts += [table.code_edits(judged)]
     parts += ["## The plain rule", table.plain_rule(judged)]
     if alarms:
         parts += ["## Correct ports", table.clean_nets(alarms)]
@@ -71,6 +75,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The port-bug benchmark.")
     parser.add_argument("--net", action="append", help="only this net (repeatable)")
     parser.add_argument("--case", action="append", help="only this bug, and no clean port (repeatable)")
+    parser.add_argument("--mend", action="store_true", help="run each port again with the edits that are told")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every judgement to FILE")
     parser.add_argument("--jobs", type=int, default=2, help="nets at a time (2)")
     options = parser.parse_args()
@@ -81,7 +86,7 @@ def main() -> int:
         parser.error("no net of the corpus fits")
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
-        done = list(pool.map(lambda net: run_net(net, Path(temporary), options.case), nets))
+        done = list(pool.map(lambda net: run_net(net, Path(temporary), options.case, options.mend), nets))
     alarms = [one for part, _ in done for one in part]
     judged = [one for _, part in done for one in part]
     print(f"\n{report(alarms, judged)}\n\n{len(nets)} nets, {len(judged)} bugs, {time.monotonic() - started:.0f} s")

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Optional
 
 from corpus import KINDS
-from judge import LINES, Alarm, Judgement
+from judge import EDITS, LINES, Alarm, Judgement
 
 QUESTIONS: tuple[tuple[str, Callable[[Judgement], Optional[bool]]], ...] = (
     ("origin top-1", lambda one: one.first),
@@ -52,6 +52,25 @@ def code_lines(judged: Sequence[Judgement]) -> str:
     asked = [one for one in judged if one.line is not None]
     counts = [share(sum(one.line == shown for one in asked), len(asked)) for shown in LINES]
     return markdown(["code", *LINES], [[str(len(asked)), *counts]])
+
+
+def code_edits(judged: Sequence[Judgement]) -> str:
+    """Which edits of wrong code were confirmed, and what the patches made of the ports."""
+    rows = []
+    for name, members in (("one", [o for o in judged if not o.double]), ("two", [o for o in judged if o.double])):
+        asked = [one for one in members if one.edit is not None]
+        counts = [share(sum(one.edit == told for one in asked), len(asked)) for told in EDITS]
+        sure = share(sum(one.sure is True for one in asked), len(asked))
+        tried = [one.mended for one in asked if one.mended is not None]
+        rows.append([name, str(len(asked)), *counts, sure, share(sum(tried), len(tried))])
+    heads = [
+        "mistakes at once",
+        "of code",
+        *(f"edit: {told}" for told in EDITS),
+        "line or edit",
+        "patch makes it right",
+    ]
+    return markdown(heads, rows)
 
 
 def plain_rule(judged: Sequence[Judgement]) -> str:

@@ -58,6 +58,7 @@ class Net(nn.Module):
         self.embed = nn.Embedding(31, 24)
         self.blocks = nn.ModuleList([Block(24, 3) for _ in range(2)])
         self.head = nn.Linear(24, 5)
+        self.gate = nn.Parameter(torch.rand(24))
 
     def forward(self, tokens, lengths):
         places = torch.arange(tokens.shape[1])
@@ -65,7 +66,7 @@ class Net(nn.Module):
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x, bias)
-        return self.head(x[:, 0])
+        return self.head(x[:, 0] * (1.0 - self.gate))
 
 
 def build():
@@ -89,8 +90,13 @@ MISTAKES = {
     ],
     "other function": [("F.gelu(", "F.relu(")],
     "other form of it": [("F.gelu(self.up(x))", 'F.gelu(self.up(x), approximate="tanh")')],
-    "one thing too many": [("self.head(x[:, 0])", "self.head(torch.tanh(x[:, 0]))")],
+    "one thing too many": [("self.head(x[:, 0]", "self.head(torch.tanh(x[:, 0])")],
     "last for first": [("x[:, 0]", "x[:, -1]")],
+    "an argument forgotten": [
+        ("x = block(x, bias)", "x = block(x)"),
+        ("def forward(self, x, bias):", "def forward(self, x, bias=0.0):"),
+    ],
+    "the other way round": [("1.0 - self.gate", "self.gate - 1.0")],
     "factor": [("0.5 * halves(q)", "0.25 * halves(q)")],
     "two in one code": [("scores.softmax(dim=-1)", "scores.softmax(dim=-2)"), ("x = x + self.o(", "x = y + self.o(")],
     "three in one code": [

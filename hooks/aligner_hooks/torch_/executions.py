@@ -35,8 +35,9 @@ def _mode() -> Any:
                 return function(*args, **(kwargs or {}))
             where = _FRAMES.line()
             heard = [listener for listener in _EARS.listeners if listener.heard]
+            given = args[::-1] if operations.is_turned(function) and len(args) == 2 else args
             with callback():  # what others hear is the net's own
-                after = [listener.told(name, args, kwargs or {}, where) for listener in heard]
+                after = [listener.told(name, given, kwargs or {}, where) for listener in heard]
             if name in steps.STEPS and any(made is not None for made in after):
                 with self:
                     steps.taken(name, args, kwargs or {})

@@ -107,6 +107,12 @@ def name_of(function: Any) -> Optional[str]:
     return name.lower()
 
 
+def is_turned(function: Any) -> bool:
+    """Whether the first that it is given stands on the right: `1 - x` asks x."""
+    name = str(getattr(function, "__name__", ""))
+    return name == "rsub" or (name.startswith("__r") and name.strip("_")[1:] in _SWAPPED)
+
+
 def _operator(name: str) -> str:
     """ "sub" for "rsub" and "isub": an operator without the side it was called from."""
     if name[:1] in ("r", "i") and name[1:] in _SWAPPED:
