@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Optional
 
 import mindspore
+from mindspore import context
 
 from aligner.patches import hold, together
 from aligner_hooks.mindsporelike.compiler import JIT_SWITCH
@@ -41,6 +42,15 @@ class _Switches:
         else:
             os.environ[JIT_SWITCH] = value
 
+    @property
+    def waiting(self) -> bool:
+        return bool(mindspore.get_context("pynative_synchronize"))
+
+    @waiting.setter
+    def waiting(self, waiting: bool) -> None:
+        """By the inner door: the public one warns that another call will replace it, which cannot be undone."""
+        context._context().set_param(context.ms_ctx_param.pynative_synchronize, waiting)
+
 
 _SWITCHES = _Switches()
 
@@ -49,12 +59,17 @@ _SWITCHES = _Switches()
 def held(mode: Optional[str]) -> Iterator[None]:
     """ "pynative": eagerly and layer by layer, @ms.jit code as the plain Python it is. "graph": compiled as a whole.
     None: as the program itself has set it.
+
+    Eagerly on a CPU, an operator is waited for: where every value is read, to find its kernel on another thread
+    costs more than the kernel.
     """
     with together() as handle:
         if mode is not None:
             handle.add(hold(_SWITCHES, "mode", _MODES[mode]).remove)
         if mode == "pynative":
             handle.add(hold(_SWITCHES, "jit", _RUN_AS_PYTHON).remove)
+            if mindspore.get_context("device_target") == "CPU":
+                handle.add(hold(_SWITCHES, "waiting", True).remove)
         elif mode == "graph" and _SWITCHES.jit == _RUN_AS_PYTHON:
             handle.add(hold(_SWITCHES, "jit", None).remove)
     try:
