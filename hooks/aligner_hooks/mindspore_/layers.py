@@ -14,6 +14,8 @@ from aligner_hooks.mindsporelike.graphs.graph import untold
 from aligner_hooks.mindsporelike.nets import WRAPPED, is_wrapper, registered
 
 MAX_NESTING = 8
+# What most of a cell's attributes are; to ask whether it is a Mapping takes longer.
+PLAIN = (str, int, float, type(None))
 # Cell.recompute() registers the cell that does it on the cell itself.
 RECOMPUTED = "_recompute_cell"
 # Cells that MindSpore builds some of its layers from and torch does not: they are parts of the layer, not layers.
@@ -113,6 +115,8 @@ def hidden(cell: nn.Cell) -> Iterator[tuple[str, str, nn.Cell]]:
 
 
 def _within(name: str, value: Any, depth: int) -> Iterator[tuple[str, nn.Cell]]:
+    if isinstance(value, PLAIN):
+        return
     if isinstance(value, nn.Cell):
         yield name, value
     elif depth < MAX_NESTING and isinstance(value, (list, tuple)):

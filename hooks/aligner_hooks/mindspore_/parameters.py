@@ -77,17 +77,16 @@ def owned(cell: nn.Cell) -> Iterator[tuple[str, Any, bool]]:
     """Name, tensor and whether it is a Parameter (or a buffer), of what the cell itself holds."""
     grouped = _groups(cell)
     for name, tensor in cell.parameters_and_names(expand=False):
-        yield grouped.pop(id(tensor), name), tensor, True
+        yield grouped.pop(id(tensor), (name, tensor))[0], tensor, True
     # MindSpore does not count the parameters of a plain list among the net's; they take part in the run all the same.
-    listed = {id(item): item for value in vars(cell).values() for item in _parameter_list(value)}
-    for number, name in grouped.items():
-        yield name, listed[number], True
+    for name, tensor in grouped.values():
+        yield name, tensor, True
     for name, tensor in getattr(cell, "_buffers", {}).items():
         if tensor is not None:
             yield name, tensor, False
 
 
-def _groups(cell: nn.Cell) -> dict[int, str]:
+def _groups(cell: nn.Cell) -> dict[int, tuple[str, Any]]:
     """Parameters in tuples and lists of a user's cell, as torch's ParameterList would name them: "scales.0".
 
     The recurrent layers' own tuples hold parameters that are named as torch names them.
@@ -95,16 +94,11 @@ def _groups(cell: nn.Cell) -> dict[int, str]:
     if is_a(cell, RECURRENT):
         return {}
     return {
-        id(item): f"{name}.{index}"
+        id(item): (f"{name}.{index}", item)
         for name, value in vars(cell).items()
-        for index, item in enumerate(_parameter_list(value))
+        if isinstance(value, (list, tuple)) and all(isinstance(item, mindspore.Parameter) for item in value)
+        for index, item in enumerate(value)
     }
-
-
-def _parameter_list(value: object) -> list[Any]:
-    if isinstance(value, (list, tuple)) and value and all(isinstance(item, mindspore.Parameter) for item in value):
-        return list(value)
-    return []
 
 
 def _without_effect(cell: nn.Cell, own: str) -> bool:
