@@ -352,14 +352,15 @@ class ForcedPass:
 
     def _taken_outside(self, frame: Frame, missing: Sequence[Entry]) -> bool:
         """Whether the port has called for itself what the reference's call hands these arguments on to inside."""
-        assert frame.call is not None
+        if not missing or frame.call is None:
+            return False
         inside = f"{frame.call.layer}."
         taken = {
             self.values.content(check)
             for check in self.checks[: frame.first]
             if check.key.layer.startswith(inside) and is_input(check.key.slot) and not check.suspicious
         }
-        return bool(missing) and all(entry.content in taken for entry in missing)
+        return all(entry.content in taken for entry in missing)
 
     def _given_to(self, frame: Frame, check: Check) -> bool:
         return is_input(check.port.slot) and (check.port.layer, check.port.call) == (frame.path, frame.number)
