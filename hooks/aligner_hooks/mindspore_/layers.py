@@ -115,16 +115,16 @@ def hidden(cell: nn.Cell) -> Iterator[tuple[str, str, nn.Cell]]:
 
 
 def _within(name: str, value: Any, depth: int) -> Iterator[tuple[str, nn.Cell]]:
-    if isinstance(value, PLAIN):
-        return
     if isinstance(value, nn.Cell):
         yield name, value
     elif depth < MAX_NESTING and isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
-            yield from _within(f"{name}.{index}", item, depth + 1)
+            if not isinstance(item, PLAIN):
+                yield from _within(f"{name}.{index}", item, depth + 1)
     elif depth < MAX_NESTING and isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _within(f"{name}.{key}", item, depth + 1)
+            if not isinstance(item, PLAIN):
+                yield from _within(f"{name}.{key}", item, depth + 1)
 
 
 def _join(path: str, name: str) -> str:
