@@ -100,6 +100,7 @@ class Joints:
     ) -> None:
         self._reference, self._adapter, self._model, self._step = reference, adapter, model, step
         self._first = first
+        self._norms = first.norms[0]
         self._fill = fill
         free = [match for match in first.matches if match.by == "structure" and match.confidence < 1.0]
         bound = {match.reference.slot.layer for match in first.matches} - {m.reference.slot.layer for m in free}
@@ -283,7 +284,7 @@ class Joints:
 
     def _entry(self, layer: str, slot: str) -> Optional[Entry]:
         if slot.startswith("output"):
-            layer = self._first.norms[0].get(layer, layer)
+            layer = self._norms.get(layer, layer)
         return self._reference.find(Key(self._step, Phase.FORWARD, layer, 0, slot))
 
     def _shape(self, layer: str) -> Optional[tuple[int, ...]]:
@@ -308,20 +309,25 @@ class _Sample:
 
     size: int
     values: Any
+    scale: float
+    """Root of the sum of squares of these."""
 
     @classmethod
     def of(cls, array: Any, dtype: str) -> _Sample:
         flat = array.reshape(-1)
         places = np.linspace(0, max(flat.size - 1, 0), min(flat.size, LOOKED_AT)).astype(np.int64)
-        return cls(flat.size, decode(flat[places], dtype).astype(np.float64))
+        values = decode(flat[places], dtype).astype(np.float64)
+        with np.errstate(all="ignore"):
+            return cls(flat.size, values, float(np.linalg.norm(values)))
 
     def near(self, other: Optional[_Sample]) -> bool:
         """Whether these are the same values, as far as they tell: zeros tell nothing."""
         if other is None or other.size != self.size or not self.size:
             return False
-        scale = float(np.linalg.norm(other.values))
+        if not other.scale > 0.0 or abs(self.scale - other.scale) > 2 * NEAR * other.scale:
+            return False  # values are as far apart as their lengths are, at least
         with np.errstate(all="ignore"):
-            return scale > 0.0 and bool(np.linalg.norm(self.values - other.values) <= NEAR * scale)
+            return bool(np.linalg.norm(self.values - other.values) <= NEAR * other.scale)
 
 
 def _same(one: Optional[_Sample], other: Optional[_Sample]) -> bool:
