@@ -261,9 +261,9 @@ class Search:
                 inside = [node for node, value in event.inputs if value in event.operands][:1]
                 for word in BLIND if inside else ():
                     text = self._texts.operation(event, word, self._texts.source(event, inside[0]))
-                    other = self._edit(event, anchor.node, text) if word != event.word else None
-                    if other is not None:
-                        yield Candidate(4.5, (other,), OTHER, (), 9)
+                    changed = self._edit(event, anchor.node, text) if word != event.word else None
+                    if changed is not None:
+                        yield Candidate(4.5, (changed,), OTHER, (), 9)
             if anchor.value == self._matching.found:
                 for word in BLIND:
                     text = self._texts.operation(event, word, self._texts.source(event, anchor.node))
