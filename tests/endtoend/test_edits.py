@@ -152,7 +152,7 @@ def test_the_patch_makes_the_port_right(tmp_path, capsys, mistake):
     edits = [origin["edit"] for origin in found["origins"] + found["suspects"]]
     assert edits
     assert all(edit is not None and edit["confirmed"] and not edit["only_here"] for edit in edits)
-    assert all(edit["error_after"] * 5 < edit["error_before"] for edit in edits)
+    assert all(float(edit["error_after"]) * 5 < float(edit["error_before"]) for edit in edits)
     compared(capsys, "--patch", "fix.diff")
     subprocess.run(["git", "apply", "fix.diff"], check=True)
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
