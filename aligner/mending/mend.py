@@ -152,8 +152,7 @@ class Mending:
                 kind = type(self._ground.layer(group.call.layer))
                 if not group.fails or kind in in_vain:
                     continue
-                if time.monotonic() - self._started > SECONDS:
-                    self.spent = True
+                if self._is_over():
                     return
                 parent = self._running.parent(group.call, group.checks)
                 try:
@@ -167,6 +166,10 @@ class Mending:
                 if found is not None:
                     in_vain |= set() if found.proved else {kind}
                     yield found
+
+    def _is_over(self) -> bool:
+        self.spent = time.monotonic() - self._started > SECONDS
+        return self.spent
 
     def _one(self, group: _Group, parent: Parent) -> Optional[Mended]:
         wrong = _wrong(group.checks, parent.trial(Sources({})))
@@ -228,7 +231,7 @@ class Mending:
         for check in wrong[:2]:
             best: Optional[tuple[float, Candidate, Sources]] = None
             for one in self._candidates(check, heard, state, story, sources):
-                if best is not None and one.cost >= best[0]:
+                if self._is_over() or (best is not None and one.cost >= best[0]):
                     continue
                 trials += 1
                 after = self._tried(parent, one, sources)

@@ -99,6 +99,16 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "They may be less exact: a second mistake behind the first one can stay hidden.",
         "强制对齐运行未能完成（{error}）；只能根据自由运行推断误差源头。\n结果可能不够精确：第一个错误之后的第二个错误可能被掩盖。",
     ),
+    "edits-failed": (
+        "The search for edits of the port's code did not get through ({error}).\n"
+        "Where its code is wrong, the line may be shown without a change.",
+        "对待比对代码修改的查找未能完成（{error}）。\n代码有误之处可能只给出代码行，而没有修改。",
+    ),
+    "edits-spent": (
+        "The search for edits of the port's code was ended after {seconds} s; some wrong code was not looked into.\n"
+        "Mend what is shown, and capture the port again.",
+        "对待比对代码修改的查找在 {seconds} 秒后结束，部分有误的代码尚未查找。\n请先改正已给出的部分，再重新采集待比对网络。",
+    ),
     "steps-left-out": (
         "{count} steps of {reference} are left out, from step {step} on: it ran them on weights that were changed after they "
         "were recorded (training). Steps run: {run}",

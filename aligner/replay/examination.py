@@ -31,10 +31,10 @@ from aligner.compare.pairing import Pair, pair_records
 from aligner.compare.reading import LOW_PRECISION
 from aligner.dtypes import DTYPES
 from aligner.dump.reader import Dump, Entry, open_dump
-from aligner.errors import DumpError
+from aligner.errors import AlignerError, DumpError
 from aligner.findings import CHECK, EDIT
-from aligner.mending.mend import Mending
-from aligner.record import Array, Key, Phase
+from aligner.mending.mend import SECONDS, Mending
+from aligner.record import Array, Key, Note, Phase
 from aligner.replay import coordinates
 from aligner.replay.alone import Alone
 from aligner.replay.borders import uses
@@ -111,10 +111,10 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
             checks = _alone(checks, subject, alone, forced, plan)
     middle = time.monotonic()
     trials = _try(subject, path, pairing, plan, checks, sink)
-    tried = time.monotonic()
-    _mend(subject, path, plan, checks, sink)
     for check in checks:
         sink.finding(CHECK, to_facts(check))
+    tried = time.monotonic()
+    edits = _mend(subject, path, plan, checks, sink)
     ended = time.monotonic()
     timing = {"free_s": round(free, 3), "forced_s": round(middle - started, 3)}
     timing = {**timing, "trials_s": round(tried - middle, 3), "edits_s": round(ended - tried, 3)}
@@ -126,7 +126,8 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
     }
     sink.update_header(**told, reference_token=subject.reference.token, precision=plan.short, timing=timing)
     wrong = {(check.owner, check.where, check.between) for check in checks if check.fails}
-    return Summary(len(checks), len(wrong), trials[0], trials[1], ended - started)
+    tried_all, confirmed = trials[0] + edits[0], trials[1] + edits[1]
+    return Summary(len(checks), len(wrong), tried_all, confirmed, ended - started)
 
 
 def _lonely(subject: Subject, port: Dump, plan: Plan) -> Alone:
@@ -354,19 +355,29 @@ def _try(subject: Subject, path: str, pairing: Pairing, plan: Plan, checks: list
     return made, proved
 
 
-def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink: Sink) -> None:
-    """Edits of the port's own code, where that is wrong."""
-    adapter = subject.adapter
+def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink: Sink) -> tuple[int, int]:
+    """Edits of the port's own code, where that is wrong; how many were run, and how much code they put right."""
+    adapter, made, proved = subject.adapter, 0, 0
     if not any(check.fails for check in checks) or not hasattr(adapter, "computing"):
-        return
+        return made, proved
     layers = dict(adapter.layers(subject.model))
 
     def own(layer: str) -> bool:
         return layer in layers and adapter.spec(layers[layer]).kind not in KINDS
 
     with open_dump(path) as port:
-        alone = _lonely(subject, port, plan)
-        mending = Mending(adapter, subject.model, alone, subject.reference, port, checks, own)
-        with as_it_was(adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
-            for found in mending.mended():
-                sink.finding(EDIT, found.facts)
+        try:
+            alone = _lonely(subject, port, plan)
+            mending = Mending(adapter, subject.model, alone, subject.reference, port, checks, own)
+            with as_it_was(adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
+                for found in mending.mended():
+                    sink.finding(EDIT, found.facts)
+                    made += found.trials
+                    proved += found.proved
+            if mending.spent:
+                sink.note(Note("", "edits-spent", {"seconds": int(SECONDS)}))
+        except AlignerError:
+            raise
+        except Exception as error:  # what was found before stands
+            sink.note(Note("", "edits-failed", {"error": f"{type(error).__name__}: {error}"[:300]}))
+    return made, proved

@@ -268,3 +268,24 @@ def test_what_cannot_be_written_is_said(tmp_path, capsys, options, words):
     assert main(["compare", "ref.h5", "port.h5", *options]) == 2
     assert words in capsys.readouterr().err
     assert (tmp_path / "there.diff").read_text() == "mine"
+
+
+def test_a_search_that_fails_costs_nothing_but_the_edit(tmp_path, capsys, monkeypatch):
+    def raised(self):
+        raise RuntimeError("of ours")
+        yield
+
+    monkeypatch.setattr("aligner.mending.mend.Mending.mended", raised)
+    written(tmp_path, *MISTAKES["axis"])
+    found = answer(capsys)
+    assert [origin["edit"] for origin in found["origins"]] == [None, None]
+    assert found["port"]["forced"]
+    assert any("RuntimeError: of ours" in warning["text"] for warning in found["warnings"])
+
+
+def test_a_search_that_has_no_time_left_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("aligner.mending.mend.SECONDS", -1.0)
+    written(tmp_path, *MISTAKES["axis"])
+    found = answer(capsys)
+    assert [origin["edit"] for origin in found["origins"]] == [None, None]
+    assert any("was ended after" in warning["text"] for warning in found["warnings"])

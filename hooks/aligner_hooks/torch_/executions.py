@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def _mode() -> Any:
             with callback():  # what others hear is the net's own
                 after = [listener.told(name, given, kwargs or {}, where) for listener in heard]
             if name in steps.STEPS and any(made is not None for made in after):
-                with self:
+                with suppress(Exception), self:  # where it cannot be put on twice, the steps are not heard
                     steps.taken(name, args, kwargs or {})
             output = function(*args, **(kwargs or {}))
             with callback():
