@@ -48,13 +48,10 @@ class Matching:
         right = {value for twins in self.twins.values() for value in twins}
         self.wrong = _behind(found, self.makers[1], right - {found})
         self.missing = _behind(wanted, self.makers[0], {v for v, twins in self.twins.items() if twins} - {wanted})
+        nowhere = {value for value, _ in self.wrong} - right
         self.held = {
-            result for event in heard if event.word == LAYER for result in event.results if self._was_given_wrong(event)
+            result for event in heard if event.word == LAYER and nowhere & {*event.operands} for result in event.results
         }
-
-    def _was_given_wrong(self, event: Event) -> bool:
-        wrong = {value for value, _ in self.wrong}
-        return any(isinstance(one, int) and one in wrong for one in event.operands)
 
     @staticmethod
     def _known(events: Iterable[Event], end: int) -> list[int]:

@@ -38,6 +38,7 @@ class Theirs:
             story.events += self._steps(story, call.layer)
         for inner in self._inside(call):
             self._add(story, inner)
+        story.events = _in_order(story.events)
         return story
 
     def _steps(self, story: Story, layer: str) -> list[Event]:
@@ -66,17 +67,16 @@ class Theirs:
         given = [self.number(story, entry) for entry in entries if is_input(entry.key.slot)]
         made = [self.number(story, entry) for entry in entries if not is_input(entry.key.slot)]
         if CallId(call.layer, call.number) in self._counterparts or call.layer in self._layers:
-            _insert(story, Event(LAYER, tuple(given), tuple(made), layer=call.layer))
+            story.events.append(Event(LAYER, tuple(given), tuple(made), layer=call.layer))
         elif call.layer in self._trails and call.number == 0:
-            for event in self._steps(story, call.layer):
-                _insert(story, event)
+            story.events += self._steps(story, call.layer)
         else:
             spec = self._reference.layers[call.layer].spec
             shapes = [story.shapes[number] for number in made]
             taken = [Taken(number, story.shapes[number]) for number in given]
             told = operation(spec.kind, taken, dict(spec.attributes), shapes)
             if told.known and told.word not in INVISIBLE and len(given) == len(made) == 1:
-                _insert(story, Event(told.word, told.operands, tuple(made), told.arguments, name=spec.kind))
+                story.events.append(Event(told.word, told.operands, tuple(made), told.arguments, name=spec.kind))
 
     def number(self, story: Story, entry: Any) -> int:
         """The number of a record's value."""
@@ -94,11 +94,24 @@ class Theirs:
         return len(story.values) - 1
 
 
-def _insert(story: Story, event: Event) -> None:
-    """Before the first that uses what it makes."""
-    made = {*event.results} - {*event.operands}
-    users = (number for number, other in enumerate(story.events) if made & {*other.operands})
-    story.events.insert(next(users, len(story.events)), event)
+def _in_order(events: Iterable[Event]) -> list[Event]:
+    """What makes a value before what uses it; else as they are. A dump tells of layers and of steps apart."""
+    makers: dict[object, Event] = {}
+    for event in events:
+        for value in {*event.results} - {*event.operands}:
+            makers.setdefault(value, event)
+    found: dict[Event, None] = {}
+    begun: set[Event] = set()
+    for event in events:
+        left = [event]
+        while left:
+            begun.add(left[-1])
+            needed = [makers[value] for value in left[-1].operands if value in makers and makers[value] not in begun]
+            if needed:
+                left += needed
+            else:
+                found[left.pop()] = None
+    return [*found]
 
 
 def events_of(step: Step, story: Story, known: Mapping[int, int]) -> Iterable[Event]:

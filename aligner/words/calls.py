@@ -144,7 +144,8 @@ def operation(
             places[PARAMETERS.get(key, key)] = key
     if plain in _TURNED:
         operands.reverse()
-    arguments = {**(known.arguments if known is not None else {}), **{k: v for k, v in found.items() if v is not None}}
+    told = {key: value for key, value in found.items() if value is not None and (known is None or key in names)}
+    arguments = {**(known.arguments if known is not None else {}), **told}
     first = operands[0].shape if operands and isinstance(operands[0], Taken) else ()
     word, given = _in_one_form(word, plain, arguments, [*args, *kwargs.values()], first, made, operands, dtype)
     return Operation(word, tuple(_operand(one) for one in operands), given, places, known is not None)
