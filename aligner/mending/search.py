@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
@@ -259,17 +260,20 @@ class Search:
                         yield Candidate(4.0 + 0.1 * anchor.late, (edit,), ARGUMENT, (), 9)
             if anchor.node is event.node and event.word in BLIND and isinstance(event.node, ast.Call):
                 inside = [node for node, value in event.inputs if value in event.operands][:1]
-                for word in BLIND if inside else ():
-                    text = self._texts.operation(event, word, self._texts.source(event, inside[0]))
-                    changed = self._edit(event, anchor.node, text) if word != event.word else None
-                    if changed is not None:
-                        yield Candidate(4.5, (changed,), OTHER, (), 9)
+                for edit in self._under_other_words(event, anchor.node, inside[0]) if inside else ():
+                    yield Candidate(4.5, (edit,), OTHER, (), 9)
             if anchor.value == self._matching.found:
-                for word in BLIND:
-                    text = self._texts.operation(event, word, self._texts.source(event, anchor.node))
-                    around = self._edit(event, anchor.node, text)
-                    if around is not None:
-                        yield Candidate(5.0, (around,), MISSING, (), 9)
+                for edit in self._under_other_words(event, anchor.node, anchor.node):
+                    yield Candidate(5.0, (edit,), MISSING, (), 9)
+
+    def _under_other_words(self, event: Event, node: ast.AST, inside: ast.AST) -> Iterator[Edit]:
+        """An operation of one operand on what stands inside, in the place of `node`."""
+        for word in BLIND:
+            with suppress(LookupError):
+                text = self._texts.operation(event, word, self._texts.source(event, inside))
+                edit = self._edit(event, node, text)
+                if edit is not None:
+                    yield edit
 
     def given(self, event: Event, slot: str, value: int) -> Iterator[Candidate]:
         """What a call of a layer lacks: the argument that the reference's has in this slot."""

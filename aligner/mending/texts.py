@@ -194,16 +194,22 @@ class Texts:
         raise LookupError(made.layer)
 
     def _modules(self, event: Event) -> Mapping[str, str]:
-        """What the code calls the framework's modules; a name that it has not makes an edit that cannot run."""
+        """What the code calls the framework's modules, as far as it has them."""
         wanted = _MODULES[self._side]
-        found = dict(wanted)
-        for name, value in event.scope.items():
-            if isinstance(value, types.ModuleType):
-                found.update({word: name for word, module in wanted.items() if value.__name__ == module})
+        known = {value.__name__: name for name, value in event.scope.items() if isinstance(value, types.ModuleType)}
+        found = {}
+        for word, module in wanted.items():
+            root, dot, rest = module.partition(".")
+            if module in known or root in known:
+                found[word] = known.get(module) or f"{known[root]}{dot}{rest}"
         return found
 
     def operation(self, event: Event, word: str, text: str) -> str:
-        """An operation of one operand on an expression, with what its arguments usually are."""
+        """An operation of one operand on an expression, with what its arguments usually are.
+
+        Raises:
+            LookupError: the code has no words for it.
+        """
         return spelled(word, [text], arguments(word), {}, self._modules(event), self._side)
 
 

@@ -39,7 +39,8 @@ def _casts_ended() -> Iterator[None]:
     """Afterwards no cast of `to_float` is left on, also where a cell inside raised.
 
     MindSpore keeps them on a stack, and a cell that raises leaves its own there: whatever ran next, of any net, would
-    be computed in float16. Taking one off an empty stack is no better, so they are counted.
+    be computed in float16. An operator that raises has emptied the stack, and taking one off then ends the process
+    later on; so "no cast" is put on top of what may be left.
     """
     executor = graph_api("_pynative_executor")
     if executor is None:
@@ -51,8 +52,8 @@ def _casts_ended() -> Iterator[None]:
         yield
     finally:
         handle.remove()
-        for _ in range(sum(put)):
-            executor.set_mixed_precision_type(MixedPrecisionType.NOTSET, False)
+        if sum(put) > 0:
+            executor.set_mixed_precision_type(MixedPrecisionType.NOTSET)
 
 
 def _counting(original: Any, listeners: Listeners) -> Any:
