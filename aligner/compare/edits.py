@@ -32,7 +32,7 @@ def proved(port: Dump) -> Mapping[str, Edit]:
             reason = Reason("why-bad-edit", display(layer)[:80], form_of(error))
             raise DumpError("dump-bad", path=port.path, reason=because(reason)) from error
         head = found.get(str(facts.get("like"))) if edit.like else None
-        edit = edit if head is None else replace(edit, hunks=head.hunks)
+        edit = edit if head is None else replace(edit, hunks=head.hunks, sizes=head.sizes)
         if edit.hunks:
             found.setdefault(layer, edit)
     return found

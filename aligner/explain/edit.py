@@ -32,6 +32,8 @@ class Edit:
     after: float
     broken: tuple[str, ...] = ()
     like: bool = False
+    sizes: tuple[int, ...] = ()
+    """Numbers that the edit writes, and that are sizes of the values at hand: right for this input."""
 
     @staticmethod
     def parsed(facts: Mapping[str, Any]) -> Edit:
@@ -50,4 +52,5 @@ class Edit:
             for one in facts.get("edits", ())
         )
         broken = tuple(map(str, facts.get("broken", ())))
-        return Edit(hunks, float(facts["before"]), float(facts["after"]), broken, "like" in facts)
+        sizes = tuple(map(int, facts.get("sizes", ())))
+        return Edit(hunks, float(facts["before"]), float(facts["after"]), broken, "like" in facts, sizes)

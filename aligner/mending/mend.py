@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Optional
@@ -47,6 +49,11 @@ FALL = 5.0
 CALLS = 48
 """Other calls that are run with an edit."""
 
+LEAST_SIZE = 4
+"""Smaller numbers are axes and counts more often than sizes."""
+
+_WHOLE = re.compile(r"(?<![\w.])\d+(?![\w.])")
+
 FORMS = (OTHER_BORDER, OTHER_FORM)
 """Reasons of checks that say no more than that the value has another form, or is another one."""
 
@@ -70,6 +77,8 @@ class Mended:
     broken: Sequence[str] = ()
     """Layers that run the same lines and are right, and would not be with the edits."""
     like: str = ""
+    sizes: Sequence[int] = ()
+    """Numbers that the edits write, and that are sizes of the values at hand."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -83,7 +92,7 @@ class Mended:
             "proved": self.proved,
             "trials": self.trials,
         }
-        for name in ("edits", "why", "broken"):
+        for name in ("edits", "why", "broken", "sizes"):
             if getattr(self, name):
                 facts[name] = [*getattr(self, name)]
         return {**facts, "like": self.like} if self.like else facts
@@ -216,6 +225,7 @@ class Mending:
             True,
             edits,
             broken,
+            sizes=sizes(edits, story.shapes),
         )
 
     def _step(
@@ -338,6 +348,16 @@ def _wrong(checks: Iterable[Check], errors: Mapping[Key, float]) -> list[Check]:
 
 def _is_right(check: Check, error: Optional[float], before: float) -> bool:
     return error is not None and error <= _limit(check) and error * FALL <= before
+
+
+def sizes(edits: Iterable[Mapping[str, Any]], shapes: Iterable[Sequence[int]]) -> list[int]:
+    """Whole numbers that come with these edits and are sizes of values: right for this input, maybe for no other."""
+    came, went = Counter[int](), Counter[int]()
+    for edit in edits:
+        for lines, found in ((edit["after"], came), (edit["before"], went)):
+            found.update(int(word) for line in lines for word in _WHOLE.findall(line))
+    known = {size for shape in shapes for size in shape if size >= LEAST_SIZE}
+    return sorted({*(came - went)} & known)
 
 
 def hunks(old: Sources, new: Sources) -> Iterator[Mapping[str, Any]]:

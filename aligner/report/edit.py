@@ -29,6 +29,8 @@ def edit_rows(edit: Edit, fork: Optional[Fork], language: str) -> list[Row]:
         rows.append((say("label-there", language), there(fork, language)))
     before, after = figure(edit.before), figure(edit.after)
     rows.append((say("label-proof", language), say("edit-proof", language, before=before, after=after)))
+    if edit.sizes:
+        rows.append(("", say("edit-sizes", language, sizes=", ".join(map(str, edit.sizes)))))
     if edit.broken:
         layers = ", ".join(printable(display(layer)) for layer in edit.broken[:3])
         rows.append(("", say("edit-broken", language, layers=layers)))

@@ -8,6 +8,10 @@ EDITS: dict[str, tuple[str, str]] = {
         "the line was run so: the error falls from {before} to {after}: confirmed",
         "已按此运行该行：误差从 {before} 降至 {after}：已证实",
     ),
+    "edit-sizes": (
+        "{sizes} is a size of this input: write what it comes from where another input may have another",
+        "{sizes} 是当前输入的尺寸：若输入尺寸可能变化，请改写为其来源",
+    ),
     "edit-broken": (
         "only here: the same lines are right in {layers}; what is wrong is what decides there (a setting, an if)",
         "仅限此处：同样的代码行在 {layers} 中是正确的，应当修改的是决定其分支的内容（某个设置或 if）",

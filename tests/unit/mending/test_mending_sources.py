@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from aligner.mending.mend import hunks
+from aligner.mending.mend import hunks, sizes
 from aligner.mending.sources import Edit, Sources, change, edit_of
 
 TEXT = "def f(x, y):\n    名 = (x + y) * 2\n    return g(名, x.sum(1))\n"
@@ -52,6 +52,22 @@ def test_several_edits_keep_their_places():
 def test_words_that_come_weigh_more_than_those_that_go():
     assert change("x.transpose(0, 2, 1)", "x") < change("x", "x.transpose(0, 2, 1)")
     assert change("softmax(x, 1)", "softmax(x, -1)") < change("softmax(x, 1)", "sigmoid(x) + y")
+
+
+@pytest.mark.parametrize(
+    ("after", "found"),
+    [
+        ("x = x.reshape(2, 20, 48)", [20, 48]),
+        ("x = x.reshape(b, 20, -1)", [20]),
+        ("x = x[..., 4:]", [4]),
+        ("x = x.softmax(dim=1)", []),
+        ("x = x * 0.48 + 7", []),
+        ("x = x48 + 12", []),
+    ],
+)
+def test_sizes_that_an_edit_writes_are_told(after, found):
+    edit = {"before": ["x = x.view(12)"], "after": [after]}
+    assert sizes([edit], [(2, 20, 48), (4,), (12, 2)]) == found
 
 
 def test_lines_that_an_earlier_edit_changed_are_not_told_again(monkeypatch):
