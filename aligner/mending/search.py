@@ -120,12 +120,13 @@ class Search:
         shapes = self._matching.theirs.shapes
         form = shapes[anchor.value] if isinstance(anchor.value, int) else None
         for value in dict.fromkeys([*(value for value, _ in self._matching.missing), *self._matching.starts]):
-            try:
-                text = self._texts.text(value, anchor)
-            except LookupError:
-                continue
-            edit = self._edit(event, anchor.node, text)
-            if edit is not None:
+            said = [self._texts.unshaped(value, anchor)]
+            with suppress(LookupError):
+                said.append(self._texts.text(value, anchor))
+            for text in filter(None, said):
+                edit = self._edit(event, anchor.node, text)
+                if edit is None:
+                    continue
                 why = MISSING if self._texts.source(event, anchor.node) in text else OTHER
                 other = self._matching.ours.shapes[value] != form
                 cost = self._cost(edit) + 0.3 + 0.05 * anchor.late + other

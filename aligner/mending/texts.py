@@ -91,15 +91,27 @@ class Texts:
         texts = {key: self.argument(anchor.event, made, key, item) for key, item in made.arguments.items()}
         return spelled(made.word, operands, made.arguments, texts, self._modules(anchor.event), self._side)
 
+    def unshaped(self, value: int, anchor: Anchor) -> Optional[str]:
+        """The same in the shape that it has there, where that is another one: what stands around may shape it."""
+        found = self._found(value, anchor)
+        if found is None or self._matching.ours.shapes[value] == self._matching.theirs.shapes[found[1]]:
+            return None
+        return found[0]
+
     def _known(self, value: int, anchor: Anchor) -> Optional[str]:
-        """An expression beside the place, or a name, that has the value already."""
+        """An expression beside the place, or a name, that has the value already, in the reference's shape."""
+        found = self._found(value, anchor)
+        return None if found is None else self._shaped(*found, value, anchor)
+
+    def _found(self, value: int, anchor: Anchor) -> Optional[tuple[str, int]]:
+        """The expression, and the port's value that it has."""
         twins = self._matching.twins.get(value, ())
         for node, number in [(anchor.node, anchor.value), *anchor.inputs]:
             if isinstance(number, int) and number in twins and number not in self._matching.held:
-                return self._shaped(bracketed(self.source(anchor.event, node)), number, value, anchor)
+                return bracketed(self.source(anchor.event, node)), number
         for name, number in self._names(anchor.event):
             if self._matching.is_twin(number, value) and number not in self._matching.held:
-                return self._shaped(name, number, value, anchor)
+                return name, number
         return None
 
     def _shaped(self, text: str, number: int, value: int, anchor: Anchor) -> str:

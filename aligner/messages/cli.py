@@ -92,8 +92,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{script}：单独运行 {layer}，但需先填写该层的构造方式：转储中的描述不只是 {framework} 自带的层，已弃用",
     ),
     "patch-written": (
-        "patch: {path} changes {files}; look at it, then: git apply {path} (or patch -p1 < {path}) in {folder}",
-        "补丁：{path} 修改 {files}；查看后在 {folder} 中执行 git apply {path}（或 patch -p1 < {path}）",
+        "patch: {path} changes {files}; look at it, then `git apply {path}` (or `patch -p1 < {path}`) in {folder}",
+        "补丁：{path} 修改 {files}；查看后在 {folder} 中执行 `git apply {path}`（或 `patch -p1 < {path}`）",
     ),
     "patch-shown": ("patch: changes {files}", "补丁：修改 {files}"),
     "patch-none": (

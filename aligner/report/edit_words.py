@@ -5,8 +5,8 @@ from __future__ import annotations
 EDITS: dict[str, tuple[str, str]] = {
     "label-edit": ("change", "修改"),
     "edit-proof": (
-        "the line was run so: the error falls from {before} to {after}: confirmed",
-        "已按此运行该行：误差从 {before} 降至 {after}：已证实",
+        "the line was run so: the error as a whole falls from {before} to {after}: confirmed",
+        "已按此运行该行：整体误差从 {before} 降至 {after}：已证实",
     ),
     "edit-sizes": (
         "{sizes} is a size of this input: write what it comes from where another input may have another",
