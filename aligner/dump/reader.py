@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 20
 _SECTIONS = ("header", "index", "layers", "calls")
-_PASSING = ("dump-no-journal", "dump-other-journal", "dump-journal-alone")
+_PASSING = ("dump-no-journal", "dump-other-journal", "dump-journal-alone", "dump-longer")
 """What is so for a moment while a dump is closed, or put in another one's place."""
 _PAUSES = (0.001, 0.01)
 """Between looks at files that nobody has touched since."""
