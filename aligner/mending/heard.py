@@ -17,12 +17,10 @@ from aligner.source.rewriting import EAR
 from aligner.structure import Tensors, flatten_arguments
 from aligner.vocabulary import KINDS
 from aligner.words.calls import Constant, Opaque, Operand, Taken, operation
-from aligner.words.operations import QUESTIONS, bare
+from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 
 MOST = 2000
 """Events of one run that are kept."""
-
-INVISIBLE = ("same",)
 
 
 class Heard:

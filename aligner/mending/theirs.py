@@ -13,13 +13,10 @@ from aligner.fingerprint import LARGEST, Fingerprint, apart, fingerprint
 from aligner.mending.events import LAYER, Event, Story, pieces
 from aligner.record import Call, Phase
 from aligner.words.calls import Constant, Operand, Taken, numbered, operation, parsed
-from aligner.words.operations import QUESTIONS, bare
+from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
-
-INVISIBLE = ("same",)
-"""Words of operations that change nothing."""
 
 
 class Theirs:

@@ -206,6 +206,9 @@ COMMUTING = frozenset(("add", "mul", "maximum", "minimum", "eq", "ne", "and", "o
 NUMBERED = frozenset((*OPERATORS, "maximum", "minimum", "where", "outer", "neg", "not", "atan2"))
 """Words whose plain numbers are operands: a tensor may stand there as well."""
 
+INVISIBLE = frozenset(("same",))
+"""Words of operations that change nothing."""
+
 _ASKED = "size dim ndim numel isfloatingpoint iscomplex iscontiguous stride dtype item tolist asnumpy numpy shape rank"
 QUESTIONS = frozenset(_ASKED.split())
 """Operations that make no tensor."""
