@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 20
 _SECTIONS = ("header", "index", "layers", "calls")
-_PASSING = ("dump-no-journal", "dump-other-journal", "dump-journal-alone", "dump-longer")
-"""What is so for a moment while a dump is closed, or put in another one's place."""
+_PASSING = ("dump-no-journal", "dump-other-journal", "dump-journal-alone", "dump-longer", "dump-bad", "dump-truncated")
+"""What is so for a moment while a dump is closed, or put in another one's place; a block may be met half written."""
 _PAUSES = (0.001, 0.01)
 """Between looks at files that nobody has touched since."""
 

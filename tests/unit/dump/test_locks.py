@@ -147,6 +147,29 @@ def test_a_reader_does_not_wait_for_a_journal_that_nobody_brings_back(tmp_path):
     writer.close()
 
 
+def test_a_reader_looks_again_at_a_first_block_that_is_half_written(tmp_path, monkeypatch):
+    """Some systems show a write of 512 bytes before all of it is there."""
+    path, opened = tmp_path / "x.h5", DumpWriter(tmp_path / "x.h5", HEADER)
+    half = path.read_bytes()
+    opened.close()
+    whole, pauses = path.read_bytes(), []
+    path.write_bytes(whole[:200] + half[200:512] + whole[512:])
+
+    def written(seconds):
+        pauses.append(seconds)
+        path.write_bytes(whole)
+
+    monkeypatch.setattr("time.sleep", written)
+    with open_dump(path) as dump:
+        assert dump.complete
+    assert len(pauses) == 1
+    path.write_bytes(whole[:200] + half[200:512] + whole[512:])
+    monkeypatch.setattr("time.sleep", pauses.append)
+    with pytest.raises(DumpError, match="first 512 bytes"):
+        open_dump(path)
+    assert len(pauses) == 3
+
+
 def test_the_journal_of_whoever_came_after_us_is_left_alone(tmp_path):
     path = tmp_path / "x.h5"
     first = DumpWriter(path, HEADER)
