@@ -37,6 +37,9 @@ BLOCK = 1 << 16
 PART = 1 << 16
 """Elements that are contracted at a time."""
 
+ROWS = 256
+"""Values that are set against all others at a time."""
+
 SAMPLE = 256
 WEIGHT = math.sqrt(13.0 / 12.0)
 """Root of the mean square of the weights, which lie between 0.5 and 1.5 with either sign."""
@@ -197,7 +200,10 @@ def distances(ones: Sequence[Optional[Fingerprint]], others: Sequence[Optional[F
     for rows, columns in sizes.values():
         if rows and columns:
             pair = [value for number in rows if (value := ones[number])], [v for n in columns if (v := others[n])]
-            found[np.ix_(rows, columns)] = (_turned_apart if turned else _flat_apart)(*pair)
+            for start in range(0, len(rows), ROWS):
+                part = pair[0][start : start + ROWS]
+                apart = (_turned_apart if turned else _flat_apart)(part, pair[1])
+                found[np.ix_(rows[start : start + ROWS], columns)] = apart
     return found
 
 

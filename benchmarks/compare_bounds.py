@@ -229,7 +229,7 @@ def peak():  # of this process alone: ru_maxrss also remembers the one that star
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text()).group(1)) / 1024
 
 from aligner import cli
-import aligner.compare.comparison, aligner.explain.glue, aligner.explain.patterns, aligner.report.json_
+import aligner.compare.comparison, aligner.explain.code, aligner.explain.patterns, aligner.report.json_
 before, started = peak(), time.process_time()
 code = cli.main(["compare", sys.argv[1], sys.argv[2], "--json"])
 print(code, time.process_time() - started, before, peak(), file=sys.stderr)

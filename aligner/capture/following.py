@@ -24,10 +24,10 @@ from aligner.structure import Tensors, flatten_arguments
 from aligner.vocabulary import KINDS
 from aligner.words.calls import dtype_of
 
-MOST = 160
+MOST = 4000
 """Operations of one layer that are kept."""
 
-ALL = 4000
+ALL = 8000
 """Operations of a net that are kept."""
 
 LONG = 40
@@ -81,6 +81,17 @@ class _Code:
     """Values that only go from code to code, each with its line."""
 
 
+FUSED = {"TransformerEncoder", "TransformerEncoderLayer", "MultiheadAttention"}
+"""Layers that torch runs as one kernel as long as nobody is told of its operations: then their last bits are others."""
+
+
+def follows(wanted: Optional[bool], adapter: Adapter, model: Any) -> bool:
+    """Whether a net is followed, where it is not said: if no bit of what it makes is another one for it."""
+    if wanted is not None:
+        return wanted
+    return not any(adapter.spec(layer).kind in FUSED for _, layer in adapter.layers(model))
+
+
 class Following:
     """Follows the calls of a run as they nest; `tell` gets a finding for each layer."""
 
@@ -93,15 +104,23 @@ class Following:
         self._stack: list[_Code] = []
         self._done: set[str] = set()
         self._steps = 0
+        self._heard: Optional[Handle] = None
         self._failed = False
         """Something of ours went wrong: the net runs on, and nobody is followed any more."""
 
     def listen(self, handles: list[Handle]) -> Following:
-        """Be told of operations until the handle is removed that is added to these."""
+        """Be told of operations until this is removed, which is added to these."""
         executions = getattr(self._adapter, "executions", None)  # an adapter of others' may not have it
         if executions is not None:
-            handles.append(executions(self.begun))
+            self._heard = executions(self.begun)
+            handles.append(self)
         return self
+
+    def remove(self) -> None:
+        """Be told no more."""
+        if self._heard is not None:
+            self._heard.remove()
+            self._heard = None
 
     def enter(self, path: str) -> None:
         """A call begins."""

@@ -19,8 +19,9 @@ class Options:
     silence_dropout: bool = False
     operations: bool = False
     """Note which operations run between the layers."""
-    follow: bool = False
-    """Note as well what each of them makes, by its fingerprint, and the line that it stands in."""
+    follow: Optional[bool] = None
+    """Note of the first step what each operation makes, by its fingerprint, and the line that it stands in. None: where
+    being watched changes no bit of what the net makes."""
     force: bool = False
     seed: Optional[int] = None
     header: Mapping[str, Any] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from aligner import messages
 from aligner.adapter import Adapter, Handle
 from aligner.capture.computed import Computed
 from aligner.capture.dropouts import Dropouts
-from aligner.capture.following import Following
+from aligner.capture.following import Following, follows
 from aligner.capture.gaps import Gaps
 from aligner.capture.header import describe
 from aligner.capture.options import Options as Options
@@ -90,6 +90,7 @@ class Capture:
         self._noted: set[tuple[str, str]] = set()
         self._failure: Optional[BaseException] = None
         self._ears: list[Union[Gaps, Following]] = []
+        self._following: Optional[Following] = None
         self._computed = Computed(adapter, model)
         self._weights = Weights(adapter, model)
         self._sink = sink
@@ -115,8 +116,9 @@ class Capture:
                 gaps = Gaps(self._writer.finding)
                 self._ears.append(gaps)
                 self._handles += [self._adapter.operations(gaps.told), self._computed.listen()]
-            if self._options.follow:
-                self._ears.append(Following(self._adapter, self._model, self._writer.finding).listen(self._handles))
+            if follows(self._options.follow, self._adapter, self._model):
+                self._following = Following(self._adapter, self._model, self._writer.finding).listen(self._handles)
+                self._ears.append(self._following)
             self._weights.listen(self._handles)
             for path, layer in selected:
                 self._observe(path, layer)
@@ -338,6 +340,8 @@ class Capture:
             self._note(writer, "", "random-numbers")
         self.steps += 1
         self._computed.remove()
+        if self._following is not None:  # the next step would be slower for nothing
+            self._following.remove()
         if self._options.steps is not None and self.steps >= self._options.steps:
             self._detach()
 

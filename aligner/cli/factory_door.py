@@ -46,9 +46,9 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
     prepared, replay = _prepare(options, target, seed, voice)
     session = session_options(options, seed=seed, steps=None, silence=not options.keep_dropout)
     session.operations = True
+    session.follow = True
     if options.inputs:
         session.header = {**session.header, "inputs": options.inputs}
-    session.follow = replay is None  # a port is followed where it is held to the reference
     prepared.adapter.seed(seed)
     building.seed_everything(seed)
     if options.estimate:

@@ -1,13 +1,18 @@
-"""The edits that the port's capture has proved, by the reference's layer whose code they change."""
+"""What the port's capture has found out by running its code again, by the reference's layer whose code it is: edits
+that were proved, operations of the framework's that make something else of the same values.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from aligner.errors import DumpError, Reason, because, form_of
 from aligner.explain.edit import Edit
+from aligner.explain.lines import FRAMEWORK
+from aligner.explain.suspect import Cause, Suspect
 from aligner.findings import EDIT
 from aligner.record import display
 
@@ -22,6 +27,7 @@ def proved(port: Dump) -> Mapping[str, Edit]:
         DumpError: a finding is damaged.
     """
     found: dict[str, Edit] = {}
+    heads: dict[str, str] = {}
     for kind, facts in port.findings:
         if kind != EDIT or facts.get("proved") is not True:
             continue
@@ -31,8 +37,35 @@ def proved(port: Dump) -> Mapping[str, Edit]:
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             reason = Reason("why-bad-edit", display(layer)[:80], form_of(error))
             raise DumpError("dump-bad", path=port.path, reason=because(reason)) from error
-        head = found.get(str(facts.get("like"))) if edit.like else None
-        edit = edit if head is None else replace(edit, hunks=head.hunks, sizes=head.sizes)
-        if edit.hunks:
-            found.setdefault(layer, edit)
+        if layer not in found or edit.hunks:
+            found[layer] = edit
+            heads[layer] = str(facts.get("like"))
+    for layer, edit in found.items():
+        head = found.get(heads[layer]) if edit.like else None
+        if head is not None:
+            found[layer] = replace(edit, hunks=head.hunks, sizes=head.sizes)
+    return {layer: edit for layer, edit in found.items() if edit.hunks}
+
+
+def frameworks(port: Dump) -> Mapping[str, Cause]:
+    """By layer: its code is the reference's, and an operation in it is not.
+
+    Raises:
+        DumpError: a finding is damaged.
+    """
+    found: dict[str, Cause] = {}
+    for kind, facts in port.findings:
+        told = facts.get("framework") if kind == EDIT else None
+        if told is None:
+            continue
+        layer = str(facts.get("layer"))
+        try:
+            ours, theirs = (str(name) for name in reversed(told["names"]))
+            place = f"{os.path.basename(str(told['file']))}:{int(told['line'])}"
+            before = float(facts["before"])
+        except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+            reason = Reason("why-bad-edit", display(layer)[:80], form_of(error))
+            raise DumpError("dump-bad", path=port.path, reason=because(reason)) from error
+        names = {"operation": ours[:80], "port_operation": theirs[:80], "place": place}
+        found.setdefault(layer, Suspect(FRAMEWORK, names).confirmed(before, None))
     return found

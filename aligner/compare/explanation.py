@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.cases import Cases
 from aligner.compare.checks import LIMIT
-from aligner.compare.edits import proved
+from aligner.compare.edits import frameworks, proved
 from aligner.compare.kin import Kin, Told, line_of
 from aligner.compare.place import Place
 from aligner.compare.verdict import Origin
 from aligner.errors import DumpError
 from aligner.explain.case import HUGE, MINDSPORE, Case, distance
-from aligner.explain.glue import WEAK
-from aligner.explain.glue.lines import CAUSES
+from aligner.explain.edit import Edit
 from aligner.explain.inquiry import NUMBERS, QUICK, Allowance, Inquiry
 from aligner.explain.line import Fork
+from aligner.explain.lines import EDITED
+from aligner.explain.patterns.relations import WEAK
 from aligner.explain.suspect import Cause, Suspect
-from aligner.explain.suspects import IN_SHORT, OVERFLOWS, ROUNDED, suspects, tried_as
+from aligner.explain.suspects import IN_SHORT, OVERFLOW, ROUNDED, suspects, tried_as
 from aligner.findings import TRIAL
 from aligner.record import display
 
@@ -48,7 +50,7 @@ class Explaining:
     def __init__(self, cases: Cases, port: Dump) -> None:
         self._cases = cases
         self._trials = _trials(port)
-        self._edits = proved(port)
+        self._edits, self._frameworks = proved(port), frameworks(port)
         self._kin: dict[object, Kin] = {}
         self._allowance = Allowance(QUICK)
         self._full = 0
@@ -78,6 +80,12 @@ class Explaining:
         origin = replace(origin, edit=self._edits.get(origin.layer) if origin.where in CODE else None)
         if self._full < THOROUGH:
             origin = replace(origin, line=_line(origin, held))
+        if origin.edit is not None:  # what was run says more than numbers
+            told = _causes(origin, held, self._trials, None)
+            return replace(origin, causes=(_edited(origin.edit), *told)[:MOST])
+        if origin.where in CODE and origin.layer in self._frameworks:
+            told = _causes(origin, held, self._trials, None)
+            return replace(origin, causes=(self._frameworks[origin.layer], *told)[:MOST])
         if origin.where not in NUMBERED:
             return replace(origin, causes=_causes(origin, held, self._trials, None))
         kin = self._kin.setdefault(line_of(origin, held[place]), Kin())
@@ -122,6 +130,12 @@ def _line(origin: Origin, held: _Held) -> Optional[Fork]:
     return found
 
 
+def _edited(edit: Edit) -> Cause:
+    first = edit.hunks[0]
+    suspect = Suspect(EDITED, {"place": f"{os.path.basename(first.file)}:{first.line}"})
+    return suspect.confirmed(edit.before, edit.after)
+
+
 def _told(causes: Sequence[Cause]) -> Told:
     return tuple((cause.id, cause.confirmed) for cause in causes)
 
@@ -157,8 +171,6 @@ def _of_case(
         cause = _cause(suspect, trial, before, case)
         found.append((not cause.confirmed, cause.refuted, len(found), cause))
     causes = [cause for *_, cause in sorted(found, key=lambda item: item[:3])]
-    if any(cause.id in CAUSES.values() for cause in causes):  # a relation says less than the line
-        causes.sort(key=lambda cause: cause.id in WEAK)
     if origin.cast:  # a pattern of rounding is no cause beside what rounds
         causes.sort(key=lambda cause: cause.id in WEAK)
     for proof in [cause for cause in causes if cause.id == IN_SHORT and cause.confirmed]:
@@ -172,13 +184,16 @@ def _in_float32(causes: Sequence[Cause], proof: Cause) -> list[Cause]:
     told = [
         replace(cause, confirmed=True, error_before=proof.error_before, error_after=proof.error_after)
         for cause in left
-        if cause.id in OVERFLOWS
+        if cause.id == OVERFLOW
     ]
-    return [*told, *(cause for cause in left if cause.id not in OVERFLOWS)]
+    return [*told, *(cause for cause in left if cause.id != OVERFLOW)]
 
 
 def _cause(suspect: Suspect, trial: Mapping[str, Any], apart: Optional[float], case: Case) -> Cause:
-    """With the smaller of the two errors that were left: by a trial, or in numbers."""
+    """With the smaller of the two errors that were left: by a trial, or in numbers.
+
+    Numbers prove what is wrong with a value that was loaded or given; of what made it they tell no more than a guess.
+    """
     before = _number(trial.get("before"))
     if before is None:
         before = apart
@@ -186,7 +201,8 @@ def _cause(suspect: Suspect, trial: Mapping[str, Any], apart: Optional[float], c
     # What is wrong with a layer's parameter is known of the parameter; what it does to the layer, a trial tells.
     told = None if case.where == "layer" and suspect.parameters else suspect.error
     left = [error for error in (_number(trial.get("after")), told) if error is not None]
-    proved = trial.get("proved") is True or (told is not None and told <= limit)
+    seen = told is not None and told <= limit and case.where in ("parameters", "inputs")
+    proved = trial.get("proved") is True or seen
     facts = suspect.facts if case.words == MINDSPORE else {**suspect.facts, "words": case.words}
     return Cause(suspect.cause, proved, facts, before, min(left, default=None), suspect.change)
 

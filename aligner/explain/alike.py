@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from aligner.explain.glue import vocabulary
+from aligner.words import plain
 
 _COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 
@@ -39,7 +39,7 @@ def coarse(word: str) -> str:
 def apart(ours: Sequence[str], theirs: Sequence[str]) -> tuple[Counter[str], Counter[str]]:
     """What only one of two sides does."""
     words = [[word for name in names if (word := coarse(name))] for names in (ours, theirs)]
-    return vocabulary.apart(*words)
+    return plain.apart(*words)
 
 
 def only(word: str, mine: Counter[str], its: Counter[str]) -> bool:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Optional
 import numpy as np
 
 from aligner.explain import alike
-from aligner.explain.glue import vocabulary
 from aligner.explain.line import ARGUMENT, BETWEEN, ELSEWHERE, EXTRA, GIVEN, HANDED, MISSING, OPERAND, OTHER, Fork, Spot
 from aligner.explain.trail import Step, Trail
 from aligner.fingerprint import Fingerprint, apart, distances
+from aligner.words import plain
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -191,7 +191,7 @@ class _Side:
 
     def words_of(self, numbers: Sequence[int]) -> list[str]:
         """What these steps compute."""
-        return [word for number in numbers if (word := vocabulary.plain(self.trail.steps[number].name))]
+        return [word for number in numbers if (word := plain.plain(self.trail.steps[number].name))]
 
     def form(self, number: int) -> Optional[tuple[int, ...]]:
         """The shape of what a step makes."""
@@ -201,7 +201,7 @@ class _Side:
     def word(self, number: int) -> str:
         """What a step does."""
         name = self.trail.steps[number].name
-        return vocabulary.plain(name) or vocabulary.moved(name)
+        return plain.plain(name) or plain.moved(name)
 
 
 class _Forking:

@@ -14,9 +14,9 @@ from typing import Optional
 import numpy as np
 
 from aligner.explain.case import Case
-from aligner.explain.glue.pixels import line, listed
 from aligner.explain.inquiry import current
 from aligner.explain.patterns import limits, rearranged, scales, slices
+from aligner.explain.patterns.channels import line, listed
 from aligner.explain.patterns.pair import Floats, Pair, figure, numbers
 from aligner.explain.patterns.resized import suspects as resized
 from aligner.explain.phrase import Phrase, phrase

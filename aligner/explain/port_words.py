@@ -39,11 +39,6 @@ def written(case: Case, spec: LayerSpec, names: Iterable[str], rank: Optional[in
     return f"{_class(spec, rank)}({', '.join(rest + told)})"
 
 
-def function(words: str, name: str) -> str:
-    """A function that has one name in both frameworks, as a port in these words calls it: "F.mse_loss"."""
-    return f"F.{name}" if words == TORCH else f"ops.{name}"
-
-
 def parameter(case: Case, role: str) -> str:
     """The port's name of a parameter: gamma for a norm's weight, where it is MindSpore's."""
     return role if case.words == TORCH else spelling.parameter(case.port.kind, role)

@@ -39,6 +39,10 @@ class Suspect:
         changes = ",".join(f"{name}={value!r}" for name, value in sorted(self.change.items()))
         return f"{self.cause}({changes}{','.join(self.parameters)}{self.dtype})"
 
+    def confirmed(self, before: Optional[float], after: Optional[float]) -> Cause:
+        """It was run, and left this of the error."""
+        return Cause(self.cause, True, self.facts, before, after, self.change)
+
 
 REFUTED = 0.9
 """A trial that leaves more of the error than this share of it speaks against its cause."""

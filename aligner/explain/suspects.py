@@ -16,10 +16,10 @@ from aligner.explain.suspect import Suspect
 
 Rule = Callable[[Case], Iterable[Suspect]]
 
-SETTINGS: tuple[str, ...] = ("arguments", "parameters", "attributes")
-"""Modules that look at settings and parameters only."""
+SETTINGS: tuple[str, ...] = ("arguments", "parameters", "attributes", "code")
+"""Modules that look at settings, parameters and what ran."""
 
-NUMBERS: tuple[str, ...] = ("patterns", "glue", "inputs")
+NUMBERS: tuple[str, ...] = ("patterns", "guesses", "inputs")
 """Packages that look into the tensors, which takes longer."""
 
 
@@ -84,13 +84,8 @@ def tried_as(suspect: Suspect, case: Case) -> str:
     return suspect.name if not glue else f"{suspect.name} {case.slot} {case.between}"
 
 
-OVERFLOWS = {OVERFLOW, "attention-softmax-fp16-overflow", "attention-fill-fp16-overflow"}
-"""Causes that say where a short type overflows: more than that it was used."""
-
 ROUNDED = {
-    *OVERFLOWS,
-    *(IN_SHORT, "overflow", "rounding-grid", "input-rounded", "residual-add-precision"),
-    *("attention-in-short-float", "rotary-precision", "ascend-matmul-precision-mode"),
+    *(IN_SHORT, OVERFLOW, "overflow", "rounding-grid", "rotary-precision", "ascend-matmul-precision-mode"),
 }
 """What a short type does, said of code between layers."""
 

@@ -125,10 +125,13 @@ class Trail:
         What comes of nothing that was heard, but equals a value made before, is that value: in another type.
         """
         made: dict[int, int] = {}
+        outside = set[int]()
         for number, step in enumerate(self.steps):
-            for value in step.given:
+            for value in (one for one in step.given if one not in made and one not in outside):
                 twin = next((other for other in made if other < value and self._is_same(other, value)), None)
-                if value not in made and twin is not None:
+                if twin is None:
+                    outside.add(value)
+                else:
                     made[value] = made[twin]
             for value in step.made:
                 made.setdefault(value, number)

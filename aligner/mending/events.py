@@ -64,6 +64,9 @@ class Story:
     values: list[Optional[Fingerprint]]
     events: list[Event]
     shapes: list[tuple[int, ...]]
+    rough: set[int] = field(default_factory=set)
+    """Values that fingerprints tell less of than of others: of a short type, or with numbers that count as their sign.
+    """
 
     def number(self, value: int) -> Optional[float]:
         """A value that is one number."""

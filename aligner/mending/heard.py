@@ -7,9 +7,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
+import numpy as np
+
 from aligner.adapter import Adapter
+from aligner.compare.casts import is_short
 from aligner.dtypes import DTYPES, decode
-from aligner.fingerprint import LARGEST, fingerprint, print_of
+from aligner.fingerprint import HUGE, LARGEST, fingerprint, print_of
 from aligner.mending.events import HELPER, LAYER, RETURN, Event, Site, Story, pieces
 from aligner.mending.sources import Sources
 from aligner.source.ear import Place
@@ -19,7 +22,7 @@ from aligner.vocabulary import KINDS
 from aligner.words.calls import Constant, Opaque, Operand, Taken, operation
 from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 
-MOST = 2000
+MOST = 4000
 """Events of one run that are kept."""
 
 
@@ -105,8 +108,12 @@ class Heard:
         number = self._known.setdefault(mark, len(self.story.values))
         if number == len(self.story.values):
             known = dtype in DTYPES and array.size <= LARGEST
-            self.story.values.append(fingerprint(decode(array, dtype)) if known else None)
+            values = decode(array, dtype) if known else None
+            self.story.values.append(None if values is None else fingerprint(values))
             self.story.shapes.append(tuple(array.shape))
+            floats = values is not None and not DTYPES[dtype].exact
+            if values is None or (floats and (is_short(dtype) or bool((np.abs(values) >= HUGE).any()))):
+                self.story.rough.add(number)
         return number
 
     def called(self, event: Event) -> Iterator[tuple[str, int]]:

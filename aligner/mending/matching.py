@@ -9,12 +9,15 @@ from typing import Optional
 
 import numpy as np
 
-from aligner.fingerprint import distances
+from aligner.fingerprint import apart, distances
 from aligner.mending.events import LAYER, RETURN, Event, Story, makers
 from aligner.words.calls import Constant, Operand, equal
 
 AGREE, LEAST, SHARE = 1e-4, 3e-6, 0.05
 """Values agree that are apart by less than the first, by less than this share of the error, never less than LEAST."""
+
+NEAREST = 128
+"""Values that are looked for of all that the port lacks."""
 
 Step = tuple[int, Optional[Event]]
 """A value and what made it."""
@@ -58,10 +61,15 @@ class Matching:
         found = {v for event in events for v in (*event.results, *event.operands) if isinstance(v, int) and v >= 0}
         return sorted(found | {end})
 
+    @property
+    def near(self) -> Sequence[Step]:
+        """Of what the port lacks, what is made first: there it went wrong."""
+        return self.missing[:NEAREST]
+
     @cached_property
     def starts(self) -> Sequence[int]:
         """Values of both sides that what lacks starts from."""
-        operands = (v for _, event in self.missing if event is not None for v in event.operands if isinstance(v, int))
+        operands = (v for _, event in self.near if event is not None for v in event.operands if isinstance(v, int))
         return [*dict.fromkeys(value for value in operands if self.twins.get(value))]
 
     def match(self, ours: Operand, theirs: Operand) -> bool:
@@ -77,8 +85,9 @@ class Matching:
         if number in self.twins.get(value, ()):
             return True
         one, other = self.ours.values[value], self.theirs.values[number]
-        near = one is not None and other is not None and one.size == other.size and number != self.found
-        return near and bool(distances([one], [other], turned=False)[0, 0] <= self.limit)
+        if one is None or other is None or one.size != other.size or number == self.found:
+            return False
+        return apart(one, other) <= self.limit
 
 
 def _behind(end: int, made: Mapping[int, Event], right: Collection[int]) -> list[Step]:

@@ -44,6 +44,14 @@ class Plan(Protocol):
     def layers(self) -> Mapping[str, str]:
         """The reference's layer by the port's."""
 
+    @property
+    def short(self) -> Optional[str]:
+        """The short float type that the port usually computes in."""
+
+    @property
+    def lowered(self) -> Mapping[str, str]:
+        """What layers of the reference compute in, where that is a short float type."""
+
 
 class Ground(Protocol):
     """What a call of the port's is run on."""

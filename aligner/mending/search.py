@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 from aligner.mending.events import HELPER, LAYER, RETURN, Event
-from aligner.mending.matching import Matching
+from aligner.mending.matching import NEAREST, Matching
 from aligner.mending.sources import Edit, Sources, change, edit_of
 from aligner.mending.texts import Anchor, Texts
 from aligner.words.calls import Constant, equal
@@ -68,7 +68,7 @@ class Search:
         for anchor in self.anchors():
             event = anchor.event
             whole = anchor.node is event.node
-            for value, model in self._matching.missing:
+            for value, model in self._matching.near:
                 if whole and model is not None and model.word == event.word and event.word not in (LAYER, HELPER):
                     for edits, why in self._adjusted(anchor, model):
                         weights = [min(self._cost(edit), 1.5 if why == ARGUMENT else 99.0) for edit in edits]
@@ -119,7 +119,7 @@ class Search:
         event = anchor.event
         shapes = self._matching.theirs.shapes
         form = shapes[anchor.value] if isinstance(anchor.value, int) else None
-        for value in dict.fromkeys([*(value for value, _ in self._matching.missing), *self._matching.starts]):
+        for value in dict.fromkeys([*(value for value, _ in self._matching.near), *self._matching.starts]):
             said = [self._texts.unshaped(value, anchor)]
             with suppress(LookupError):
                 said.append(self._texts.text(value, anchor))
@@ -139,7 +139,7 @@ class Search:
         fed = {v for value in wrong for v in (makers[value].operands if value in makers else ()) if isinstance(v, int)}
         steps = [one for one in self._matching.heard if one.word != RETURN and {*one.results} & (wrong | fed)]
         last = makers.get(self._matching.found)
-        steps += [last] if not steps and last is not None else []
+        steps = steps[:NEAREST] + ([last] if last is not None and last not in steps[:NEAREST] else [])
         found: dict[Any, Anchor] = {}
 
         def add(anchor: Anchor) -> None:

@@ -18,6 +18,9 @@ from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
 
+NEAR = 1000.0
+"""Equal values are of one size, to about a thousandth."""
+
 
 class Theirs:
     """The stories of a reference's layers."""
@@ -26,6 +29,8 @@ class Theirs:
         self._reference = reference
         self._counterparts, self._layers = counterparts, layers
         self._trails = {str(facts.get("layer")): facts for kind, facts in reference.findings if kind == CODE}
+        self._alike: dict[Story, dict[tuple[tuple[int, ...], int], list[int]]] = {}
+        """Values of each story by their shape and about their size, so that few are looked at."""
         self._calls = sorted((c for c in reference.calls if c.phase is Phase.FORWARD), key=lambda call: call.first)
 
     def story(self, call: Call) -> Story:
@@ -72,7 +77,8 @@ class Theirs:
             shapes = [story.shapes[number] for number in made]
             taken = [Taken(number, story.shapes[number]) for number in given]
             told = operation(spec.kind, taken, dict(spec.attributes), shapes)
-            if told.known and told.word not in INVISIBLE and len(given) == len(made) == 1:
+            plain = told.known and told.word not in INVISIBLE
+            if plain and given and len(given) == len(told.operands) and len(made) == 1:
                 story.events.append(Event(told.word, told.operands, tuple(made), told.arguments, name=spec.kind))
 
     def number(self, story: Story, entry: Any) -> int:
@@ -80,12 +86,17 @@ class Theirs:
         taken = fingerprint(entry.load()) if math.prod(entry.shape) <= LARGEST else None
         return self._known(story, taken, entry.shape)
 
-    @staticmethod
-    def _known(story: Story, value: Optional[Fingerprint], shape: tuple[int, ...] = ()) -> int:
+    def _known(self, story: Story, value: Optional[Fingerprint], shape: tuple[int, ...] = ()) -> int:
+        near: list[int] = []
         if value is not None:
-            for number, other in enumerate(story.values):
-                if other is not None and other.shape == value.shape and apart(other, value) <= EQUAL:
+            size = round(NEAR * math.log(value.norm)) if value.norm else 0
+            known = self._alike.setdefault(story, {})
+            near = known.setdefault((value.shape, size), [])
+            for number in (one for by in (0, -1, 1) for one in known.get((value.shape, size + by), ())):
+                other = story.values[number]
+                if other is not None and apart(other, value) <= EQUAL:
                     return number
+        near.append(len(story.values))
         story.values.append(value)
         story.shapes.append(shape if value is None else value.shape)
         return len(story.values) - 1

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
+import numpy as np
+
 from aligner.adapter import Adapter
 from aligner.compare.checks import Check
 from aligner.compare.held import Held
@@ -108,11 +110,11 @@ class Alone:
             self._load(copy, check.key.layer, parameters)
         if dtype is not None:
             self._load_all(copy, call.layer)
-        args, kwargs = rebuild_arguments(call.inputs, lambda slot: self._argument(call, slot, dtype))
+        args, kwargs = rebuild_arguments(call.inputs, lambda slot: self._argument(call, slot, dtype, check.axes))
         if added is not None:
             args, kwargs = self._with(args, kwargs, added)
         output = self._run(copy, args, kwargs)
-        return self._deviation(call, output, told)
+        return self._deviation(call, output, told, check.axes)
 
     @property
     def rough(self) -> float:
@@ -189,8 +191,11 @@ class Alone:
         filled[int(name)] = tensor
         return tuple(filled), dict(kwargs)
 
-    def _argument(self, call: Call, slot: str, dtype: Optional[str]) -> object:
-        """The reference's value in the port's form, or the port's own where the reference has none."""
+    def _argument(self, call: Call, slot: str, dtype: Optional[str], axes: Optional[tuple[int, ...]] = None) -> object:
+        """The reference's value in the port's form, or the port's own where the reference has none.
+
+        `axes` says in which order the port has those of the layer's values.
+        """
         address = Key(call.step, Phase.FORWARD, call.layer, call.number, slot)
         own = self._port.find(address)
         wanted = self.plan.entries.get(address)
@@ -204,6 +209,9 @@ class Alone:
                 value, word = own.raw(), own.dtype
             elif exact[0] or dtype is None:
                 value, word = encode(decode(value, word), own.dtype), own.dtype
+        moved = None if wanted is None or axes is None or value.ndim != len(axes) else value.transpose(axes)
+        if own is not None and moved is not None and moved.shape == own.shape:
+            value = np.ascontiguousarray(moved)
         if own is not None and value.size == math.prod(own.shape) and value.ndim != len(own.shape):
             value = value.reshape(own.shape)
         return self._adapter.from_numpy(value, word)
@@ -237,7 +245,13 @@ class Alone:
             if entry is not None and entry.shape == parameter.shape and not DTYPES[entry.dtype].exact:
                 self._adapter.load(parameter, entry.raw(), entry.dtype)
 
-    def _deviation(self, call: Call, output: object, told: Optional[Callable[[Key, str, Array], None]]) -> float:
+    def _deviation(
+        self,
+        call: Call,
+        output: object,
+        told: Optional[Callable[[Key, str, Array], None]],
+        axes: Optional[tuple[int, ...]] = None,
+    ) -> float:
         found: Tensors = []
         flatten_result(output, self._adapter.is_tensor, found)
         worst = 0.0
@@ -250,16 +264,19 @@ class Alone:
                 continue
             if told is not None:
                 told(address, dtype, self._adapter.to_numpy(tensor))
-            worst = max(worst, self._severity(address, tensor))
+            worst = max(worst, self._severity(address, tensor, axes))
             judged = True
         if not judged:
             raise ValueError("nothing that came out has a counterpart")
         return worst
 
-    def _severity(self, address: Key, tensor: object) -> float:
+    def _severity(self, address: Key, tensor: object, axes: Optional[tuple[int, ...]] = None) -> float:
         """How far off a value is that has a counterpart."""
         held: Any = Held(address, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
         entry = self.plan.entries[address]
+        if axes is not None and len(axes) == len(entry.shape):
+            wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())
+            return read(Pair(as_entry(laid(wanted, axes, held.shape)), held), self._rule).severity
         if entry.shape != held.shape:
             wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())
             order = laid_out(wanted, held.raw(), held.dtype, LAID)

@@ -142,6 +142,7 @@ class Replay:
         """
         options = options or Options(operations=True)
         options.force = options.force or force
+        options.follow = False  # a port is followed where it is held to the reference
         if forced:
             options.then = partial(self._examine, os.path.abspath(os.fspath(path)), options)
             options.then_stopped = True

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from aligner.compare.verdict import Comparison, Origin
 from aligner.explain.catalogue import sentences
-from aligner.explain.glue.lines import CAUSES as LINES
+from aligner.explain.lines import CAUSES as LINES
+from aligner.explain.lines import EDITED, FRAMEWORK
 from aligner.explain.suspect import Cause
 from aligner.report.families import differ, likeliest
 from aligner.report.figures import figure
@@ -23,13 +24,15 @@ ALSO = 2
 
 def cause_rows(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
     """The likeliest cause in full and others in a line each; or that none is known."""
-    first = likeliest(origin)
     if origin.edit is not None:  # what is to be changed is shown, and proved
-        if first is None or not first.confirmed or first.id in LINES.values():
-            return []
-        return [(say("label-why", language), printable(sentences(first.id, first.facts, language)[0]))]
+        proved = [cause for cause in origin.causes if cause.confirmed and cause.id != EDITED]
+        return [(say("label-why", language), printable(sentences(c.id, c.facts, language)[0])) for c in proved[:1]]
+    first = likeliest(origin)
     if first is None:
         return [] if origin.where == "inputs" else _unknown(origin, comparison, language)
+    if first.id == FRAMEWORK:
+        words = zip(("why", "seen", "change"), sentences(first.id, first.facts, language))
+        return [(say(f"label-{name}", language), printable(text)) for name, text in words]
     if origin.line is not None and first.id in LINES.values():  # the line has been told
         return [(say("label-also", language), text) for text in _further(first, origin.causes, language)]
     title, evidence, fix = (printable(text) for text in sentences(first.id, first.facts, language))

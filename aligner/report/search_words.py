@@ -17,11 +17,7 @@ SEARCH: dict[str, tuple[str, str]] = {
     "untried-numbers": ("its numbers", "其数值"),
     "untried-whole": ("all of the value, which is very large: a part of it was", "整个张量：因其很大，只查看了一部分"),
     "untried-inputs": ("what relates the inputs", "输入之间的关系"),
-    "untried-losses": ("losses", "损失函数"),
-    "untried-attention": ("attention and rotary embeddings", "注意力与旋转位置编码"),
-    "untried-masks": ("masks", "掩码"),
-    "untried-formulas": ("formulas of the values in hand", "由已有数值组成的算式"),
-    "untried-places": ("other orders and parts", "其他排列与局部"),
+    "untried-guesses": ("what relates the two values", "两个值之间的关系"),
     "untried-layers": ("what a layer may compute otherwise", "层的其他算法"),
     "comma": (", ", "、"),
     "family-like": (

@@ -12,19 +12,9 @@ _RULES: Mapping[str, tuple[str, ...]] = {
     "untried-numbers": (NUMBERS,),
     "untried-whole": (WHOLE,),
     "untried-inputs": ("inputs",),
-    "untried-losses": ("losses", "loss_inputs", "loss_totals"),
-    "untried-attention": ("attention", "turned", "angles"),
-    "untried-masks": ("fills", "masked", "rows"),
-    "untried-formulas": (
-        *("steps", "pixels", "elementwise", "divisors", "responses", "scalars", "integers", "dropped", "cells"),
-        *("formulas", "order", "rounded", "differences", "spread", "tables"),
-    ),
-    "untried-places": (
-        *("diagonal", "edges", "joins", "sampled", "patches", "picked", "grids", "heads", "renamed", "parts"),
-        *("peeled", "handed", "shapes"),
-    ),
+    "untried-guesses": ("guesses",),
 }
-"""Rules by the words for what they look for; of a layer, and of code in place of one, the others ask."""
+"""Rules by the words for what they look for; the others ask of a layer."""
 
 TOPICS: Mapping[str, str] = {rule: topic for topic, rules in _RULES.items() for rule in rules}
 

@@ -43,6 +43,7 @@ log1p: log1p
 log2: log2
 abs: abs absolute
 erf: erf
+erfinv: erfinv
 sin: sin
 cos: cos
 tan: tan
@@ -141,13 +142,13 @@ rms_norm: rmsnorm | shape=None eps=None
 group_norm: groupnorm | groups=None eps=1e-05
 batch_norm: batchnorm | training=False momentum=0.1 eps=1e-05
 dropout: dropout dropout2d | p=0.5 training=True
-cross_entropy: crossentropy | ignore_index=-100 reduction='mean' label_smoothing=0.0
+cross_entropy: crossentropy crossentropyloss | ignore_index=-100 reduction='mean' label_smoothing=0.0
 nll_loss: nllloss | ignore_index=-100 reduction='mean'
 mse_loss: mseloss | reduction='mean'
 l1_loss: l1loss | reduction='mean'
 smooth_l1_loss: smoothl1loss | reduction='mean' beta=1.0
-binary_cross_entropy: binarycrossentropy | reduction='mean'
-binary_cross_entropy_with_logits: binarycrossentropywithlogits | reduction='mean'
+binary_cross_entropy: binarycrossentropy bceloss | reduction='mean'
+binary_cross_entropy_with_logits: binarycrossentropywithlogits bcewithlogitsloss | reduction='mean'
 kl_div: kldiv | reduction='mean' log_target=False
 cosine_similarity: cosinesimilarity | axis=1 eps=1e-08
 same: identity contiguous detach clone copy stopgradient requiresgrad cpu

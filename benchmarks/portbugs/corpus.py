@@ -72,9 +72,9 @@ class Bug:
         return len(self.origins) > 1
 
 
-def nets() -> list[Path]:
+def nets(folder: Path = NETS) -> list[Path]:
     """The folders of all nets, by name."""
-    return sorted(path.parent for path in NETS.glob("*/bugs.json"))
+    return sorted(path.parent for path in folder.glob("*/bugs.json"))
 
 
 def bugs(net: Path) -> Iterator[Bug]:

@@ -15,6 +15,8 @@ NOTICED = 1e-6  # an edit that moves no record by more than this is no bug
 EDITS = ("the line", "elsewhere", "none")
 LINES = ("the line", "between", "none", "another")
 NAMED = 2  # a reader looks at so many causes
+EDITED = "code-edit"
+LINE_CAUSES = {"line-differs", "line-argument", "line-operand", "line-missing", "line-extra"}
 
 Json = Mapping[str, Any]
 
@@ -70,7 +72,7 @@ def judge(bug: Bug, answer: Json, changed: AbstractSet[int] = frozenset()) -> Ju
     matched = [(origin, entry) for origin, entry in zip(bug.origins, chosen) if entry is not None]
     every = len(matched) == len(bug.origins)
     first = bool(named) and named[0] not in strangers
-    causes = [_right_causes(origin, entry) for origin, entry in matched]
+    causes = [_right_causes(origin, entry, changed) for origin, entry in matched]
     between = [entry.get("between") == list(origin.between) for origin, entry in matched if origin.between]
     plain, plain_every = _plain(bug, answer)
     where = every and all(entry["where"] in origin.where for origin, entry in matched)
@@ -92,7 +94,7 @@ def judge(bug: Bug, answer: Json, changed: AbstractSet[int] = frozenset()) -> Ju
         sure=_sure(bug.origins, chosen, changed),
         plain=plain,
         plain_every=plain_every,
-        misses=tuple(_misses(bug, named, first, strangers, chosen)),
+        misses=tuple(_misses(bug, named, first, strangers, chosen, changed)),
         faults=tuple(_faults(bug, answer)),
         timing=answer["port"].get("timing") or {},
     )
@@ -129,8 +131,13 @@ def _likeness(origin: Origin, entry: Json) -> tuple[bool, bool, bool]:
     return entry["where"] in origin.where, entry["layer"] == origin.layer, between
 
 
-def _right_causes(origin: Origin, entry: Json) -> list[Json]:
-    return [cause for cause in (entry.get("causes") or ())[:NAMED] if cause["id"] in origin.causes]
+def _right_causes(origin: Origin, entry: Json, changed: AbstractSet[int]) -> list[Json]:
+    """Those that a fair reader accepts; of wrong code, the very line and the edit of it say all."""
+    said = {*origin.causes}
+    if "glue" in origin.where and entry["where"] == "glue":
+        said |= {EDITED} if _edited(entry.get("edit"), changed) == "the line" else set()
+        said |= LINE_CAUSES if _shown(entry.get("line"), changed) == "the line" else set()
+    return [cause for cause in (entry.get("causes") or ())[:NAMED] if cause["id"] in said]
 
 
 def _line(origins: Sequence[Origin], chosen: Sequence[Optional[Json]], changed: AbstractSet[int]) -> Optional[str]:
@@ -182,6 +189,7 @@ def _misses(
     first: bool,
     strangers: Sequence[Json],
     chosen: Sequence[Optional[Json]],
+    changed: AbstractSet[int],
 ) -> Iterator[str]:
     """One line for each question that was answered wrongly."""
     if not first:
@@ -192,16 +200,16 @@ def _misses(
         if found is None:
             yield f"origin: {origin.layer or '(net)'} was not named"
         else:
-            yield from _half_right(origin, found)
+            yield from _half_right(origin, found, changed)
 
 
-def _half_right(origin: Origin, entry: Json) -> Iterator[str]:
+def _half_right(origin: Origin, entry: Json, changed: AbstractSet[int]) -> Iterator[str]:
     place = origin.layer or "(net)"
     if entry["where"] not in origin.where:
         yield f"where: {place} is {'/'.join(origin.where)}, not {entry['where']}"
     if origin.between and entry.get("between") != list(origin.between):
         yield f"between: {place} is {list(origin.between)}, not {entry.get('between')}"
-    right = _right_causes(origin, entry)
+    right = _right_causes(origin, entry, changed)
     ids = [cause["id"] for cause in entry.get("causes") or ()]
     if not right:
         yield f"cause: {place} is {'/'.join(origin.causes)}, not {', '.join(ids[:NAMED]) or 'none'}"

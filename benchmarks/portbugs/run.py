@@ -1,6 +1,6 @@
 """The port-bug benchmark: how often aligner names the place and the cause of a planted bug, and cries wolf.
 
-python benchmarks/portbugs/run.py [--net NAME]... [--case ID]... [--json FILE] [--jobs 2] [--mend]
+python benchmarks/portbugs/run.py [--nets FOLDER] [--net NAME]... [--case ID]... [--json FILE] [--jobs 2] [--mend]
 
 Prints one line for each miss, then the tables. The exit code is 1 if a case could not be asked.
 """
@@ -73,13 +73,14 @@ def report(alarms: list[Alarm], judged: list[Judgement]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="The port-bug benchmark.")
+    parser.add_argument("--nets", type=Path, default=corpus.NETS, metavar="FOLDER", help="other nets in this form")
     parser.add_argument("--net", action="append", help="only this net (repeatable)")
     parser.add_argument("--case", action="append", help="only this bug, and no clean port (repeatable)")
     parser.add_argument("--mend", action="store_true", help="run each port again with the edits that are told")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every judgement to FILE")
     parser.add_argument("--jobs", type=int, default=2, help="nets at a time (2)")
     options = parser.parse_args()
-    nets = [net for net in corpus.nets() if not options.net or net.name in options.net]
+    nets = [net for net in corpus.nets(options.nets) if not options.net or net.name in options.net]
     if options.case:
         nets = [net for net in nets if any(bug.id in options.case for bug in corpus.bugs(net))]
     if not nets:

@@ -81,8 +81,7 @@ def test_a_mistake_in_it_is_named(tmp_path):
     net, port = Words(nn.GRUCell(6, WIDE), False), Words(Cell(6, WIDE, inverted=True), True)
     result = compared(tmp_path, telling(net), port, ids())
     assert [origin.layer for origin in result.origins] == ["cell"]
-    assert result.origins[0].causes[0].id == "gru-update-inverted"
-    assert result.origins[0].causes[0].confirmed
+    assert not any(cause.confirmed for cause in result.origins[0].causes), "a step by hand against a layer: a guess"
 
 
 class Attention(nn.Module):

@@ -181,7 +181,7 @@ class Doubled(Residual):
 @pytest.mark.parametrize("norms", [True, False])
 def test_a_line_that_is_wrong_is_still_the_net_s(tmp_path, norms):
     result = compared(tmp_path, Residual(norms), Doubled(not norms), pictures())
-    assert [(o.layer, o.where, o.causes[0].id) for o in result.origins] == [("", "glue", "addend-extra")]
+    assert [(o.layer, o.where, o.causes[0].id) for o in result.origins] == [("", "glue", "code-edit")]
 
 
 @pytest.mark.parametrize(("one", "other"), [("norms", "none"), ("none", "norms")])

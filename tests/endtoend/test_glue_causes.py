@@ -48,8 +48,7 @@ def test_of_several_wrong_values_the_one_that_tells_is_explained(tmp_path):
     (origin,) = answer(tmp_path, reference, port, torch.randn(2, 4, 6, 7)).origins
     assert origin.where == "glue"
     assert origin.place.key.slot == "output.0", "the worst value is the decoded one"
-    assert origin.causes[0].id == "reshape-order"
-    assert origin.causes[0].confirmed
+    assert origin.edit.hunks[0].after.count(".permute(0, 1, 3, 4, 2)") == 2, "what decides is another matter"
 
 
 class Steps(nn.Module):

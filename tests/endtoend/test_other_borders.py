@@ -252,4 +252,4 @@ def test_a_value_that_is_wrong_behind_many_borders_is_wrong_at_the_first(tmp_pat
     result = compared(tmp_path, telling(staged()), staged(residual=False), torch.randn(3, 5, 6))
     blocks = ["1.0.1", "1.1.1"]
     assert [(origin.layer, origin.where) for origin in result.origins] == [(block, "glue") for block in blocks]
-    assert {origin.causes[0].id for origin in result.origins} == {"residual-missing"}
+    assert {origin.causes[0].id for origin in result.origins} == {"code-edit"}

@@ -59,7 +59,7 @@ def test_a_port_that_has_forgotten_the_one_is_told_so(tmp_path, one, held):
     result = compared(tmp_path, Net(one), Net(not one), held)
     assert {origin.layer for origin in result.origins} == {"norm1", "norm2"}
     causes = {origin.causes[0].id for origin in result.origins}
-    assert causes == {"function-missing" if one else "function-extra"}
+    assert causes == {"code-edit"}
 
 
 def test_weights_that_are_one_too_large_are_not_carried_so_where_the_norm_is_right(tmp_path):

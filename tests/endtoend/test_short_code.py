@@ -67,13 +67,6 @@ def test_a_mistake_below_the_rounding_of_a_short_type_is_a_warning(tmp_path, lev
     assert "below-tolerance" in dict(found.warnings)
 
 
-def test_its_cause_is_proved_in_float32(tmp_path):
-    found = answer(tmp_path, Block(), lowered(BlockPort(gelu="tanh"), "O2"), numbers(16, 32))
-    (cause, *_) = found.suspects[0].causes
-    assert (cause.id, cause.confirmed) == ("gelu-approximate-default", True)
-    assert cause.error_after < 1e-5 < cause.error_before
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_code_that_is_right_is_quiet(tmp_path, level):
     found = answer(tmp_path, Block(), lowered(BlockPort(), level), numbers(16, 32))

@@ -211,7 +211,7 @@ def test_a_forgotten_sum_among_them_is_one_origin(tmp_path):
     net, port = (nn.Sequential(*(Sums(side, residual) for _ in range(1))) for side, residual in ((True, 1), (False, 0)))
     result = compared(tmp_path, telling(net), port, torch.randn(2, 5, 6))
     assert [origin.layer for origin in result.origins] == ["0"]
-    assert result.origins[0].causes[0].id == "residual-missing"
+    assert result.origins[0].causes[0].id == "code-edit"
 
 
 class Biased(nn.Module):

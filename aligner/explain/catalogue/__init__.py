@@ -25,13 +25,8 @@ TOPICS: tuple[str, ...] = (
     "layers",
     "spatial",
     "sequences",
-    "cells",
-    "glue",
-    "attention",
-    "arguments",
-    "readings",
+    "code",
     "inputs",
-    "operations",
     "lines",
 )
 """Modules of this package, each with `ENTRIES: tuple[Entry, ...]`."""

@@ -12,6 +12,27 @@ _SAME_BEFORE = (
 
 ENTRIES: tuple[Entry, ...] = (
     Entry(
+        "code-edit",
+        ("The code at {place} does not do what the reference's does", "{place} 处的代码与标杆的计算不一致"),
+        ("It was run with other lines, and came out right", "已按修改后的代码运行，结果正确"),
+        ("Write the lines of the edit", "按所示修改改写"),
+    ),
+    Entry(
+        "framework-differs",
+        (
+            "{port_operation} at {place} is no mistake of yours: this framework's differs from the reference's",
+            "{place} 处的 {port_operation} 并非移植错误：该框架的实现与标杆框架不同",
+        ),
+        (
+            "It was given the reference's values and the arguments of {operation}, and made another value",
+            "所用的值与 {operation} 的参数均与标杆相同，结果却不同",
+        ),
+        (
+            "Write it with other operations, or allow this error here; report it to the framework's authors",
+            "改用其他算子实现，或在此处允许该误差；并向框架方反馈",
+        ),
+    ),
+    Entry(
         "line-differs",
         (
             "{port_line} does something else than {reference_line}: {port_operation}, in the reference {operation}",

@@ -185,21 +185,6 @@ DEVICES: tuple[Entry, ...] = (
 
 CODE: tuple[Entry, ...] = (
     Entry(
-        "residual-add-precision",
-        (
-            "{reference_code} is added in {dtype}, the reference adds in float32",
-            "{reference_code} 以 {dtype} 相加，标杆以 float32 相加",
-        ),
-        (
-            "The reference's values, rounded to {dtype} before and after the sum, are the port's: {left} is left",
-            "标杆的值在相加前后舍入到 {dtype} 即为待比对值：剩余误差 {left}",
-        ),
-        (
-            "Add in float32: residual_dtype, or x.astype(ms.float32)",
-            "以 float32 相加：residual_dtype 或 x.astype(ms.float32)",
-        ),
-    ),
-    Entry(
         "cumsum-dtype",
         (
             "A count goes wrong beyond {largest}: it is kept in {dtype}",
@@ -270,6 +255,38 @@ EDGES: tuple[Entry, ...] = (
             "标杆的值为 {other}；最大差值 {largest}，|x| < 0.97 时为 {small}",
         ),
         ("Compute it in numpy, or allow this error", "用 numpy 计算，或允许该误差"),
+    ),
+    Entry(
+        "ascend-matmul-precision-mode",
+        (
+            "The device multiplies in {dtype}: rounded to it are {setting}",
+            "设备以 {dtype} 做矩阵乘：被舍入的是 {setting}",
+        ),
+        (
+            "Computed again, {reference_code} is the reference's and {port_code} the port's: {left} is left",
+            "重新计算：标杆为 {reference_code}，待比对为 {port_code}，剩余误差 {left}",
+        ),
+        (
+            "Set the device to high precision (op_precision.matmul_allow_hf32(False), precision_mode "
+            "must_keep_origin_dtype), or judge the net by that type's rounding",
+            "将设备设为高精度（op_precision.matmul_allow_hf32(False)，precision_mode 设为 "
+            "must_keep_origin_dtype），或按该类型的舍入误差评判网络",
+        ),
+    ),
+    Entry(
+        "rotary-precision",
+        (
+            "The rotary embedding rounds {setting} to {dtype}: far places turn by a wrong angle",
+            "旋转位置编码将 {setting} 舍入到 {dtype}：位置越远角度误差越大",
+        ),
+        (
+            "Computed again, {reference_code} is the reference's and {port_code} the port's: {left} is left",
+            "重新计算：标杆为 {reference_code}，待比对为 {port_code}，剩余误差 {left}",
+        ),
+        (
+            "Compute places, frequencies, sines and cosines in float32 (rotary_dtype)",
+            "位置、频率、正弦与余弦均用 float32 计算（rotary_dtype）",
+        ),
     ),
 )
 

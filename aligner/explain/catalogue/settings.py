@@ -314,21 +314,6 @@ SEQUENCES: tuple[Entry, ...] = (
         _WRITE,
     ),
     Entry(
-        "attention-scale-missing",
-        (
-            "The attention scores are not scaled as in the reference",
-            "注意力分数的缩放与标杆不同",
-        ),
-        (
-            "The reference divides them by the root of the head's size, once",
-            "标杆将其除以 head_dim 的平方根，且只除一次",
-        ),
-        (
-            "Multiply q @ k.T by 1 / sqrt(head_dim), which flash_attention_score takes as scalar_value",
-            "将 q @ k.T 乘以 1 / sqrt(head_dim)；flash_attention_score 以 scalar_value 传入",
-        ),
-    ),
-    Entry(
         "split-size-vs-num",
         (
             "A tensor is split into a number of parts where the reference splits into parts of a size",

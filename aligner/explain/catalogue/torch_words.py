@@ -223,64 +223,12 @@ _CHANGES: Mapping[str, Text] = {
         "Pack the sequences, or set to zero what lies behind their ends",
         "使用 pack_padded_sequence，或将各序列末尾之后置零",
     ),
-    "meshgrid-indexing-default": (
-        "Give torch.meshgrid the reference's indexing= ('ij' is its default)",
-        "给 torch.meshgrid 写上与标杆相同的 indexing=（默认 'ij'）",
-    ),
-    "causal-mask-missing": (
-        "Hide the scores above the diagonal: scores.masked_fill(torch.triu(ones, 1).bool(), -inf)",
-        "遮住对角线以上的分数：scores.masked_fill(torch.triu(ones, 1).bool(), -inf)",
-    ),
-    "causal-mask-diagonal": (
-        "Check diagonal= of torch.triu or torch.tril: a query sees itself where the reference's does",
-        "检查 torch.triu 或 torch.tril 的 diagonal=：标杆中查询能看到自身时，此处也应能看到",
-    ),
-    "mha-mask-inverted": (
-        "Pass torch.logical_not(mask), or fill where the mask is false",
-        "传入 torch.logical_not(mask)，或在掩码为假处填充",
-    ),
-    "gqa-repeat-vs-tile": (
-        "Use torch.repeat_interleave where the reference does; repeat and tile have another order",
-        "标杆用 repeat_interleave 时也用它；repeat 和 tile 的顺序不同",
-    ),
-    "gather-semantics": (
-        "torch.gather picks single elements, torch.index_select whole slices",
-        "torch.gather 取单个元素，torch.index_select 取整个切片",
-    ),
-    "scatter-add-duplicates": (
-        "Use scatter_add or index_add where the reference adds up",
-        "标杆为累加时使用 scatter_add 或 index_add",
-    ),
-    "int-floor-div-negative": (
-        "// rounds down; give torch.div the reference's rounding_mode",
-        "// 向下取整；给 torch.div 写上与标杆相同的 rounding_mode",
-    ),
-    "remainder-vs-fmod": (
-        "torch.remainder and % have the divisor's sign, torch.fmod the dividend's",
-        "torch.remainder 和 % 取除数的符号，torch.fmod 取被除数的符号",
-    ),
     "cumsum-dtype": ("Cast first: mask.int().cumsum(-1)", "先转换类型：mask.int().cumsum(-1)"),
     "grid-sample-align-corners": (
         "Give align_corners on both sides, in F.grid_sample too",
         "在两侧都显式给出 align_corners，包括 F.grid_sample",
     ),
     "kldiv-log-target": ("Give the loss torch.exp(target)", "将 torch.exp(target) 传入损失"),
-    "ce-class-weight-mean": (
-        "Use F.cross_entropy(..., weight=...), or divide by the sum of the labels' weights",
-        "使用 F.cross_entropy(..., weight=...)，或除以各标签权重之和",
-    ),
-    "ce-settings-lost": (
-        "Use nn.CrossEntropyLoss or F.cross_entropy with {setting}, as the reference has them",
-        "使用带 {setting} 的 nn.CrossEntropyLoss 或 F.cross_entropy，与标杆一致",
-    ),
-    "nll-on-probabilities": (
-        "Use log_softmax before nll_loss, or F.cross_entropy on the logits",
-        "在 nll_loss 前使用 log_softmax，或对 logits 使用 F.cross_entropy",
-    ),
-    "bce-log-clamp": (
-        "Use F.binary_cross_entropy_with_logits on the logits, which cuts nothing",
-        "对 logits 使用 F.binary_cross_entropy_with_logits，不做截断",
-    ),
     "ctc-blank-index": _WRITE,
     "lstm-gate-order": (
         "Put the {count} blocks of rows in the order {wanted}; nn.LSTM and nn.GRU have PyTorch's order",
@@ -290,8 +238,6 @@ _CHANGES: Mapping[str, Text] = {
         "Compute them in float32: x.float() before, or exempt this layer (the AMP lists)",
         "以 float32 计算：先 x.float()，或将该层排除在混合精度之外（AMP 名单）",
     ),
-    "attention-in-short-float": ("Cast first: scores.float()", "先转换类型：scores.float()"),
-    "flash-attention-mask-one-discards": ("Pass torch.logical_not(mask)", "传入 torch.logical_not(mask)"),
     "bn-frozen-unfrozen-by-set-train": (
         "Call bn.eval() after net.train(), for each BatchNorm that is frozen",
         "在 net.train() 之后，对每个冻结的 BatchNorm 调用 bn.eval()",
@@ -308,23 +254,6 @@ _CHANGES: Mapping[str, Text] = {
         "Give the loader shuffle=False, or the order of the reference's",
         "给数据加载器传 shuffle=False，或使用与标杆相同的顺序",
     ),
-    "unfold-nn-class-order": (
-        "Use nn.Unfold or F.unfold, which have the channel outermost",
-        "使用以通道为最外层的 nn.Unfold 或 F.unfold",
-    ),
-    "unique-sorted": (
-        "torch.unique sorts: sort what was found otherwise, and map the indices anew",
-        "torch.unique 会排序：对其他方式得到的结果排序后重映射索引",
-    ),
-    "median-numpy-vs-torch": (
-        "torch.median is the lower one of two; numpy's median is the mean of both",
-        "torch.median 取两者中较小者；numpy 的 median 取两者均值",
-    ),
-    "norm-default-ord-matrix": (
-        "Take the norm of x.reshape(-1) for one of all elements: torch.linalg.norm with ord is a matrix norm",
-        "需要所有元素的范数时先 x.reshape(-1)：带 ord 的 torch.linalg.norm 是矩阵范数",
-    ),
-    "residual-add-precision": ("Add in float32: x.float()", "以 float32 相加：x.float()"),
     "loss-in-fp16": ("Cast first: logits.float()", "先转换类型：logits.float()"),
 }
 """Other changes, by cause."""

@@ -20,7 +20,6 @@ from aligner.explain.patterns import (
     convolution,
     embedding,
     linear,
-    losses,
     norms,
     notnumbers,
     pooling,
@@ -57,7 +56,6 @@ LAYERS: Mapping[str, Rule] = {
     "layer.rearranging": rearranging.suspects,
     "layer.embedding": embedding.suspects,
     "layer.recurrent": recurrent.suspects,
-    "layer.losses": losses.suspects,
 }
 """What is known of layers; each leaves alone what it is not made for."""
 

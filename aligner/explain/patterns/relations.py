@@ -27,6 +27,9 @@ RULES: tuple[Rule, ...] = (
 )
 """The simplest first."""
 
+WEAK = {"channel-ratio", "channel-shift", "ratio-and-shift", "negative-side-scaled"}
+"""Relations that hold but say little."""
+
 TOUCHED = 10
 """Elements that a rule touches for each of the value's, about."""
 

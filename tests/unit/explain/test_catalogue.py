@@ -13,8 +13,6 @@ import pytest
 from aligner import messages
 from aligner.explain.catalogue import LANGUAGES, catalogue, sentences, spoken, torch_words
 from aligner.explain.catalogue.phrases import PHRASES
-from aligner.explain.patterns.loss_forms import FAMILIES
-from aligner.explain.patterns.loss_mistakes import called
 from aligner.explain.phrase import phrase
 from tests import examples
 from tests.chinese import english, faults, holes
@@ -96,13 +94,7 @@ def test_every_phrase_is_used():
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     built = tuple(name for name in known if name.endswith("-") and len(name) > 5)  # f"layout-{...}"
-    losses = {name.lower().replace(" ", "-") for name in FAMILIES}
-    assert {name for name in PHRASES if name not in known | losses and not name.startswith(built)} == set()
-
-
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_every_loss_has_a_name(family):
-    assert called(family).id in PHRASES
+    assert {name for name in PHRASES if name not in known and not name.startswith(built)} == set()
 
 
 @pytest.mark.parametrize("sample", sorted(ROOT.glob("samples/*/expected.json")), ids=lambda path: path.parent.name)
@@ -124,21 +116,21 @@ def test_pages_name_causes_and_messages_that_there_are(page):
 
 
 def test_a_fact_of_an_older_dump_stays_as_it_is():
-    facts = {"setting": "the scores and the softmax", "dtype": "bfloat16", "reference_value": "float32"}
-    assert "the scores and the softmax" in sentences("attention-in-short-float", facts, "zh")[0]
+    facts = {"setting": "sines and cosines", "dtype": "bfloat16"}
+    assert "sines and cosines" in sentences("rotary-precision", facts, "zh")[0]
 
 
 def test_a_phrase_stands_in_a_chinese_sentence_without_spaces():
-    facts = {"port_value": phrase("zeros"), "reference_value": "NaN"}
-    assert sentences("flash-attention-fully-masked-row", facts, "zh")[0] == "看不到任何键的查询得到零，标杆为 NaN"
+    facts = {"setting": phrase("tables"), "dtype": "bfloat16"}
+    assert sentences("rotary-precision", facts, "zh")[0].startswith("旋转位置编码将正弦与余弦舍入到 bfloat16")
 
 
-@pytest.mark.parametrize("fact", [phrase("scores"), (phrase("along-axis", "+1", 2), "and so on")])
+@pytest.mark.parametrize("fact", [phrase("tables"), (phrase("along-axis", "+1", 2), "and so on")])
 def test_english_among_facts_is_seen(fact):
     """The test of the tests above: what is a phrase passes, and what is written out does not."""
-    facts = {**EXAMPLES["attention-in-short-float"], "reference_value": fact}
-    assert bool(faults("attention-in-short-float", facts)) == (fact != phrase("scores"))
-    assert faults("attention-in-short-float", {**facts, "reference_value": spoken({"x": fact}, "en")["x"]})
+    facts = {**EXAMPLES["rotary-precision"], "setting": fact}
+    assert bool(faults("rotary-precision", facts)) == (fact != phrase("tables"))
+    assert faults("rotary-precision", {**facts, "setting": spoken({"x": fact}, "en")["x"]})
 
 
 def test_sentences_are_filled_in_the_language_asked_for():

@@ -7,11 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from aligner.explain import glue, inquiry
-from aligner.explain.glue.hand import Hand
+from aligner.explain import inquiry
 from aligner.explain.inquiry import Allowance, Inquiry, Spent, current, held, spend
 from aligner.explain.patterns import LAYERS
-from aligner.explain.patterns.pair import Pair
 from aligner.explain.suspects import suspects
 from aligner.report.untried import LAYERS as OF_LAYERS
 from aligner.report.untried import TOPICS
@@ -93,46 +91,30 @@ def test_the_inquiry_that_is_held_is_the_one_that_rules_ask():
 def wrong_sum():
     x, y = (RNG.standard_normal((4, 6, 8)).astype(np.float32) for _ in range(2))
     return case(
-        "Block",
-        where="glue",
-        port_kind="Block",
-        expected=x + y,
-        actual=(x + 0.9 * y).astype(np.float32),
-        known=[value(x, slot="input.0"), value(y)],
+        "Block", where="glue", port_kind="Block", expected=x + y, actual=x, known=[value(x, slot="input.0"), value(y)]
     )
 
 
 def test_the_same_case_gives_the_same_answer_within_the_same_bounds_and_names_what_was_left_out():
     told, untried = [], []
     for _ in range(2):
-        asked = Inquiry(3000)
+        asked = Inquiry(300)
         told.append([suspect.name for suspect in suspects(wrong_sum(), inquiry=asked)])
         untried.append(asked.untried)
     assert told[0] == told[1]
-    assert untried[0] == untried[1]
-    assert "formulas" in untried[0]
+    assert untried[0] == untried[1] == ["guesses"]
     free = Inquiry()
     assert [s.cause for s in suspects(wrong_sum(), inquiry=free) if s.error is not None]
     assert not free.untried
 
 
 def names():
-    """Of all rules: the glue's are made when they are asked for."""
-    x = RNG.standard_normal((2, 3, 4)).astype(np.float32)
-    found = dict.fromkeys(["fills", "inputs", "layer.broken", "layer.relations", *LAYERS])
-    for actual in (x + 1, x[:1]):
-        here = case("Block", where="glue", expected=x, actual=actual)
-        pair = Pair.of(here)
-        assert pair is not None
-        for few in (pair, Pair(pair.expected[:1, :1], pair.actual[:1, :1], pair.limit)):
-            rules = glue._alike if few.alike else glue._other_shape
-            found.update(dict.fromkeys(name for name, _ in rules(here, few, Hand.of(here))))
-    return list(found)
+    return ["guesses", "inputs", "layer.broken", "layer.relations", *LAYERS]
 
 
 @pytest.mark.parametrize("name", names())
 def test_each_rule_has_words_for_what_it_looks_for(name):
-    assert name in TOPICS or name.startswith("layer.") or name == "as_layer", f"{name} would be told as {OF_LAYERS}"
+    assert name in TOPICS or name.startswith("layer."), f"{name} would be told as {OF_LAYERS}"
 
 
 def test_nothing_small_is_asked_without_end():

@@ -211,7 +211,7 @@ def test_facts_fill_the_sentences():
         for suspect in found(expected, np.asarray(actual, np.float32)):
             entry = IDS[suspect.cause]
             for text in (*entry.title, *entry.evidence, *entry.fix):
-                text.format_map(dict(suspect.facts))
+                assert "{" not in text.format_map(dict(suspect.facts))
 
 
 def test_the_error_function_is_exact_enough():

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from aligner.explain import port_words
 from aligner.explain.attributes import suspects
 from aligner.explain.case import TORCH
 from aligner.explain.catalogue import catalogue, sentences, torch_words
-from aligner.explain.patterns.loss_forms import Given, Loss
-from aligner.explain.suspects import suspects as all_suspects
-from tests.unit.explain.cases import case, value
+from tests.unit.explain.cases import case
 
 # Kind, the reference's settings, those that differ in the port, and how each framework writes the reference's.
 WRITTEN = [
@@ -87,17 +84,6 @@ def test_no_cause_tells_a_port_in_torchs_words_to_write_what_torch_does_not_have
         entry = own.get(cause, entry)
         for told in (*entry.title, *entry.evidence, *entry.fix):
             assert not [word for word in foreign if word in told], (cause, told)
-
-
-@pytest.mark.parametrize(("words", "module"), [("mindspore", "ops"), (TORCH, "F")])
-def test_a_loss_in_the_code_is_called_as_the_port_calls_it(words, module):
-    random = np.random.default_rng(0)
-    given = (Given("x0", random.standard_normal((6, 5))), Given("x1", random.integers(0, 5, 6)))
-    right = Loss("cross entropy", given, {"axis": -1, "smoothing": 0.1})
-    made, held = right.changed(smoothing=0.0)(), (value(given[0].array, layer="head"), value(given[1].array, "input.1"))
-    wrong = case("Net", {}, where="glue", expected=np.float32(right()), actual=np.float32(made), known=held)
-    first = all_suspects(replace(wrong, words=words, rounding=1e-6))[0]
-    assert first.facts["written"] == f"{module}.cross_entropy(..., label_smoothing=0.1)"
 
 
 def test_a_fact_that_is_not_known_leaves_the_common_wording():

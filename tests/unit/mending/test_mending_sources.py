@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from aligner.mending.mend import hunks, sizes
+from aligner.mending.hunks import hunks, sizes
 from aligner.mending.sources import Edit, Sources, change, edit_of
 
 TEXT = "def f(x, y):\n    名 = (x + y) * 2\n    return g(名, x.sum(1))\n"
@@ -71,12 +71,12 @@ def test_sizes_that_an_edit_writes_are_told(after, found):
 
 
 def test_lines_that_an_earlier_edit_changed_are_not_told_again(monkeypatch):
-    monkeypatch.setattr("aligner.mending.mend.source", lambda file: "one\ntwo\nthree\n")
+    monkeypatch.setattr("aligner.mending.hunks.source", lambda file: "one\ntwo\nthree\n")
     old, new = Sources({"f.py": "one\n2\nthree\n"}), Sources({"f.py": "one\n2\n3\n"})
     (found,) = hunks(old, new)
     # lines side by side are one change
     assert (found["line"], found["before"], found["after"]) == (2, ["two", "three"], ["2", "3"])
-    monkeypatch.setattr("aligner.mending.mend.source", lambda file: "one\ntwo\nthree\nfour\n")
+    monkeypatch.setattr("aligner.mending.hunks.source", lambda file: "one\ntwo\nthree\nfour\n")
     old, new = Sources({"f.py": "one\n2\nthree\nfour\n"}), Sources({"f.py": "one\n2\nthree\n4\n"})
     (found,) = hunks(old, new)
     assert (found["line"], found["column"], found["before"], found["after"]) == (4, 1, ["four"], ["4"])

@@ -22,6 +22,12 @@ CAUSES: Mapping[str, str] = {
     EXTRA: "line-extra",
 }
 
+EDITED = "code-edit"
+"""The cause where the code was run with other lines and came out right: the edit says what is to be done."""
+
+FRAMEWORK = "framework-differs"
+"""The cause where an operation of the framework's makes another value of the same."""
+
 WEIGHT = 0.8
 """Fingerprints tell values apart; that a line which makes another value is the mistake is nearly sure."""
 

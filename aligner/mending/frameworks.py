@@ -1,0 +1,70 @@
+"""An operation that is the reference's, with its arguments, on right values, and makes another: nobody's line is wrong.
+
+Sums are left out, where rounding grows when they cancel, and so are operations that only move values. What jumps, as
+rounding to whole numbers does, must have been given the very values.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+from aligner.fingerprint import distances
+from aligner.mending.events import Event
+from aligner.mending.matching import Matching
+from aligner.words.calls import equal
+from aligner.words.operations import row
+
+_SMOOTH = """
+div pow fmod square sqrt rsqrt exp expm1 log log1p log2 abs erf erfinv sin cos tan atan2 reciprocal tanh sigmoid
+logsigmoid relu relu6 silu mish hardswish hardsigmoid elu selu celu leaky_relu prelu softplus gelu glu clamp softmax
+log_softmax logsumexp max min normalize cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss kl_div
+binary_cross_entropy binary_cross_entropy_with_logits interpolate grid_sample avg_pool max_pool adaptive_avg_pool
+adaptive_max_pool conv layer_norm rms_norm group_norm batch_norm
+"""
+_JUMPING = "floor ceil round sign mod floordiv topk sort argsort argmax argmin"
+SMOOTH, JUMPING = frozenset(_SMOOTH.split()), frozenset(_JUMPING.split())
+
+
+class Differing(NamedTuple):
+    """The port's call and the reference's."""
+
+    port: Event
+    reference: Event
+
+
+def differing(matching: Matching) -> Optional[Differing]:
+    """The first such operation on the way to a wrong value."""
+    wrong = {value for value, _ in matching.wrong}
+    for event in matching.heard:
+        telling = event.word in SMOOTH or event.word in JUMPING
+        if not telling or event.part or not {*event.results} & wrong or row(event.name) is None:
+            continue
+        for model in matching.ours.events:
+            if model.word == event.word and row(model.name) is not None and _is_same(matching, model, event):
+                return Differing(event, model)
+    return None
+
+
+def _is_same(matching: Matching, model: Event, event: Event) -> bool:
+    """The same arguments, and operands that are each other's counterparts; results of one shape that are not."""
+    if len(model.operands) != len(event.operands) or not event.operands or not model.results:
+        return False
+    names = {*model.arguments, *event.arguments}
+    if not all(equal(model.arguments.get(name), event.arguments.get(name)) for name in names):
+        return False
+    if not all(map(matching.match, model.operands, event.operands)) or matching.theirs.rough & {*event.operands}:
+        return False
+    pairs = [(one, other) for one, other in zip(model.operands, event.operands) if isinstance(one, int)]
+    if event.word in JUMPING and not all(_apart(matching, one, other) == 0.0 for one, other in pairs if one >= 0):
+        return False
+    wrong = {value for value, _ in matching.wrong}
+    return any(
+        matching.ours.shapes[one] == matching.theirs.shapes[other] and other not in matching.twins.get(one, ())
+        for one, other in zip(model.results, event.results)
+        if other in wrong
+    )
+
+
+def _apart(matching: Matching, one: int, other: object) -> float:
+    assert isinstance(other, int)
+    return float(distances([matching.ours.values[one]], [matching.theirs.values[other]], turned=False)[0, 0])

@@ -1,0 +1,60 @@
+"""The lines that edits have changed, and the numbers that came with them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+from aligner.mending.sources import Sources
+from aligner.source.functions import source
+
+LEAST_SIZE = 4
+"""Smaller numbers are axes and counts more often than sizes."""
+
+_WHOLE = re.compile(r"(?<![\w.])\d+(?![\w.])")
+
+
+def sizes(edits: Iterable[Mapping[str, Any]], shapes: Iterable[Sequence[int]]) -> list[int]:
+    """Whole numbers that come with these edits and are sizes of values: right for this input, maybe for no other."""
+    came, went = Counter[int](), Counter[int]()
+    for edit in edits:
+        for lines, found in ((edit["after"], came), (edit["before"], went)):
+            found.update(int(word) for line in lines for word in _WHOLE.findall(line))
+    known = {size for shape in shapes for size in shape if size >= LEAST_SIZE}
+    return sorted({*(came - went)} & known)
+
+
+def hunks(old: Sources, new: Sources) -> Iterator[Mapping[str, Any]]:
+    """The lines that were changed, as they stand and as they shall."""
+    for file, text in sorted(new.texts.items()):
+        known = _changes(source(file), old.text(file))
+        for line, before, after in _changes(source(file), text):
+            if (line, before, after) not in known:
+                column = next((n for n, (x, y) in enumerate(zip(before, after)) if x != y), 0)
+                lines = {"before": before.split("\n"), "after": after.split("\n")}
+                yield {"file": file, "line": line, "column": column + 1, **lines}
+
+
+def _changes(old: str, new: str) -> list[tuple[int, str, str]]:
+    """Line, what stands there, what shall."""
+    lines = old.splitlines(), new.splitlines()
+    return [
+        (a + 1, "\n".join(lines[0][a:b]), "\n".join(lines[1][c:d]))
+        for kind, a, b, c, d in difflib.SequenceMatcher(None, *lines, autojunk=False).get_opcodes()
+        if kind != "equal"
+    ]
+
+
+def rebuilt(hunks: Iterable[Mapping[str, Any]]) -> Optional[Sources]:
+    """The sources with these changes alone; None where some were made in lines that others had changed."""
+    texts: dict[str, list[str]] = {}
+    for hunk in sorted(hunks, key=lambda one: -int(one["line"])):
+        lines = texts.setdefault(hunk["file"], source(hunk["file"]).splitlines())
+        first, before = int(hunk["line"]) - 1, hunk["before"] if hunk["before"] != [""] else []
+        if lines[first : first + len(before)] != before:
+            return None
+        lines[first : first + len(before)] = hunk["after"] if hunk["after"] != [""] else []
+    return Sources({file: "\n".join(lines) + "\n" for file, lines in texts.items()})

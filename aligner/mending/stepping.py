@@ -1,0 +1,167 @@
+"""One step of mending: the least edit that puts a call's first wrong value right and makes no other wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+from aligner.adapter import Adapter
+from aligner.compare.checks import LIMIT, OTHER_BORDER, OTHER_FORM, Check
+from aligner.compare.net import CallId
+from aligner.fingerprint import distances
+from aligner.mending.events import LAYER, Event, Story
+from aligner.mending.frameworks import Differing, differing
+from aligner.mending.heard import Heard
+from aligner.mending.matching import AGREE, Matching
+from aligner.mending.ranking import TRIALS, Ranking
+from aligner.mending.running import Ground, Parent
+from aligner.mending.search import Candidate, Search
+from aligner.mending.sources import Sources
+from aligner.mending.texts import Texts
+from aligner.mending.theirs import Theirs
+from aligner.record import Key
+from aligner.words.spelling import MINDSPORE, TORCH
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump
+
+RIGHT = 2e-6
+"""What may be left where an edit is proved: clean code stays below 1e-6, and a second normalisation in a row, which is
+a mistake, changes no more than 3e-6."""
+
+FALL = 5.0
+"""The error must be this many times smaller."""
+
+MOST = 400
+"""Candidates that are ranked."""
+
+FORMS = (OTHER_BORDER, OTHER_FORM)
+"""Reasons of checks that say no more than that the value has another form, or is another one."""
+
+
+class Stepping:
+    """Makes steps, until it `is_over`."""
+
+    def __init__(
+        self, adapter: Adapter, ground: Ground, reference: Dump, theirs: Theirs, is_over: Callable[[], bool]
+    ) -> None:
+        self._adapter, self._ground, self._reference = adapter, ground, reference
+        self._plan, self._theirs, self._is_over = ground.plan, theirs, is_over
+        self._ports = {one: other for other, one in reversed([*self._plan.layers.items()])}
+
+    def step(
+        self, checks: Sequence[Check], parent: Parent, story: Story, sources: Sources
+    ) -> tuple[Optional[Candidate], Sources, int]:
+        """The least edit that puts the first wrong value right and makes no other wrong."""
+        heard, state = parent.heard(sources)
+        last = len(heard.story.events)
+        wrong = wrong_of(checks, state.errors)
+        wrong.sort(key=lambda check: state.at[check.port][0] if check.port in state.at else last)
+        names = {check.port for check in wrong}
+        trials = 0
+        for check in wrong[:2]:
+            best: Optional[tuple[float, Candidate, Sources]] = None
+            for one in self._candidates(check, heard, state, story, sources):
+                if self._is_over() or (best is not None and one.cost >= best[0]):
+                    continue
+                trials += 1
+                after = self._tried(parent, one, sources)
+                before = state.errors.get(check.port, math.inf)
+                if after is None or not _is_right(check, after[0].get(check.port), before):
+                    continue
+                left = {bad.port for bad in wrong_of(checks, after[0])}
+                if left <= names - {check.port}:
+                    price = one.cost + 6.0 * len(left) + 3.0 * (not self._witnessed(parent, story, after[1], one))
+                    if best is None or price < best[0]:
+                        best = price, one, after[1]
+            if best is not None:
+                return best[1], best[2], trials
+        return None, sources, trials
+
+    def _candidates(self, check: Check, heard: Heard, state: Any, story: Story, sources: Sources) -> list[Candidate]:
+        lacks = check.port not in state.at
+        matching, end = self._matching(check, heard, state, story)
+        if matching is None:
+            return []
+        side = TORCH if self._adapter.name in ("torch", "mindtorch") else MINDSPORE
+        texts = Texts(self._adapter, matching, heard, sources, side, self._layer)
+        search = Search(matching, texts, sources, end)
+        if lacks and end is not None:
+            return [*search.given(end, check.key.slot, matching.wanted)]
+        found_now = Ranking(matching, end).ranked(search.candidates()[:MOST])
+        known = {one.edits for one in found_now}
+        return found_now + [one for one in search.blind() if one.edits not in known][: TRIALS // 2]
+
+    def _matching(
+        self, check: Check, heard: Heard, state: Any, story: Story
+    ) -> tuple[Optional[Matching], Optional[Event]]:
+        """Both sides' values up to a wrong one, and the event that uses it."""
+        entry = self._reference.find(check.against) if check.against is not None else self._plan.entries.get(check.port)
+        entry = entry or self._reference.find(check.key)
+        lacks = check.port not in state.at
+        user = state.users.get(CallId(check.port.layer, check.port.call))
+        if entry is None or (lacks and (user is None or not user.operands)):
+            return None, None
+        cut, end = (len(heard.story.events), user) if lacks else state.at[check.port]
+        found = user.operands[0] if lacks and user is not None else state.found[check.port]
+        wanted, error = self._theirs.number(story, entry), state.errors.get(check.port, math.inf)
+        return Matching(story, heard.story, heard.story.events[:cut], wanted, found, error), end
+
+    def differing(self, checks: Sequence[Check], parent: Parent, story: Story) -> Optional[Differing]:
+        """The framework's operation that makes the first wrong value of right ones."""
+        heard, state = parent.heard(Sources({}))
+        made = [check for check in wrong_of(checks, state.errors) if check.port in state.at]
+        for check in sorted(made, key=lambda check: state.at[check.port][0])[:1]:
+            matching, _ = self._matching(check, heard, state, story)
+            return None if matching is None else differing(matching)
+        return None
+
+    def _layer(self, reference: str) -> Optional[object]:
+        """The port's layer."""
+        return self._ground.layer(self._ports.get(reference, reference))
+
+    @staticmethod
+    def _tried(parent: Parent, one: Candidate, sources: Sources) -> Optional[tuple[Mapping[Key, float], Sources]]:
+        try:
+            trial = sources.edited(one.edits)
+            return parent.trial(trial), trial
+        except Exception:  # an edit that cannot run proves nothing
+            return None
+
+    @staticmethod
+    def _witnessed(parent: Parent, story: Story, trial: Sources, one: Candidate) -> bool:
+        """What the edited code makes, each time, is a value of the reference's too: no numbers that fit by chance."""
+        heard, _ = parent.heard(trial)
+        moved = 0
+        for edit in sorted(one.edits):
+            start = edit.start + moved
+            stop = start + len(edit.new)
+            moved += len(edit.new) - (edit.end - edit.start)
+            around = [
+                (last - first, number, event)
+                for number, event in enumerate(heard.story.events)
+                if event.site is not None and event.node is not None and event.site.file == edit.file and event.results
+                for first, last in [trial.span(edit.file, event.node)]
+                if first <= start and stop <= last and event.word != LAYER
+            ]
+            least = min((size for size, *_ in around), default=0)
+            made = [heard.story.values[event.results[0]] for size, _, event in around if size == least]
+            if made and not (distances(story.values, made, turned=False).min(axis=0) <= AGREE).all():
+                return False
+        return True
+
+
+def _limit(check: Check) -> float:
+    return max(RIGHT, LIMIT * check.expected)
+
+
+def wrong_of(checks: Iterable[Check], errors: Mapping[Key, float]) -> list[Check]:
+    """Values that are off, and those that were not made."""
+    return [
+        check for check in checks if check.reason not in FORMS and not errors.get(check.port, math.inf) <= _limit(check)
+    ]
+
+
+def _is_right(check: Check, error: Optional[float], before: float) -> bool:
+    return error is not None and error <= _limit(check) and error * FALL <= before
