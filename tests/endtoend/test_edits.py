@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -289,3 +290,95 @@ def test_a_search_that_has_no_time_left_says_so(tmp_path, capsys, monkeypatch):
     found = answer(capsys)
     assert [origin["edit"] for origin in found["origins"]] == [None, None]
     assert any("was ended after" in warning["text"] for warning in found["warnings"])
+
+
+STAGES = """
+import torch
+from torch import nn
+
+
+class Stage(nn.Module):
+    def __init__(self, wide, out):
+        super().__init__()
+        self.first, self.second = nn.Linear(wide, out), nn.Linear(out, out)
+        self.down = nn.Linear(wide, out) if wide != out else None
+
+    def forward(self, x):
+        shortcut = x if self.down is None else self.down(x)
+        y = self.second(torch.relu(self.first(x)))
+        return torch.relu(y + shortcut)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stages = nn.Sequential(Stage(8, 8), Stage(8, 12), Stage(12, 12))
+
+    def forward(self, x):
+        return self.stages(x)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(5, 8),)
+"""
+
+
+def test_an_edit_that_is_right_in_some_layers_gives_way_to_the_one_that_is_in_all(tmp_path, capsys):
+    """The first stage could do with `y + x`; where the width changes, only the shortcut is right."""
+    (tmp_path / "ref.py").write_text(STAGES, encoding="utf-8")
+    (tmp_path / "port.py").write_text(changed(STAGES, [("y + shortcut", "y")]), encoding="utf-8")
+    found = answer(capsys)
+    assert [origin["layer"] for origin in found["origins"]] == ["stages.0", "stages.1", "stages.2"]
+    for origin in found["origins"]:
+        (line,) = origin["edit"]["lines"]
+        assert line["after"].strip() == "return torch.relu(y + shortcut)"
+        assert not origin["edit"]["only_here"]
+        assert (origin["causes"][0]["id"], origin["causes"][0]["confirmed"]) == ("code-edit", True)
+
+
+LOOP = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        x = self.a(x)
+        for n in range(200):
+            y = torch.tanh(x * (0.5 + n / 200))
+            x = (x + 0.1 * y) / 1.01
+        return self.b(x)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(4, 16),)
+"""
+
+
+def test_a_thousand_operations_in_one_layer_are_followed_to_the_line(tmp_path, capsys):
+    (tmp_path / "ref.py").write_text(LOOP, encoding="utf-8")
+    (tmp_path / "port.py").write_text(changed(LOOP, [("0.1 * y", "0.2 * y")]), encoding="utf-8")
+    (origin,) = answer(capsys)["origins"]
+    assert (origin["line"]["kind"], origin["line"]["argument"]) == ("argument", {"reference": "0.1", "port": "0.2"})
+    assert origin["edit"]["lines"][0]["after"].strip() == "x = (x + 0.1 * y) / 1.01"
+
+
+def test_a_block_of_code_that_captures_is_followed_as_the_command_does(tmp_path, capsys):
+    """The reference is captured by a program of the user's, the port by the command."""
+    written(tmp_path, *MISTAKES["axis"])
+    program = "import aligner, ref, torch\nnet, inputs = ref.build()\n"
+    program += "with torch.no_grad(), aligner.capture(net, 'ref.h5'):\n    net(*inputs)\n"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    assert main(["capture", "-q", "port.py:build", "--from", "ref.h5", "-o", "port.h5"]) == 0
+    capsys.readouterr()
+    assert main(["compare", "ref.h5", "port.h5", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert {origin["edit"]["lines"][0]["after"].strip() for origin in found["origins"]} == {
+        "mixed = scores.softmax(dim=-1) @ v"
+    }

@@ -1,0 +1,47 @@
+"""What is said to be the framework's doing: the same operation, the same arguments and values, and another result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aligner.fingerprint import fingerprint
+from aligner.mending.events import Event, Story
+from aligner.mending.frameworks import differing
+from aligner.mending.matching import Matching
+
+RANDOM = np.random.default_rng(1)
+X, RIGHT, WRONG = (RANDOM.standard_normal((4, 6)) for _ in range(3))
+
+
+def told(word="fmod", name="fmod", ours=(X, RIGHT), theirs=(X, WRONG), arguments=({}, {}), rough=()):
+    """Of one operation on each side, on the first of these values, with the second as its result."""
+    stories = []
+    for (given, made), known in zip((ours, theirs), arguments):
+        event = Event(word, (0,), (1,), known, name=name)
+        stories.append(Story([fingerprint(given), fingerprint(made)], [event], [given.shape, made.shape]))
+    stories[1].rough.update(rough)
+    return differing(Matching(*stories, stories[1].events, 1, 1, 0.5))
+
+
+def test_the_same_on_the_same_values_with_another_result():
+    found = told()
+    assert found is not None
+    assert (found.port.name, found.reference.name) == ("fmod", "fmod")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"theirs": (X + 1.0, WRONG)},
+        {"arguments": ({"axis": 1}, {"axis": 0})},
+        {"theirs": (X, WRONG[:2])},
+        {"rough": (0,)},
+        {"word": "sub", "name": "sub"},
+        {"word": "floor", "name": "floor", "theirs": (X * (1 + 1e-6), WRONG)},
+        {"word": "reshape", "name": "reshape"},
+    ],
+    ids=["other value", "argument", "shape", "short or masked", "cancels", "jumps", "only moves"],
+)
+def test_what_may_have_another_reason_is_not_said(other):
+    assert told(**other) is None
