@@ -24,6 +24,12 @@ ARGUMENT, OPERAND, MISSING, OTHER, EXCHANGED = "argument", "operand", "missing",
 EXCHANGE = 2.0
 """What it costs to exchange two layers."""
 
+FAR = 20
+"""Steps behind an expression that count against it."""
+
+TURNED = 2.5
+"""What it costs to exchange two arguments of a call."""
+
 MOST = 6
 """Calls of layers that are exchanged, each with each."""
 
@@ -129,7 +135,7 @@ class Search:
                     continue
                 why = MISSING if self._texts.source(event, anchor.node) in text else OTHER
                 other = self._matching.ours.shapes[value] != form
-                cost = self._cost(edit) + 0.3 + 0.05 * anchor.late + other
+                cost = self._cost(edit) + 0.3 + 0.05 * min(anchor.late, FAR) + other
                 yield Candidate(cost, (edit,), why, ((event, None if whole else anchor.node, value, None),))
 
     def anchors(self) -> list[Anchor]:
@@ -147,11 +153,13 @@ class Search:
             place = node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
             found.setdefault((anchor.event.site.file if anchor.event.site else "", place), anchor)
 
-        for number, event in enumerate(steps):
-            if isinstance(event.node, ast.expr) and not event.part and len(event.results) == 1:
-                add(Anchor(event.node, event.results[0], event, len(steps) - number, event.inputs))
         ends = [] if self._end is None else [self._end]
-        for number, event in enumerate([*steps, *ends]):
+        order = sorted(enumerate([*steps, *ends]), key=lambda item: not {*item[1].results} & wrong)  # in a loop, the
+        for number, event in order:  # turn that goes wrong knows what there is to put it right
+            late = len(steps) - number
+            if event not in ends and isinstance(event.node, ast.expr) and not event.part and len(event.results) == 1:
+                add(Anchor(event.node, event.results[0], event, late, event.inputs))
+        for number, event in order:
             for node, value in event.inputs:
                 if event.node is not None and (event in ends or event.word != LAYER) and isinstance(value, int):
                     inputs = event.inputs if isinstance(node, ast.Name) else ()
@@ -249,6 +257,7 @@ class Search:
 
     def blind(self) -> Iterator[Candidate]:
         """What the reference's steps do not tell, where it does in one what the port does in several."""
+        yield from self._turned_round()
         for anchor in self.anchors():
             event = anchor.event
             axis = event.arguments.get("axis")
@@ -258,7 +267,7 @@ class Search:
                 for other in (one for one in range(rank) if one != axis):
                     said = str(other - rank if rank - 1 in (axis, other) else other)
                     for edit in self.argument(event, event, "axis", other, said):
-                        yield Candidate(4.0 + 0.1 * anchor.late, (edit,), ARGUMENT, (), 9)
+                        yield Candidate(4.0 + 0.1 * min(anchor.late, FAR), (edit,), ARGUMENT, (), 9)
             if anchor.node is event.node and event.word in BLIND and isinstance(event.node, ast.Call):
                 inside = [node for node, value in event.inputs if value in event.operands][:1]
                 for edit in self._under_other_words(event, anchor.node, inside[0]) if inside else ():
@@ -266,6 +275,24 @@ class Search:
             if anchor.value == self._matching.found:
                 for edit in self._under_other_words(event, anchor.node, anchor.node):
                     yield Candidate(5.0, (edit,), MISSING, (), 9)
+
+    def _turned_round(self) -> Iterator[Candidate]:
+        """Two arguments of a function of the user's in each other's places, in the last calls first."""
+        wrong = {value for value, _ in self._matching.wrong}
+        calls = [one for one in self._matching.heard if one.word == HELPER and {*one.results} & wrong]
+        seen: set[tuple[Edit, ...]] = set()
+        for late, event in enumerate(reversed(calls)):
+            if not isinstance(event.node, ast.Call):
+                continue
+            given = [one for one in event.node.args if not isinstance(one, ast.Starred)]
+            given += [one.value for one in event.node.keywords if one.arg]
+            for one, other in itertools.combinations(given, 2):
+                texts = self._texts.source(event, other), self._texts.source(event, one)
+                edits = [self._edit(event, node, text) for node, text in zip((one, other), texts)]
+                found = tuple(edit for edit in edits if edit is not None)
+                if len(found) == 2 and found not in seen:
+                    seen.add(found)
+                    yield Candidate(TURNED + 0.1 * late, found, EXCHANGED, (), 9)
 
     def _under_other_words(self, event: Event, node: ast.AST, inside: ast.AST) -> Iterator[Edit]:
         """An operation of one operand on what stands inside, in the place of `node`."""

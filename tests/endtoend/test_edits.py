@@ -382,3 +382,39 @@ def test_a_block_of_code_that_captures_is_followed_as_the_command_does(tmp_path,
     assert {origin["edit"]["lines"][0]["after"].strip() for origin in found["origins"]} == {
         "mixed = scores.softmax(dim=-1) @ v"
     }
+
+
+HELPER = """
+import torch
+from torch import nn
+
+
+def normed(x, groups, gain, shift):
+    b, n, c = x.shape
+    y = x.reshape(b, n, groups, -1)
+    y = (y - y.mean(-1, keepdim=True)) / torch.sqrt(y.var(-1, unbiased=False, keepdim=True) + 1e-5)
+    return y.reshape(b, n, c) * gain + shift
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.gain, self.shift = nn.Parameter(torch.rand(12)), nn.Parameter(torch.rand(12))
+
+    def forward(self, x):
+        return self.b(torch.relu(normed(self.a(x), 3, self.gain, self.shift)))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(2, 5, 12),)
+"""
+
+
+def test_arguments_of_a_function_in_each_others_places(tmp_path, capsys):
+    (tmp_path / "ref.py").write_text(HELPER, encoding="utf-8")
+    (tmp_path / "port.py").write_text(changed(HELPER, [("3, self.gain, self.shift", "3, self.shift, self.gain")]))
+    (origin,) = answer(capsys)["origins"]
+    (line,) = origin["edit"]["lines"]
+    assert line["after"].strip() == "return self.b(torch.relu(normed(self.a(x), 3, self.gain, self.shift)))"
