@@ -40,6 +40,8 @@ class Theirs:
             story.events += self._steps(story, call.layer)
         for inner in self._inside(call):
             self._add(story, inner)
+        if not story.events:
+            self._as_operation(story, call)
         story.events = _in_order(story.events)
         return story
 
@@ -61,25 +63,34 @@ class Theirs:
 
     def _add(self, story: Story, call: Call) -> None:
         """A layer's call; of one that the port has not, its own steps, or what it is as an operation."""
+        if CallId(call.layer, call.number) in self._counterparts or call.layer in self._layers:
+            given, made = self._ends(story, call)
+            story.events.append(Event(LAYER, tuple(given), tuple(made), layer=call.layer))
+        elif call.layer in self._trails and call.number == 0:
+            story.events += self._steps(story, call.layer)
+        else:
+            self._as_operation(story, call)
+
+    def _as_operation(self, story: Story, call: Call) -> None:
+        """A layer of the framework's that is one operation with its settings as arguments."""
+        spec = self._reference.layers[call.layer].spec
+        given, made = self._ends(story, call)
+        shapes = [story.shapes[number] for number in made]
+        taken = [Taken(number, story.shapes[number]) for number in given]
+        told = operation(spec.kind, taken, dict(spec.attributes), shapes)
+        plain = told.known and told.word not in INVISIBLE
+        if plain and given and len(given) == len(told.operands) and len(made) == 1:
+            story.events.append(Event(told.word, told.operands, tuple(made), told.arguments, name=spec.kind))
+
+    def _ends(self, story: Story, call: Call) -> tuple[list[int], list[int]]:
+        """The values that go into a call and come out of it."""
         entries = [
             entry
             for entry in self._reference.of_layer(call.layer)[0]
             if (entry.key.step, entry.key.call, entry.key.phase) == (call.step, call.number, Phase.FORWARD)
         ]
         given = [self.number(story, entry) for entry in entries if is_input(entry.key.slot)]
-        made = [self.number(story, entry) for entry in entries if not is_input(entry.key.slot)]
-        if CallId(call.layer, call.number) in self._counterparts or call.layer in self._layers:
-            story.events.append(Event(LAYER, tuple(given), tuple(made), layer=call.layer))
-        elif call.layer in self._trails and call.number == 0:
-            story.events += self._steps(story, call.layer)
-        else:
-            spec = self._reference.layers[call.layer].spec
-            shapes = [story.shapes[number] for number in made]
-            taken = [Taken(number, story.shapes[number]) for number in given]
-            told = operation(spec.kind, taken, dict(spec.attributes), shapes)
-            plain = told.known and told.word not in INVISIBLE
-            if plain and given and len(given) == len(told.operands) and len(made) == 1:
-                story.events.append(Event(told.word, told.operands, tuple(made), told.arguments, name=spec.kind))
+        return given, [self.number(story, entry) for entry in entries if not is_input(entry.key.slot)]
 
     def number(self, story: Story, entry: Any) -> int:
         """The number of a record's value."""

@@ -134,8 +134,8 @@ def _likeness(origin: Origin, entry: Json) -> tuple[bool, bool, bool]:
 def _right_causes(origin: Origin, entry: Json, changed: AbstractSet[int]) -> list[Json]:
     """Those that a fair reader accepts; of wrong code, the very line and the edit of it say all."""
     said = {*origin.causes}
+    said |= {EDITED} if _edited(entry.get("edit"), changed) == "the line" else set()
     if "glue" in origin.where and entry["where"] == "glue":
-        said |= {EDITED} if _edited(entry.get("edit"), changed) == "the line" else set()
         said |= LINE_CAUSES if _shown(entry.get("line"), changed) == "the line" else set()
     return [cause for cause in (entry.get("causes") or ())[:NAMED] if cause["id"] in said]
 

@@ -418,3 +418,39 @@ def test_arguments_of_a_function_in_each_others_places(tmp_path, capsys):
     (origin,) = answer(capsys)["origins"]
     (line,) = origin["edit"]["lines"]
     assert line["after"].strip() == "return self.b(torch.relu(normed(self.a(x), 3, self.gain, self.shift)))"
+
+
+ACTIVATION = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Swish(nn.Module):
+    def forward(self, x):
+        return x * F.relu6(x + 3.0)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.act, self.b = nn.Linear(12, 12), nn.Hardswish(), nn.Linear(12, 12)
+
+    def forward(self, x):
+        return self.b(self.act(self.a(x)))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(2, 5, 12),)
+"""
+
+
+def test_a_layer_of_the_framework_that_the_port_writes_by_hand(tmp_path, capsys):
+    (tmp_path / "ref.py").write_text(ACTIVATION, encoding="utf-8")
+    (tmp_path / "port.py").write_text(changed(ACTIVATION, [("nn.Hardswish()", "Swish()")]), encoding="utf-8")
+    (origin,) = answer(capsys)["origins"]
+    assert (origin["layer"], origin["where"]) == ("act", "layer")
+    (line,) = origin["edit"]["lines"]
+    assert line["after"].strip().endswith("hardswish(x)")
+    assert origin["causes"][0]["confirmed"]
