@@ -67,5 +67,6 @@ def frameworks(port: Dump) -> Mapping[str, Cause]:
             reason = Reason("why-bad-edit", display(layer)[:80], form_of(error))
             raise DumpError("dump-bad", path=port.path, reason=because(reason)) from error
         names = {"operation": ours[:80], "port_operation": theirs[:80], "place": place}
-        found.setdefault(layer, Suspect(FRAMEWORK, names).confirmed(before, None))
+        suspect = Suspect(FRAMEWORK, names)  # measured; no changed code was run
+        found.setdefault(layer, Cause(suspect.cause, False, suspect.facts, before, None))
     return found

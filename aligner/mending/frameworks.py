@@ -24,6 +24,9 @@ adaptive_max_pool conv layer_norm rms_norm group_norm batch_norm
 _JUMPING = "floor ceil round sign mod floordiv topk sort argsort argmax argmin"
 SMOOTH, JUMPING = frozenset(_SMOOTH.split()), frozenset(_JUMPING.split())
 
+SAME = 1e-6
+"""Operands that are farther apart may be what makes the difference."""
+
 
 class Differing(NamedTuple):
     """The port's call and the reference's."""
@@ -55,7 +58,8 @@ def _is_same(matching: Matching, model: Event, event: Event) -> bool:
     if not all(map(matching.match, model.operands, event.operands)) or matching.theirs.rough & {*event.operands}:
         return False
     pairs = [(one, other) for one, other in zip(model.operands, event.operands) if isinstance(one, int)]
-    if event.word in JUMPING and not all(_apart(matching, one, other) == 0.0 for one, other in pairs if one >= 0):
+    limit = 0.0 if event.word in JUMPING else SAME
+    if not all(_apart(matching, one, other) <= limit for one, other in pairs if one >= 0):
         return False
     wrong = {value for value, _ in matching.wrong}
     return any(

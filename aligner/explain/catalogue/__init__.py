@@ -22,6 +22,7 @@ TOPICS: tuple[str, ...] = (
     "precision",
     "training",
     "relations",
+    "parts",
     "layers",
     "spatial",
     "sequences",
