@@ -79,14 +79,11 @@ class Cases:
             parameters=self._parameters(0, place.owner, place.owner),
             port_parameters=self._parameters(1, other, place.owner),
             known=self._known(place.owner, expected) if around and expected is not None else self._alike(place),
-            later=self._later(place.owner, expected) if around and expected is not None else (),
-            taker=self._taker(place) if around else None,
             repeated=self._repeated(place) if place.where == "layer" else None,
             operations=self._operations(place) if around else None,
             fork=cache(partial(self._trails.fork, (place.owner, other), expected, actual, place.rounding)),
             computed=self._computed(place.owner, other) if place.where == "layer" else None,
             shortened=self._shortened(place.owner, other) if place.where in ("glue", "layer") and not long else None,
-            consumer=self._consumer(place) if around else None,
             order=self._order(place) if around else None,
             types=(_type(self._dumps[0], place.owner), _type(port, other)),
             batch=self._batch,
@@ -126,19 +123,6 @@ class Cases:
     def _computing(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         reference, port = self._dumps
         return computing(reference), computing(port)
-
-    def _consumer(self, place: Place) -> Optional[LayerSpec]:
-        """The layer that the code around it hands the value to."""
-        if place.key is None or not is_input(place.key.slot) or place.key.layer == place.owner:
-            return None
-        return _spec(self._nets[0], place.key.layer)
-
-    def _taker(self, place: Place) -> Optional[tuple[LayerSpec, LayerSpec]]:
-        """The layer whose input the value is."""
-        if place.key is None or not is_input(place.key.slot):
-            return None
-        layer = place.key.layer
-        return _spec(self._nets[0], layer), _spec(self._nets[1], self._ports.get(layer, layer))
 
     def _repeated(self, place: Place) -> Optional[float]:
         for kind, facts in self._dumps[1].findings:
@@ -265,17 +249,6 @@ class Cases:
         others = _once(far[: 2 * OTHERS], near)[:OTHERS]
         deep = [value for value in others if _within(value.layer, parent)]
         return (*own, *reversed(deep), *_once(near), *(value for value in others if not _within(value.layer, parent)))
-
-    def _later(self, parent: str, wrong: Entry) -> tuple[Value, ...]:
-        """What the parent's children got and made after it, in the same call, and that is another value."""
-        visits = self._visits(wrong.key.step)
-        around = self._around(visits, parent, wrong)
-        found: list[Entry] = []
-        for visit in visits.values():
-            if around is not None and visit.parent is around:
-                inputs, outputs = self._records(visit.call)
-                found.extend(e for e in (*outputs, *inputs) if e.order > wrong.order and e.shape == wrong.shape)
-        return tuple(_once(found, [wrong]))
 
     def _visits(self, step: int) -> Mapping[CallId, Visit]:
         if step not in self._steps:

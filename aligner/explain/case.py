@@ -72,10 +72,6 @@ class Case:
     """Glue: what the parent had in hand until then, in the reference: its inputs, its parameters, its children's inputs
     and outputs; the nearest last. Then what others had made before, for a value that came from further away.
     Parameters: the reference's parameters of other layers that have this shape."""
-    later: tuple[Value, ...] = ()
-    """Glue: what the reference's parent had in hand only afterwards; a port may do things in another order."""
-    taker: Optional[tuple[LayerSpec, LayerSpec]] = None
-    """Glue: settings of the layer that is handed the value, in reference and port; None at the parent's border."""
     repeated: Optional[float] = None
     """Layers: how far two runs of the port's layer on these inputs are apart (relative L2), where they are at all."""
     operations: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
@@ -87,8 +83,6 @@ class Case:
     shortened: Optional[tuple[str, tuple[str, ...], tuple[str, ...]]] = None
     """A short type and operations that the port's code does in it and the reference's does not: those that short types
     are bad at, and others. Of the whole layer, or of the whole parent."""
-    consumer: Optional[LayerSpec] = None
-    """Glue: settings of the reference's layer that the value goes into; None where the parent returns it."""
     order: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
     """Glue: the layers that the parent calls, in the order of reference and port, where it has to be the same."""
     types: tuple[str, str] = ("", "")

@@ -40,7 +40,6 @@ LOCAL = frozenset(
     {
         *("layer.notnumbers", "layer.approximations", "layer.activations", "layer.softmaxes", "layer.norms"),
         *("layer.products", "layer.linear", "layer.embedding", "layer.broken"),
-        *("elementwise", "divisors", "scalars", "formulas", "rounded", "order"),
     }
 )
 """Rules that are right about part of an axis: what they know of one place they need no other for."""
@@ -100,7 +99,6 @@ def sampled(case: Case) -> Optional[Sample]:
         inputs=tuple(map(cut, case.inputs)),
         outputs=tuple(map(cut, case.outputs)),
         known=tuple(map(cut, case.known)),
-        later=tuple(map(cut, case.later)),
     )
     return Sample(made, items, (expected.shape, tuple(shape)))
 

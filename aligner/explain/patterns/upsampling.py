@@ -23,8 +23,6 @@ MAPS = 1 << 15
 PLACES = 5
 """Of each axis, and maps, that are looked at before all are."""
 
-LINEAR = {"linear", "bilinear", "trilinear"}
-
 
 @dataclass(frozen=True)
 class Rule:
