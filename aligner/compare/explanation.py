@@ -190,7 +190,7 @@ def _in_float32(causes: Sequence[Cause], proof: Cause) -> list[Cause]:
 
 
 def _cause(suspect: Suspect, trial: Mapping[str, Any], apart: Optional[float], case: Case) -> Cause:
-    """With the smaller of the two errors that were left: by a trial, or in numbers.
+    """With the error that its trial left, or, where there was none, the one that is left in numbers.
 
     Numbers prove what is wrong with a value that was loaded or given; of what made it they tell no more than a guess.
     """
@@ -200,11 +200,13 @@ def _cause(suspect: Suspect, trial: Mapping[str, Any], apart: Optional[float], c
     limit = LIMIT * case.rounding
     # What is wrong with a layer's parameter is known of the parameter; what it does to the layer, a trial tells.
     told = None if case.where == "layer" and suspect.parameters else suspect.error
-    left = [error for error in (_number(trial.get("after")), told) if error is not None]
+    after = _number(trial.get("after"))
     seen = told is not None and told <= limit and case.where in ("parameters", "inputs")
     proved = trial.get("proved") is True or seen
     facts = suspect.facts if case.words == MINDSPORE else {**suspect.facts, "words": case.words}
-    return Cause(suspect.cause, proved, facts, before, min(left, default=None), suspect.change)
+    return Cause(
+        suspect.cause, proved, facts, before, told if after is None else after, suspect.change, after is not None
+    )
 
 
 def _before(origin: Origin, case: Case) -> Optional[float]:

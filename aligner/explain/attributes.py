@@ -19,20 +19,16 @@ from aligner.vocabulary import KINDS
 
 # How far to believe it before a trial.
 SPECIFIC, KNOWN, OWN, HARMLESS = 0.9, 0.7, 0.4, 0.05
-BOTH_KINDS_KNOWN, ONE_KIND_KNOWN = 0.8, 0.25
 
 TOGETHER = (("mode", "align_corners", "value"), ("padding", "output_padding"), ("size", "alpha", "k"))
 """Settings that are changed in one go: how an Upsample or a Pad fills, what a transposed convolution cuts, an LRN."""
 
-CONTAINERS = {"Sequential", "ModuleList", "ModuleDict", "Transformer"}
-
 
 def suspects(case: Case) -> Iterable[Suspect]:
-    """One for another kind of layer, one for each setting that differs, and one for all of these together."""
+    """One for each setting that differs, and one for all of these together."""
     if case.where not in ("layer", "glue"):
         return
     if case.where == "layer":
-        yield from _of_kind(case)
         yield from _of_loss(case)
         yield from precision.suspects(case, facts(case))
     else:
@@ -56,19 +52,14 @@ def facts(case: Case) -> dict[str, Scalar]:
     }
 
 
-def rank(case: Case) -> Optional[int]:
-    """How many axes the layer's first input has."""
-    return len(case.inputs[0].shape) if case.inputs else None
-
-
 def _differences(case: Case) -> Iterator[Difference]:
     """Settings that both layers have, with another value."""
     for name, wanted in case.reference.attributes.items():
         own = _own_word(name, case.reference, case.port)
         if own is None:
             continue
-        value = _plain(name, wanted, rank(case))
-        found = _plain(name, case.port.attributes[own], rank(case))
+        value = _plain(name, wanted, case.rank)
+        found = _plain(name, case.port.attributes[own], case.rank)
         if not setting_rules.same(value, found):
             yield Difference(name, own, _to_give(name, wanted, value), case.port.attributes[own])
 
@@ -144,10 +135,10 @@ def _written(case: Case, differences: list[Difference]) -> str:
     """The call with the reference's values; a class that people wrote themselves has the port's name and words."""
     if case.reference.kind not in KINDS:
         own = LayerSpec(case.port.kind, {each.own: each.reference for each in differences})
-        return port_words.written(case, own, own.attributes, rank(case))
+        return port_words.written(case, own, own.attributes, case.rank)
     wanted = {each.name: each.reference for each in differences}
     spec = LayerSpec(case.reference.kind, {**case.reference.attributes, **wanted})
-    return port_words.written(case, spec, wanted, rank(case))
+    return port_words.written(case, spec, wanted, case.rank)
 
 
 def _weight(name: str, difference: Difference, case: Case) -> float:
@@ -199,32 +190,6 @@ def _told_of_missing(case: Case, roles: tuple[str, ...]) -> dict[str, Scalar]:
         return {}
     shapes = [str(case.parameters[role].shape) for role in roles if role in case.parameters]
     return {"role": ", ".join(roles), "shape": ", ".join(shapes) or "?"}
-
-
-def _of_kind(case: Case) -> Iterator[Suspect]:
-    """Another class of layer than the reference's."""
-    kinds = (case.reference.kind, case.port.kind)
-    known = sum(kind in KINDS for kind in kinds)
-    name = setting_rules.kind_cause(*kinds)
-    if name == "softmax-ce-reduction-none" and case.port.attributes.get("reduction", "none") != "none":
-        name = "kind-differs"
-    if kinds[0] == kinds[1] or set(kinds) & CONTAINERS or _alike(case) or (name == "kind-differs" and not known):
-        return
-    settings = [word for word in case.reference.attributes if word not in setting_rules.SIZES]
-    told = {**facts(case), "written": port_words.written(case, case.reference, settings, rank(case))}
-    if name != "kind-differs":
-        yield Suspect(name, told, weight=SPECIFIC)
-    else:
-        yield Suspect(name, told, weight=BOTH_KINDS_KNOWN if known == len(kinds) else ONE_KIND_KNOWN)
-
-
-def _alike(case: Case) -> bool:
-    """Two kinds that compute the same."""
-    specs = {spec.kind: spec.attributes for spec in (case.reference, case.port)}
-    if set(specs) == {"ReLU6", "Hardtanh"}:
-        limits = specs["Hardtanh"]
-        return setting_rules.same(limits.get("min_val"), 0) and setting_rules.same(limits.get("max_val"), 6)
-    return set(specs) == {"Identity", "Dropout"} and not case.training
 
 
 def _of_loss(case: Case) -> Iterator[Suspect]:

@@ -92,6 +92,11 @@ class Case:
     words: str = MINDSPORE
     """Whose words the port is written in: MINDSPORE or TORCH."""
 
+    @property
+    def rank(self) -> Optional[int]:
+        """How many axes the layer's first input has."""
+        return len(self.inputs[0].shape) if self.inputs else None
+
 
 def distance(found: Array, wanted: Array) -> float:
     """Relative L2 of two arrays of one shape; inf where NaN or Inf stand apart, or shapes differ.

@@ -11,7 +11,6 @@ from typing import Optional
 import numpy as np
 
 from aligner.explain import layouts, port_words, spelling
-from aligner.explain.attributes import rank
 from aligner.explain.case import Case, Value, distance
 from aligner.explain.layouts import EPS, EXACT, Place, named
 from aligner.explain.patterns.pair import Floats, figure, numbers
@@ -42,7 +41,7 @@ def suspects(case: Case) -> Iterable[Suspect]:
     if case.where == "parameters":
         yield from _of_role(case, case.slot, case.expected, case.actual)
     elif case.where == "layer":
-        wrong = [role for role in {**case.parameters, **case.port_parameters} if _is_wrong(case, role)]
+        wrong = [role for role in {**case.parameters, **case.port_parameters} if is_wrong(case, role)]
         for role in wrong:
             yield from _of_role(case, role, case.parameters.get(role), case.port_parameters.get(role))
         if len(wrong) > 1:
@@ -51,8 +50,8 @@ def suspects(case: Case) -> Iterable[Suspect]:
             yield Suspect("parameters-differ", told, parameters=whole, weight=LIKELY)
 
 
-def _is_wrong(case: Case, role: str) -> bool:
-    """Whether a layer's parameter is another than the reference's; settings tell of a bias that is not there."""
+def is_wrong(case: Case, role: str) -> bool:
+    """Whether the layer's parameter is another than the reference's; settings tell of a bias that is not there."""
     expected, actual = case.parameters.get(role), case.port_parameters.get(role)
     if role in COUNTERS or (actual is None and _absent(case, role)):
         return False
@@ -258,4 +257,4 @@ def _range(value: Value) -> dict[str, Scalar]:
 
 def _written(case: Case, settings: Iterable[str]) -> str:
     """The call with these settings of the reference."""
-    return port_words.written(case, case.reference, settings, rank(case))
+    return port_words.written(case, case.reference, settings, case.rank)

@@ -17,8 +17,9 @@ class Suspect:
     What they hold can be told in any language: numbers, names, code (of values in hand too: "mean([net.a output.0],
     axis=1)"), and phrases by their ids.
 
-    A cause with `change` or `parameters` is tried on a copy of the port's layer. One with `error` has been tried in
-    numbers already: with this mistake undone in the port, or done to the reference, that relative L2 is left.
+    A cause with `change`, `parameters` or `turned` is tried on a copy of the port's layer, one with `built` on the
+    layer that this builds. One with `error` was looked at in numbers: with this mistake undone in the port, or done to
+    the reference, that relative L2 is left.
     """
 
     cause: str
@@ -29,6 +30,10 @@ class Suspect:
     """The float type in which a copy of the port's layer computes, where the port computes in a shorter one."""
     parameters: tuple[str, ...] = ()
     """Roles whose values a copy of the port's layer is given anew from the reference."""
+    turned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Roles whose values a copy of the port's layer is given with their axes in another order."""
+    built: str = ""
+    """Python that builds another layer in the port's words, which runs with the reference's weights instead."""
     error: Optional[float] = None
     weight: float = 0.5
     """How far the suspicion is to be believed before any trial, 0 to 1: the order among causes not confirmed."""
@@ -37,7 +42,13 @@ class Suspect:
     def name(self) -> str:
         """What tells suspects of one case apart, also after they were stored."""
         changes = ",".join(f"{name}={value!r}" for name, value in sorted(self.change.items()))
-        return f"{self.cause}({changes}{','.join(self.parameters)}{self.dtype})"
+        others = [f"{role}{axes}" for role, axes in self.turned.items()] + [self.built] * bool(self.built)
+        return f"{self.cause}({changes}{','.join((*self.parameters, *others))}{self.dtype})"
+
+    @property
+    def to_try(self) -> bool:
+        """Whether a layer with this undone can be run."""
+        return bool(self.change or self.parameters or self.dtype or self.turned or self.built)
 
     def confirmed(self, before: Optional[float], after: Optional[float]) -> Cause:
         """It was run, and left this of the error."""
@@ -58,6 +69,8 @@ class Cause:
     error_before: Optional[float]
     error_after: Optional[float]
     change: Mapping[str, Attribute] = field(default_factory=dict)
+    ran: bool = True
+    """Else what is left is only worked out from the numbers."""
 
     @property
     def refuted(self) -> bool:

@@ -16,7 +16,7 @@ from aligner.explain.suspect import Suspect
 
 Rule = Callable[[Case], Iterable[Suspect]]
 
-SETTINGS: tuple[str, ...] = ("arguments", "parameters", "attributes", "code")
+SETTINGS: tuple[str, ...] = ("arguments", "parameters", "attributes", "kinds", "code")
 """Modules that look at settings, parameters and what ran."""
 
 NUMBERS: tuple[str, ...] = ("patterns", "guesses", "inputs")
@@ -36,7 +36,7 @@ def suspects(case: Case, thorough: bool = True, inquiry: Optional[Inquiry] = Non
             told = _in_full_precision(case, suspect)
             found[told.name] = _joined(found.get(told.name), told)
     return sorted(
-        _kind_proved([*found.values()]), key=lambda s: (not _is_overflow(s, case), _unproved(s, case), -s.weight)
+        _tried_by_kind([*found.values()]), key=lambda s: (not _is_overflow(s, case), _unproved(s, case), -s.weight)
     )
 
 
@@ -97,18 +97,16 @@ def _in_full_precision(case: Case, suspect: Suspect) -> Suspect:
 
 
 OTHER_FUNCTION = {
-    *("activation-other", "activation-missing", "pool-mean-or-max"),
-    *("norm-mean-kept", "rmsnorm-written-as-layernorm"),
+    *("activation-other", "activation-missing", "pool-mean-or-max", "hardsigmoid-keras-formula"),
+    *("norm-mean-kept", "rmsnorm-written-as-layernorm", "quick-gelu-vs-gelu"),
 }
 """Causes with which numbers show that the port computes another function than the reference."""
 
 
-def _kind_proved(found: list[Suspect]) -> list[Suspect]:
-    """Another class of layer cannot be tried; but where it computes another function, that is the proof."""
-    errors = [each.error for each in found if each.cause in OTHER_FUNCTION and each.error is not None]
-    if not errors:
-        return found
-    return [replace(each, error=min(errors)) if each.cause == "kind-differs" else each for each in found]
+def _tried_by_kind(found: list[Suspect]) -> list[Suspect]:
+    """Numbers that show which other function the port's layer computes, tried with the reference's in its place."""
+    built = next((each.built for each in found if each.built), "")
+    return [replace(each, built=built) if each.cause in OTHER_FUNCTION else each for each in found]
 
 
 def _is_overflow(suspect: Suspect, case: Case) -> bool:

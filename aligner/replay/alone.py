@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -19,7 +20,9 @@ from aligner.compare.reading import LOW_PRECISION, read
 from aligner.compare.reformed import Part, parts
 from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES, decode, encode
-from aligner.record import Array, Attribute, Call, Key, Phase
+from aligner.explain.suspect import Suspect
+from aligner.record import Array, Call, Key, Phase
+from aligner.replay.built import built
 from aligner.replay.code import Again, Code, numbers_before
 from aligner.replay.forms import laid, laid_out
 from aligner.replay.frames import Plan
@@ -88,13 +91,13 @@ class Alone:
     def error(
         self,
         check: Check,
-        changes: Mapping[str, Attribute],
-        parameters: Sequence[str] = (),
+        suspect: Optional[Suspect] = None,
         dtype: Optional[str] = None,
         told: Optional[Callable[[Key, str, Array], None]] = None,
         added: Optional[Key] = None,
     ) -> float:
-        """How far a changed copy of the check's layer is off on the reference's inputs: the worst of its outputs.
+        """How far the check's layer is off on the reference's inputs, with what the suspect says undone: the worst of
+        its outputs.
 
         `told` gets each output that has a counterpart, by the port's address; `added` is an argument of the reference
         that the port's call was not given.
@@ -104,17 +107,28 @@ class Alone:
             LookupError: the call cannot be made again: an argument of it is in no dump.
         """
         call = self._calls[check.port.step, check.port.layer, check.port.call]
-        layer = self._layers[call.layer]
-        copy = self._adapter.respecified(layer, changes, dtype)
-        if parameters:
-            self._load(copy, check.key.layer, parameters)
-        if dtype is not None:
-            self._load_all(copy, call.layer)
+        copy = self._changed(call.layer, check.key.layer, suspect, dtype)
         args, kwargs = rebuild_arguments(call.inputs, lambda slot: self._argument(call, slot, dtype, check.axes))
         if added is not None:
             args, kwargs = self._with(args, kwargs, added)
         output = self._run(copy, args, kwargs)
         return self._deviation(call, output, told, check.axes)
+
+    def _changed(self, path: str, ours: str, suspect: Optional[Suspect], dtype: Optional[str]) -> object:
+        """A copy of the port's layer at `path` with that undone, or the layer that the suspect builds in its place."""
+        layer = self._layers[path]
+        if suspect is not None and suspect.built:
+            made = built(self._adapter, suspect.built)
+            self._adapter.set_training(made, self._adapter.training(layer))
+            self._load(made, ours, [p.role for p in self._adapter.parameters(made)])
+            return made
+        copy = self._adapter.respecified(layer, {} if suspect is None else suspect.change, dtype)
+        if suspect is not None:
+            self._load(copy, ours, suspect.parameters)
+            self._load(copy, ours, list(suspect.turned), suspect.turned)
+        if dtype is not None:
+            self._load_all(copy, path)
+        return copy
 
     @property
     def rough(self) -> float:
@@ -216,14 +230,22 @@ class Alone:
             value = value.reshape(own.shape)
         return self._adapter.from_numpy(value, word)
 
-    def _load(self, copy: object, layer: str, roles: Sequence[str]) -> None:
-        """Values of the reference's parameters."""
+    def _load(
+        self,
+        copy: object,
+        layer: str,
+        roles: Sequence[str],
+        turned: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
+    ) -> None:
+        """Values of the reference's parameters, with the axes of some in another order."""
         own = {p.role: p for p in self._adapter.parameters(copy) if p.layer == ""}
         for role in roles:
             entry = self._reference.find(Key(0, Phase.PARAMETER, layer, 0, role))
             if entry is None or role not in own:
                 raise ValueError(f"no parameter {role}")
-            self._adapter.load(own[role], entry.raw(), entry.dtype)
+            value = entry.raw()
+            value = np.ascontiguousarray(value.transpose(turned[role])) if role in turned else value
+            self._adapter.load(own[role], value, entry.dtype)
 
     def _load_all(self, copy: object, path: str) -> None:
         """The reference's own weights for those that the port has rounded to a shorter type."""

@@ -330,7 +330,7 @@ def _in_float32(check: Check, bound: float, alone: Alone, forced: ForcedPass) ->
     """
     made: list[tuple[Key, str, Array]] = []
     try:
-        error = alone.error(check, {}, (), "float32", lambda *output: made.append(output))
+        error = alone.error(check, None, "float32", lambda *output: made.append(output))
     except Exception:  # a layer that cannot be copied is judged by its own precision
         return None
     if not error <= bound:

@@ -30,7 +30,7 @@ def repeated(check: Check, alone: Alone) -> Optional[float]:
 
 def _made(check: Check, alone: Alone) -> Made:
     made: Made = {}
-    alone.error(check, {}, told=lambda key, dtype, array: made.update({key: (dtype, np.array(array))}))
+    alone.error(check, told=lambda key, dtype, array: made.update({key: (dtype, np.array(array))}))
     return made
 
 

@@ -135,8 +135,8 @@ def _argument(check: Check, cases: Cases, alone: Alone, asking: _Asking) -> Iter
     for suspect in asking.of_code(cases.case(_place(check, False)))[:1]:
         facts: dict[str, Any] = {"layer": check.owner, "suspect": suspect.name}
         try:
-            facts["before"] = alone.error(check, {})
-            facts["after"] = alone.error(check, {}, added=check.key)
+            facts["before"] = alone.error(check)
+            facts["after"] = alone.error(check, added=check.key)
             facts["proved"] = facts["after"] <= proof(check) < facts["before"]
         except Exception as error:  # the port's layer may call the argument otherwise
             facts["reason"] = f"{type(error).__name__}: {error}"[:300]
@@ -178,7 +178,7 @@ def described(checks: Sequence[Check], adapter: Adapter, alone: Alone) -> Iterab
 
 def _worth_it(found: Sequence[Suspect]) -> Sequence[Suspect]:
     """Those that change a layer: the likeliest ones."""
-    return [suspect for suspect in found if suspect.change or suspect.parameters or suspect.dtype][:MOST]
+    return [suspect for suspect in found if suspect.to_try][:MOST]
 
 
 def proof(check: Check) -> float:
@@ -198,7 +198,7 @@ def _trial(check: Check, suspect: Suspect, alone: Alone) -> dict[str, Any]:
         "before": check.alone if check.hidden else check.error,
     }
     try:
-        facts["after"] = alone.error(check, suspect.change, suspect.parameters, suspect.dtype or _dtype(check))
+        facts["after"] = alone.error(check, suspect, suspect.dtype or _dtype(check))
         limit = RIGHT if suspect.cause == IN_SHORT else 0.0
         facts["proved"] = facts["after"] <= max(limit, proof(check))
     except Exception as error:  # a trial that cannot be made proves nothing, and costs nothing but itself

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from aligner.compare.verdict import Comparison, Origin
 from aligner.explain.catalogue import sentences
+from aligner.explain.kinds import KIND
 from aligner.explain.lines import CAUSES as LINES
 from aligner.explain.lines import EDITED, FRAMEWORK
 from aligner.explain.suspect import Cause
@@ -52,17 +53,22 @@ def proof(cause: Cause, language: str) -> str:
     done = say("proof-change" if cause.change else "proof-undone", language)
     known = cause.error_before is not None and math.isfinite(cause.error_before)  # not where the shapes differ
     errors = "proof-errors" if known else "proof-error"
-    end = say("proof-confirmed" if cause.confirmed else "proof-open", language)
+    end = say("proof-confirmed" if cause.confirmed else "proof-open" if cause.ran else "proof-numbers", language)
     return say(errors, language, done=done, before=before, after=after) + end
 
 
 def _further(first: Cause, causes: Iterable[Cause], language: str) -> list[str]:
-    """Other causes; guesses only where nothing is proved, for a proof ends the guessing."""
-    others = [c for c in causes if c is not first and not c.refuted and (c.confirmed or not first.confirmed)]
+    """Other causes; guesses only where nothing is proved, for a proof ends the guessing.
+
+    That the reference's kind of layer is right says nothing of what the port's own does wrong: that may be guessed.
+    """
+    ended = first.confirmed and first.id != KIND
+    others = [c for c in causes if c is not first and not c.refuted and (c.confirmed or not ended)]
     others = [c for c in others if not c.change or c.change != first.change]  # else the same in other words
-    word = "also-confirmed" if first.confirmed else "also-possible"
+    words = ["also-confirmed" if other.confirmed else "also-possible" for other in others]
     return [
-        say(word, language, cause=printable(sentences(other.id, other.facts, language)[0])) for other in others[:ALSO]
+        say(word, language, cause=printable(sentences(other.id, other.facts, language)[0]))
+        for word, other in [*zip(words, others)][:ALSO]
     ]
 
 

@@ -11,6 +11,7 @@ from typing import Optional
 
 from aligner.compare.deviation import Deviation
 from aligner.compare.verdict import Comparison, Origin
+from aligner.explain.kinds import KIND
 from aligner.record import Attribute, Key, LayerSpec, Phase, display
 from aligner.report.causes import Row, cause_rows
 from aligner.report.edit import edit_rows
@@ -24,9 +25,6 @@ from aligner.report.words import say
 
 MANY = 1e5
 """Beyond this the exact multiple of what rounding explains says no more."""
-
-KIND = "kind-differs"
-"""The cause that says that the layers are of other kinds."""
 
 NAMED = 8
 """Further places of one mistake that are named."""
@@ -104,10 +102,11 @@ def reasons(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
 
 
 def others(family: Family, tolerance: float, language: str, named: Optional[int]) -> list[Row]:
-    """The other places of the same mistake, by name as far as they are not too many."""
-    if not family.others:
+    """The other layers that have the same mistake, by name as far as they are not too many."""
+    layers = dict.fromkeys(origin.layer for origin in family.others if origin.layer != family.head.layer)
+    if not layers:
         return []
-    names = [printable(display(origin.layer)) for origin in family.others]
+    names = [printable(display(layer)) for layer in layers]
     shown = ", ".join(names[:named])
     if named is not None and len(names) > named:
         shown = say("family-rest", language, layers=shown, count=len(names) - named)

@@ -192,6 +192,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "proof-error": ("{done} the error as a whole is {after}", "{done}整体误差为 {after}"),
     "proof-confirmed": (": confirmed", "：已证实"),
     "proof-open": (": not proved, more than rounding is left", "：未能证实，剩余误差仍大于舍入误差"),
+    "proof-numbers": (", in the numbers alone: nothing was run so, not proved", "，仅由数值推算：未实际运行，未证实"),
     "also-possible": ("{cause} (possible, not proved)", "{cause}（可能，未证实）"),
     "also-confirmed": ("{cause} (confirmed as well)", "{cause}（同样已证实）"),
     "family": ("in {count} more, errors up to {error}: {layers}", "另有 {count} 处，误差最大 {error}：{layers}"),

@@ -33,6 +33,9 @@ NAMES = {
 KERNELS = {"as it is": "weight", "flipped": "flip(weight)", "transposed": "weight.swapaxes(-1, -2)"}
 """What became of the kernel, as code."""
 
+_CROSSWISE = {2: (0, 1, 3, 2), 3: (0, 1, 2, 4, 3)}
+"""The axes of a weight whose kernel is transposed, by the axes of the kernel."""
+
 
 @dataclass(frozen=True)
 class Guess:
@@ -208,7 +211,8 @@ def _told(scene: Scene, own: Guess, guess: Guess, left: float) -> Suspect:
             "turned": KERNELS.get(str(found), "weight"),
             "port_parameter": "weight",
         }
-        return scene.setting_suspect(cause, left, 0.85, setting, told["found"], role="weight", **told)
+        suspect = scene.setting_suspect(cause, left, 0.85, setting, told["found"], role="weight", **told)
+        return replace(suspect, turned={"weight": _CROSSWISE[len(own.before)]} if found == "transposed" else {})
     return scene.pair.suspect("conv-padding", left, 0.5, found=str(guess.before), wanted=str(own.before))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Optional
 
 import numpy as np
@@ -99,7 +100,8 @@ def _weight(scene: Scene, few: Floats, made: Floats, weight: Floats, bias: Any) 
     if weight.shape[0] == weight.shape[1]:
         left = left_of(few @ weight + bias)
         if left is not None:
-            yield pair.suspect("dense-weight-transposed-square", left, 0.85, role="weight", port_parameter="weight")
+            told = pair.suspect("dense-weight-transposed-square", left, 0.85, role="weight", port_parameter="weight")
+            yield replace(told, turned={"weight": (1, 0)})
             return
     across = few @ weight.reshape(weight.shape[::-1]) + bias
     left = left_of(across)

@@ -198,46 +198,6 @@ def test_a_gamma_of_the_ports_own_matters_once_it_is_not_one():
     assert suspect.weight > HARMLESS
 
 
-@pytest.mark.parametrize(
-    ("kind", "port_kind", "cause"),
-    [
-        ("Hardswish", "SiLU", "hardswish-vs-swish"),
-        ("SiLU", "Hardswish", "hardswish-vs-swish"),
-        ("GELU", "FastGelu", "quick-gelu-vs-gelu"),
-        ("QuickGELU", "GELU", "quick-gelu-vs-gelu"),
-        ("Upsample", "ResizeBilinear", "resize-bilinear-half-pixel"),
-        ("CrossEntropyLoss", "SoftmaxCrossEntropyWithLogits", "softmax-ce-reduction-none"),
-        ("RMSNorm", "LayerNorm", "kind-differs"),
-        ("ReLU", "ReLU6", "kind-differs"),
-        ("GELU", "SiLU", "kind-differs"),
-        ("ReLU", "MyOwn", "kind-differs"),
-    ],
-)
-def test_another_kind_of_layer_has_a_name_and_no_change(kind, port_kind, cause):
-    (suspect,) = found(kind, {}, {}, port_kind=port_kind)
-    assert suspect.cause == cause
-    assert suspect.change == {}
-    assert not any("<" in text for text in sentences(cause, suspect.facts, "en"))
-
-
-def test_a_class_of_ones_own_is_less_suspicious_than_another_known_one():
-    (own,), (known,) = found("ReLU", {}, {}, port_kind="MyOwn"), found("ReLU", {}, {}, port_kind="ReLU6")
-    assert own.weight < known.weight
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "port_kind", "port"),
-    [
-        ("ReLU6", {}, "Hardtanh", {"min_val": 0.0, "max_val": 6.0}),
-        ("Identity", {}, "Dropout", {"p": 0.1}),
-        ("Sequential", {}, "Block", {}),
-        ("Block", {}, "ResidualBlock", {}),
-    ],
-)
-def test_two_names_for_one_thing_are_no_other_kind(kind, settings, port_kind, port):
-    assert found(kind, settings, port, port_kind=port_kind) == []
-
-
 def test_the_settings_of_a_parent_are_looked_at_and_its_class_is_not():
     (suspect,) = found("Attention", {"scale": 0.125}, {"scale": 1.0}, port_kind="SelfAttention", where="glue")
     assert suspect.cause == "setting-differs"

@@ -66,6 +66,10 @@ def test_settings_that_were_put_right_in_vain_are_told_of():
             {"error_before": None},
             "with this undone the error as a whole is 3.0e-04: not proved, more than rounding is left",
         ),
+        (
+            {"error_before": None, "ran": False},
+            "with this undone the error as a whole is 3.0e-04, in the numbers alone: nothing was run so, not proved",
+        ),
         ({"error_after": None}, "none: this was not tried"),
     ],
 )
