@@ -6,6 +6,7 @@ that they hand these on without running.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,7 +19,7 @@ from aligner.mending.events import RETURN, Event
 from aligner.mending.heard import Heard
 from aligner.mending.sources import Sources
 from aligner.patches import together
-from aligner.record import Call, Key
+from aligner.record import Call, Key, Phase
 from aligner.source.ear import Ear, replaced
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
 
@@ -236,9 +237,16 @@ class _State:
             self._depth -= 1
         found = []
         flatten_result(output, self._adapter.is_tensor, found)
-        output = substitute_result(output, self._ground.others(self.call, this, found))
-        self._keep(this, output, found, before)
+        given = self._ground.others(self.call, this, found)
+        output = substitute_result(output, given)
+        if not any(self._is_own(this, slot, tensor) for slot, tensor in found if slot not in given):
+            self._keep(this, output, found, before)
         return output
+
+    def _is_own(self, this: CallId, slot: str, tensor: object) -> bool:
+        """Whether a value has another size than its counterpart: what is made depends on what the code gives."""
+        entry = self._ground.plan.entries.get(Key(self.call.step, Phase.FORWARD, *this, slot))
+        return entry is not None and math.prod(entry.shape) != math.prod(self._adapter.to_numpy(tensor).shape)
 
     def _keep(self, this: CallId, output: Any, found: Tensors, before: Mapping[str, int]) -> None:
         size = sum(self._adapter.to_numpy(tensor).nbytes for _, tensor in found)

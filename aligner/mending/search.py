@@ -30,6 +30,9 @@ FAR = 20
 TURNED = 2.5
 """What it costs to exchange two arguments of a call."""
 
+MOVED = 8
+"""Pairs of statements that are exchanged."""
+
 MOST = 6
 """Calls of layers that are exchanged, each with each."""
 
@@ -258,6 +261,7 @@ class Search:
     def blind(self) -> Iterator[Candidate]:
         """What the reference's steps do not tell, where it does in one what the port does in several."""
         yield from self._turned_round()
+        yield from self._moved()
         for anchor in self.anchors():
             event = anchor.event
             axis = event.arguments.get("axis")
@@ -293,6 +297,16 @@ class Search:
                 if len(found) == 2 and found not in seen:
                     seen.add(found)
                     yield Candidate(TURNED + 0.1 * late, found, EXCHANGED, (), 9)
+
+    def _moved(self) -> Iterator[Candidate]:
+        """Two statements in each other's places, of those that the wrong value comes of."""
+        lines: dict[str, set[int]] = {}
+        for anchor in self.anchors():
+            if anchor.event.site is not None:
+                lines.setdefault(anchor.event.site.file, set()).add(anchor.event.site.line)
+        pairs = (edits for file, some in lines.items() for edits in self._sources.exchanged(file, some))
+        for late, edits in enumerate(itertools.islice(pairs, MOVED)):
+            yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
 
     def _under_other_words(self, event: Event, node: ast.AST, inside: ast.AST) -> Iterator[Edit]:
         """An operation of one operand on what stands inside, in the place of `node`."""

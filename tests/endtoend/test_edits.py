@@ -100,6 +100,12 @@ MISTAKES = {
     "the other way round": [("1.0 - self.gate", "self.gate - 1.0")],
     "factor": [("0.5 * halves(q)", "0.25 * halves(q)")],
     "two in one code": [("scores.softmax(dim=-1)", "scores.softmax(dim=-2)"), ("x = x + self.o(", "x = y + self.o(")],
+    "an order of steps": [
+        (
+            "        q = q + 0.5 * halves(q)\n        scores = q @ k.transpose(-2, -1) / math.sqrt(self.head) + bias\n",
+            "        scores = q @ k.transpose(-2, -1) / math.sqrt(self.head) + bias\n        q = q + 0.5 * halves(q)\n",
+        ),
+    ],
     "three in one code": [
         ("0.5 * halves(q)", "0.25 * halves(q)"),
         ("scores.softmax(dim=-1)", "scores.softmax(dim=-2)"),
