@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, Optional
 
 from aligner.mending.events import HELPER, Event
 from aligner.mending.matching import Matching
-from aligner.mending.search import Candidate, Move, apart
+from aligner.mending.search import EXCHANGED, Candidate, Move, apart
 from aligner.words.calls import Constant, Operand
 from aligner.words.operations import COMMUTING
 
@@ -61,6 +62,7 @@ class Ranking:
         forward = [one for one in found if one.left and one.left < start and self._is_first(one)]
         first = sorted(sure, key=lambda one: one.cost)[: TRIALS // 2]
         first += [one for one in forward[: TRIALS // 4] if one not in first]
+        first += [one for one in found if one.why == EXCHANGED and one not in first][: TRIALS // 4]
         return first + [one for one in found if one not in first][: TRIALS // 2]
 
     def _is_first(self, one: Candidate) -> bool:
@@ -84,22 +86,20 @@ class Ranking:
     def _left(self, moves: Sequence[Move]) -> int:
         """How many wrong values there are still, as far as the same steps of the same values have the same results."""
         matching = self._matching
-        whole = {_place(event): (value, model) for event, node, value, model in moves if node is None}
-        parts = {id(node): value for _, node, value, _ in moves if node is not None}
+        whole = {_place(event): (event, value, model) for event, node, value, model in moves if node is None}
+        parts = {id(node): (event, value) for event, node, value, _ in moves if node is not None}
         known: dict[int, Any] = {p: matching.classes[v] for v, twins in matching.twins.items() for p in twins}
-        turn: Counter[Any] = Counter()
         for event in self._events:
-            place = _place(event)
-            value, model = whole.get(place, (None, None))
+            moved, value, model = whole.get(_place(event), (event, None, None))
             if value is not None and event.results and (model is None or self._is_fed(event, model, known)):
-                known[event.results[0]] = self._turn(value, turn[place])
-                turn[place] += 1
+                known[event.results[0]] = self._turn(value, self._turns[event] - self._turns[moved])
                 continue
             taken = []
             for operand in event.operands:
                 node = next((id(one) for one, value in event.inputs if value == operand), None)
                 if node in parts:
-                    taken.append(matching.classes.get(parts[node]))
+                    moved, value = parts[node]
+                    taken.append(self._turn(value, self._turns[event] - self._turns[moved]))
                     if event is self._end and operand == matching.found:
                         known[matching.found] = taken[-1]
                 else:
@@ -136,8 +136,18 @@ class Ranking:
             left += [one for one in made.operands if isinstance(one, int)] if made is not None else []
         return len(seen)
 
+    @cached_property
+    def _turns(self) -> Mapping[Event, int]:
+        """How often the place of each event had run with it."""
+        count: Counter[Any] = Counter()
+        found = {}
+        for event in self._events:
+            count[_place(event)] += bool(event.results)
+            found[event] = count[_place(event)]
+        return found
+
     def _turn(self, value: int, turn: int) -> Optional[int]:
-        """The reference's value of a later time that its line runs, where the port's runs again too."""
+        """The reference's value of another time that its line runs, where the port's runs in that turn too."""
         made = self._matching.makers[0].get(value)
         if not turn or made is None:
             return self._matching.classes.get(value)
@@ -147,7 +157,7 @@ class Ranking:
             if (event.text, event.word) == (made.text, made.word) and event.results
         ]
         place = again.index(made) + turn if made in again else len(again)
-        return self._matching.classes.get(again[place].results[0]) if place < len(again) else None
+        return self._matching.classes.get(again[place].results[0]) if 0 <= place < len(again) else None
 
     def _class(self, operand: Operand, known: Optional[dict[int, Any]] = None) -> Any:
         if isinstance(operand, Constant):

@@ -80,6 +80,14 @@ class Ground(Protocol):
         """The reference's values for those of one call inside `call`."""
 
 
+Vain = Callable[[Key, float], bool]
+"""Of a value and how far it is off: whether an edit that makes it is none."""
+
+
+class InVainError(Exception):
+    """What is run has shown already that it does not do."""
+
+
 class Deaf:
     """A listener that is told nothing."""
 
@@ -154,21 +162,22 @@ class Parent:
         self.bytes = 0
         self.before = running.ground.before(call)
 
-    def trial(self, sources: Sources) -> Mapping[Key, float]:
+    def trial(self, sources: Sources, vain: Vain = lambda key, error: False) -> Mapping[Key, float]:
         """How far off each value is that is looked at.
 
         Raises:
+            InVainError: of one of them `vain` says that there is no need to go on.
             Exception: whatever the code raises.
         """
-        return self._run(sources, Deaf()).errors
+        return self._run(sources, Deaf(), vain).errors
 
     def heard(self, sources: Sources) -> tuple[Heard, _State]:
         """The same, and what happened."""
         listener = Heard(self.running.adapter, sources, self.running.counterpart)
-        return listener, self._run(sources, listener)
+        return listener, self._run(sources, listener, lambda key, error: False)
 
-    def _run(self, sources: Sources, listener: Any) -> _State:
-        state = _State(self, self.running.ear(listener, sources), listener)
+    def _run(self, sources: Sources, listener: Any, vain: Vain) -> _State:
+        state = _State(self, self.running.ear(listener, sources), listener, vain)
         self.running.run(state)
         return state
 
@@ -176,7 +185,8 @@ class Parent:
 class _State:
     """A run that is under way."""
 
-    def __init__(self, parent: Parent, ear: Ear, listener: Any) -> None:
+    def __init__(self, parent: Parent, ear: Ear, listener: Any, vain: Vain) -> None:
+        self._vain = vain
         self.call = parent.call
         self.errors: dict[Key, float] = {}
         self.found: dict[Key, int] = {}
@@ -269,6 +279,8 @@ class _State:
                 continue
             if key.slot in tensors:
                 self.errors[key] = self._ground.off(check, tensors[key.slot])
+                if self._vain(key, self.errors[key]):
+                    raise InVainError
                 if isinstance(self._listener, Heard):
                     self.found[key] = self._listener.number(tensors[key.slot])
                     self.at[key] = len(self._listener.story.events), self._user(this)

@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
-from aligner.mending.events import HELPER, LAYER, RETURN, Event
+from aligner.mending.events import HELPER, LAYER, RETURN, Event, Site
 from aligner.mending.matching import NEAREST, Matching
 from aligner.mending.sources import Edit, Sources, change, edit_of
 from aligner.mending.texts import Anchor, Texts
+from aligner.mending.variations import counted, exchanged, renamed
 from aligner.words.calls import Constant, equal
 from aligner.words.operations import COMMUTING
 from aligner.words.spelling import NAMES
@@ -27,11 +28,20 @@ EXCHANGE = 2.0
 FAR = 20
 """Steps behind an expression that count against it."""
 
-TURNED = 2.5
+TURNED = 1.9
 """What it costs to exchange two arguments of a call."""
 
+AGAIN = 6
+"""Values that the first wrong turn of a loop is taken to have made."""
+
 MOVED = 8
-"""Pairs of statements that are exchanged."""
+"""Pairs of statements, and of variables, that are exchanged."""
+
+COUNTED, COUNT = 24, 3.0
+"""Numbers of a function that are made one more or less, and what it costs."""
+
+FUNCTIONS = 3
+"""Functions that are written in other ways."""
 
 MOST = 6
 """Calls of layers that are exchanged, each with each."""
@@ -55,6 +65,8 @@ class Candidate:
     moves: tuple[Move, ...]
     left: int = 0
     """Wrong values that there would be still, by what is known before it is run."""
+    old: str = ""
+    """What stands in the place of the only edit."""
 
 
 class Search:
@@ -70,8 +82,9 @@ class Search:
             edits = tuple(sorted(set(one.edits)))
             if edits and apart(edits) and (edits not in found or found[edits].cost > one.cost):
                 one.edits = edits
+                one.old = self._sources.text(edits[0].file)[edits[0].start : edits[0].end]
                 found[edits] = one
-        return sorted(found.values(), key=lambda one: one.cost)
+        return sorted([*found.values(), *_each_others([*found.values()])], key=lambda one: one.cost)
 
     def _all(self) -> Iterator[Candidate]:
         for anchor in self.anchors():
@@ -85,6 +98,32 @@ class Search:
                         yield Candidate(sum(weights), tuple(edits), why, (move,))
             yield from self._replaced(anchor, whole)
         yield from self._exchanged()
+        yield from self._again()
+
+    def _again(self) -> Iterator[Candidate]:
+        """In a loop the first turn that goes wrong may have little to tell apart. With what it should have made, the
+        next turn says how that is made.
+        """
+        first = next(((value, event) for value, event in self._matching.wrong if event is not None), None)
+        if first is None or first[1].site is None or len(first[1].results) != 1:
+            return
+        wrong, event = first
+        turns = [one for one in self._matching.heard if (one.site, one.word) == (event.site, event.word)]
+        later = next((one for one in turns[turns.index(event) + 1 :] if isinstance(one.node, ast.expr)), None)
+        shape = self._matching.theirs.shapes[wrong]
+        near = [step for step in self._matching.near if self._matching.ours.shapes[step[0]] == shape]
+        for value, made in near[:AGAIN] if later is not None else ():
+            same = (one for one in self._matching.ours.events if made and (one.text, one.word) == (made.text, made.word))
+            following = next((one for one in same if one.results and one.results[0] > value), None)
+            if later is None or later.node is None or following is None:
+                continue
+            self._texts.assumed = {wrong: value}
+            with suppress(LookupError):
+                anchor = Anchor(later.node, later.results[0], later, 0, later.inputs)
+                edit = self._edit(later, later.node, self._texts.text(following.results[0], anchor))
+                if edit is not None:
+                    yield Candidate(self._cost(edit) + 0.3, (edit,), OTHER, ((event, None, value, None),))
+            self._texts.assumed = {}
 
     def _exchanged(self) -> Iterator[Candidate]:
         """Two layers of a kind in each other's places."""
@@ -261,7 +300,7 @@ class Search:
     def blind(self) -> Iterator[Candidate]:
         """What the reference's steps do not tell, where it does in one what the port does in several."""
         yield from self._turned_round()
-        yield from self._moved()
+        yield from self._varied()
         for anchor in self.anchors():
             event = anchor.event
             axis = event.arguments.get("axis")
@@ -298,15 +337,29 @@ class Search:
                     seen.add(found)
                     yield Candidate(TURNED + 0.1 * late, found, EXCHANGED, (), 9)
 
-    def _moved(self) -> Iterator[Candidate]:
-        """Two statements in each other's places, of those that the wrong value comes of."""
-        lines: dict[str, set[int]] = {}
+    def _varied(self) -> Iterator[Candidate]:
+        """The functions that the wrong value comes of, written in other ways."""
+        lines: dict[str, list[int]] = {}
         for anchor in self.anchors():
             if anchor.event.site is not None:
-                lines.setdefault(anchor.event.site.file, set()).add(anchor.event.site.line)
-        pairs = (edits for file, some in lines.items() for edits in self._sources.exchanged(file, some))
-        for late, edits in enumerate(itertools.islice(pairs, MOVED)):
+                lines.setdefault(anchor.event.site.file, []).append(anchor.event.site.line)
+        moved = (edits for file, some in lines.items() for edits in exchanged(self._sources, file, {*some}))
+        for late, edits in enumerate(itertools.islice(moved, MOVED)):
             yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
+        for site in self._sites()[:FUNCTIONS]:
+            for late, edits in enumerate(itertools.islice(renamed(self._sources, site.file, site.line), MOVED)):
+                yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
+            for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
+                yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
+
+    def _sites(self) -> list[Site]:
+        """Where the first wrong value is made, and where the last one is in each other function."""
+        found: dict[object, Site] = {}
+        events = [event for _, event in self._matching.wrong if event is not None]
+        for event in (*events[:1], *([self._end] if self._end is not None else []), *reversed(events)):
+            if event.site is not None:
+                found.setdefault(self._sources.function(event.site.file, event.site.line), event.site)
+        return [*found.values()]
 
     def _under_other_words(self, event: Event, node: ast.AST, inside: ast.AST) -> Iterator[Edit]:
         """An operation of one operand on what stands inside, in the place of `node`."""
@@ -336,6 +389,19 @@ class Search:
 
     def _cost(self, edit: Edit) -> float:
         return change(self._sources.text(edit.file)[edit.start : edit.end], edit.new)
+
+
+def _each_others(found: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Two places that get what stands in the other: alone, either makes it worse."""
+    known: dict[tuple[str, str], list[Candidate]] = {}
+    for one in sorted(found, key=lambda one: one.cost):
+        if len(one.edits) == 1 and one.old:
+            edit = one.edits[0]
+            for other in known.get((edit.new, one.old), ())[:1]:
+                edits = tuple(sorted((edit, other.edits[0])))
+                if apart(edits):
+                    yield Candidate(EXCHANGE + one.cost / 4, edits, EXCHANGED, (*other.moves, *one.moves))
+            known.setdefault((one.old, edit.new), []).append(one)
 
 
 def apart(edits: Sequence[Edit]) -> bool:

@@ -7,7 +7,7 @@ import difflib
 import io
 import itertools
 import tokenize
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Optional
@@ -64,49 +64,20 @@ class Sources:
         )
         return _offset(text, *first), _offset(text, *last)
 
+    def function(self, file: str, line: int) -> tuple[str, int]:
+        """The innermost function around a line: its file, and the line on which it begins."""
+        return file, max((first for first, last in _functions(self.text(file)) if first < line <= last), default=0)
+
     def words(self, file: str, node: ast.AST) -> str:
         """The source of an expression."""
         start, end = self.span(file, node)
         return self.text(file)[start:end]
 
-    def exchanged(self, file: str, lines: Collection[int]) -> Iterator[tuple[Edit, Edit]]:
-        """Two statements in each other's places that follow each other and share a variable, one of them with code on
-        these lines.
-        """
-        for one, other in _neighbours(self.text(file)):
-            if any(each.lineno <= line <= (each.end_lineno or 0) for each in (one, other) for line in lines):
-                spans = [self.span(file, each) for each in (one, other)]
-                texts = [self.words(file, each) for each in (other, one)]
-                first, second = (Edit(file, *span, text) for span, text in zip(spans, texts))
-                yield first, second
-
 
 @lru_cache(maxsize=32)
-def _neighbours(text: str) -> Sequence[tuple[ast.stmt, ast.stmt]]:
-    """Statements of functions that follow each other and may be run the other way round, the inner ones first."""
-    found: list[tuple[ast.stmt, ast.stmt]] = []
-    for node in ast.walk(ast.parse(text)):
-        for name in ("body", "orelse") if not isinstance(node, (ast.Module, ast.ClassDef)) else ():
-            block = getattr(node, name, None)
-            pairs = zip(block, block[1:]) if isinstance(block, list) else ()
-            found += [(one, other) for one, other in pairs if _may_turn(one, other)]
-    return sorted(found, key=lambda pair: (pair[1].end_lineno or 0) - pair[0].lineno)
-
-
-def _may_turn(one: ast.stmt, other: ast.stmt) -> bool:
-    """Whether one makes a variable anew that the other uses, and there is one before either."""
-    if any(isinstance(each, (ast.Return, ast.FunctionDef, ast.Import, ast.ImportFrom)) for each in (one, other)):
-        return False
-    (made, used), (later, taken) = _variables(one), _variables(other)
-    return bool(made & taken or used & later) and made & taken <= used
-
-
-def _variables(statement: ast.stmt) -> tuple[set[str], set[str]]:
-    """Names that it gives a value, and names that it uses."""
-    names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
-    stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-    changed = isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name)
-    return stored, {node.id for node in names if isinstance(node.ctx, ast.Load)} | (stored if changed else set())
+def _functions(text: str) -> Sequence[tuple[int, int]]:
+    kinds = ast.FunctionDef, ast.AsyncFunctionDef
+    return [(one.lineno, one.end_lineno or 0) for one in ast.walk(ast.parse(text)) if isinstance(one, kinds)]
 
 
 @lru_cache(maxsize=32)
@@ -162,6 +133,7 @@ def edit_of(sources: Sources, file: str, node: ast.AST, new: str) -> Optional[Ed
     """
     text = sources.text(file)
     start, end = sources.span(file, node)
+    new = _bare(new)
     signs = tuple("+-*/@.%&|^~")
     whole = new.startswith("(") and new.endswith(")") and balanced(new[1:-1]) and not _is_tuple(new)
     if whole and not text[:start].rstrip().endswith(signs) and text[end : end + 2].strip()[:1] not in (*signs, "["):
@@ -172,6 +144,16 @@ def edit_of(sources: Sources, file: str, node: ast.AST, new: str) -> Optional[Ed
     if lone and bracketed(new) == new:
         start, end = len(before) - 1, text.index(")", end) + 1
     return None if new == text[start:end] else Edit(file, start, end, new)
+
+
+def _bare(text: str) -> str:
+    """Without brackets that change nothing."""
+    try:
+        plain = ast.unparse(ast.parse(text, mode="eval").body)
+    except SyntaxError:
+        return text
+    left = [[one for one in _tokens(words) if one not in "()"] for words in (text, plain)]
+    return plain if left[0] == left[1] and plain.count("(") < text.count("(") and not _is_tuple(text) else text
 
 
 def _is_tuple(text: str) -> bool:

@@ -14,7 +14,7 @@ from aligner.mending.events import LAYER, Event, Story
 from aligner.mending.frameworks import Differing, differing
 from aligner.mending.heard import Heard
 from aligner.mending.matching import AGREE, Matching
-from aligner.mending.ranking import TRIALS, Ranking
+from aligner.mending.ranking import Ranking
 from aligner.mending.running import Ground, Parent
 from aligner.mending.search import Candidate, Search
 from aligner.mending.sources import Sources
@@ -35,6 +35,9 @@ FALL = 5.0
 
 MOST = 400
 """Candidates that are ranked."""
+
+BLINDLY = 96
+"""Candidates that nothing speaks for but that people make such mistakes."""
 
 FORMS = (OTHER_BORDER, OTHER_FORM)
 """Reasons of checks that say no more than that the value has another form, or is another one."""
@@ -66,8 +69,8 @@ class Stepping:
                 if self._is_over() or (best is not None and one.cost >= best[0]):
                     continue
                 trials += 1
-                after = self._tried(parent, one, sources)
                 before = state.errors.get(check.port, math.inf)
+                after = self._tried(parent, one, sources, check, before)
                 if after is None or not _is_right(check, after[0].get(check.port), before):
                     continue
                 left = {bad.port for bad in wrong_of(checks, after[0])}
@@ -91,7 +94,8 @@ class Stepping:
             return [*search.given(end, check.key.slot, matching.wanted)]
         found_now = Ranking(matching, end).ranked(search.candidates()[:MOST])
         known = {one.edits for one in found_now}
-        return found_now + [one for one in search.blind() if one.edits not in known][: TRIALS // 2]
+        blind = sorted(search.blind(), key=lambda one: one.cost)
+        return found_now + [one for one in blind if one.edits not in known][:BLINDLY]
 
     def _matching(
         self, check: Check, heard: Heard, state: Any, story: Story
@@ -122,10 +126,15 @@ class Stepping:
         return self._ground.layer(self._ports.get(reference, reference))
 
     @staticmethod
-    def _tried(parent: Parent, one: Candidate, sources: Sources) -> Optional[tuple[Mapping[Key, float], Sources]]:
+    def _tried(
+        parent: Parent, one: Candidate, sources: Sources, check: Check, before: float
+    ) -> Optional[tuple[Mapping[Key, float], Sources]]:
+        def vain(key: Key, error: float) -> bool:
+            return key == check.port and not _is_right(check, error, before)
+
         try:
             trial = sources.edited(one.edits)
-            return parent.trial(trial), trial
+            return parent.trial(trial, vain), trial
         except Exception:  # an edit that cannot run proves nothing
             return None
 

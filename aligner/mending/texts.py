@@ -55,6 +55,8 @@ class Texts:
         self._side, self._layers = side, layers
         self._called: dict[Event, list[tuple[str, int]]] = {}
         self._owned: dict[int, list[tuple[str, int]]] = {}
+        self.assumed: Mapping[int, int] = {}
+        """Values of the port that are taken for these of the reference's: what an edit of an earlier turn makes."""
 
     def source(self, event: Event, node: ast.AST) -> str:
         """What stands there."""
@@ -107,11 +109,13 @@ class Texts:
         """The expression, and the port's value that it has."""
         twins = self._matching.twins.get(value, ())
         for node, number in [(anchor.node, anchor.value), *anchor.inputs]:
-            if isinstance(number, int) and number in twins and number not in self._matching.held:
-                return bracketed(self.source(anchor.event, node)), number
+            if isinstance(number, int) and (number in twins or self.assumed.get(number) == value):
+                if number not in self._matching.held:
+                    return bracketed(self.source(anchor.event, node)), number
         for name, number in self._names(anchor.event):
-            if self._matching.is_twin(number, value) and number not in self._matching.held:
-                return name, number
+            if self.assumed.get(number) == value or self._matching.is_twin(number, value):
+                if number not in self._matching.held:
+                    return name, number
         return None
 
     def _shaped(self, text: str, number: int, value: int, anchor: Anchor) -> str:
@@ -197,6 +201,8 @@ class Texts:
     def _layer(self, made: Event, anchor: Anchor, depth: int) -> str:
         """A call of the port's own layer."""
         owner, layer = anchor.event.names.get("self"), self._layers(made.layer)
+        if self._matching.makers[0].get(made.results[0]) is made and self._matching.twins.get(made.results[0]):
+            raise LookupError(made.layer)  # it was called here: to call it twice is no way to have what it made
         if owner is None or layer is None or not self._adapter.is_model(owner) or len(made.results) != 1:
             raise LookupError(made.layer)
         for path, other in self._adapter.layers(owner):

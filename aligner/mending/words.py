@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Optional
 
 from aligner.words.calls import equal
@@ -30,10 +31,16 @@ _SIGNS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
 def means(words: str, value: Any, names: Mapping[str, Any]) -> bool:
     """Whether the words come to this number, among these names."""
     try:
-        found = _worked_out(ast.parse(words, mode="eval").body, names)
+        found = _worked_out(_expression(words), names)
+        found = float(found) if getattr(found, "shape", None) in ((), (1,)) else found  # a tensor of one number
     except Exception:  # names that are not there, or mean something else
         return False
     return equal(found, value)
+
+
+@lru_cache(maxsize=4096)
+def _expression(words: str) -> ast.expr:
+    return ast.parse(words, mode="eval").body
 
 
 def _worked_out(node: ast.expr, names: Mapping[str, Any]) -> Any:
@@ -42,7 +49,7 @@ def _worked_out(node: ast.expr, names: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Name):
         return names[node.id]
     if isinstance(node, ast.Attribute) and not node.attr.startswith("__"):
-        return vars(_worked_out(node.value, names))[node.attr] if node.attr != "shape" else _shape(node, names)
+        return _held(_worked_out(node.value, names), node.attr) if node.attr != "shape" else _shape(node, names)
     if isinstance(node, ast.Subscript):
         return _worked_out(node.value, names)[_worked_out(node.slice, names)]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -56,6 +63,12 @@ def _worked_out(node: ast.expr, names: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "math.sqrt" and "math" in names and not node.keywords:
         return math.sqrt(_number(_worked_out(node.args[0], names)))
     raise LookupError(ast.dump(node))
+
+
+def _held(owner: Any, name: str) -> Any:
+    """An attribute; layers keep their parameters in tables."""
+    tables = (vars(owner), *(vars(owner).get(table, {}) for table in ("_params", "_parameters", "_buffers")))
+    return next(table[name] for table in tables if name in table)
 
 
 def _shape(node: ast.Attribute, names: Mapping[str, Any]) -> Any:
@@ -117,13 +130,15 @@ def _of_module(call: ast.Call) -> bool:
 
 def operand(line: str, value: float, names: Mapping[str, Any]) -> Optional[str]:
     """The words in a line for this number."""
+    return next((words for words in _pieces(line) if means(words, value, names)), None)
+
+
+@lru_cache(maxsize=1024)
+def _pieces(line: str) -> Sequence[str]:
+    """Expressions in a line."""
     tree = _parsed(line)
-    for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, (ast.BinOp, ast.Name, ast.Attribute, ast.Call)):
-            words = ast.unparse(node)
-            if means(words, value, names):
-                return words
-    return None
+    kinds = ast.BinOp, ast.Name, ast.Attribute, ast.Subscript, ast.Call
+    return [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, kinds)] if tree is not None else []
 
 
 def _call(line: str, name: str) -> Optional[ast.Call]:
@@ -136,6 +151,7 @@ def _call(line: str, name: str) -> Optional[ast.Call]:
     return found[0] if len(found) == 1 else None
 
 
+@lru_cache(maxsize=1024)
 def _parsed(line: str) -> Optional[ast.AST]:
     for text in (line, line.rstrip(":") + ": pass", line.strip("(), ")):
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType
@@ -66,10 +66,14 @@ def is_told(function: FunctionType) -> bool:
 
 @lru_cache(maxsize=4096)
 def _code(code: CodeType, file: str, name: str, text: Optional[str]) -> Optional[CodeType]:
-    """Code of two files may be equal."""
+    """Code of two files may be equal. A function that stands in another text as it does in its file is made once."""
     try:
-        node = _definition(code, file, text)
-        return None if node is None else _compiled(deepcopy(node), code, _owner(name))
+        own, node = _definition(code, file, None), _definition(code, file, text)
+        if own is None or node is None:
+            return None
+        if text is not None and own.lineno == node.lineno and _lines(source(file), own) == _lines(text, node):
+            return _code(code, file, name, None)
+        return _compiled(deepcopy(node), code, _owner(name))
     except (SyntaxError, ValueError, RecursionError):  # no Python, or nested too deeply for its compiler
         return None
 
@@ -84,10 +88,9 @@ def _definition(code: CodeType, file: str, other: Optional[str]) -> Optional[Def
     text = source(file)
     if not text:
         return None
-    tree, known = _parsed(text, file)
-    if not any(_is_same(code, one) for one in _within(known) if one.co_name == code.co_name):
+    if not any(_is_same(code, one) for one in _within(_whole(text, file)) if one.co_name == code.co_name):
         return None
-    defined = _definitions(tree)
+    defined = _definitions(text)
     found = [
         number
         for number, node in enumerate(defined)
@@ -96,18 +99,24 @@ def _definition(code: CodeType, file: str, other: Optional[str]) -> Optional[Def
     ]
     if len(found) != 1:
         return None
-    others = defined if other is None else _definitions(_parsed(other, file)[0])
+    others = defined if other is None else _definitions(other)
     return others[found[0]] if len(others) == len(defined) else None
 
 
-def _definitions(tree: ast.Module) -> list[Definition]:
+@lru_cache(maxsize=64)
+def _definitions(text: str) -> Sequence[Definition]:
     kinds = ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda
-    return [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
 
 
 @lru_cache(maxsize=64)
-def _parsed(text: str, file: str) -> tuple[ast.Module, CodeType]:
-    return ast.parse(text), compile(text, file, "exec", dont_inherit=True)
+def _whole(text: str, file: str) -> CodeType:
+    return compile(text, file, "exec", dont_inherit=True)
+
+
+def _lines(text: str, node: Definition) -> Sequence[str]:
+    """The lines on which a function stands."""
+    return text.split("\n")[node.lineno - 1 : node.end_lineno]
 
 
 def _is_same(one: CodeType, other: CodeType) -> bool:

@@ -82,28 +82,6 @@ def test_lines_that_an_earlier_edit_changed_are_not_told_again(monkeypatch):
     assert (found["line"], found["column"], found["before"], found["after"]) == (4, 1, ["four"], ["4"])
 
 
-STEPS = """
-def forward(self, x):
-    b = len(x)
-    x = self.one(x)
-    if self.wide:
-        x = self.two(x)
-    y = x + b
-    return y
-"""
-
-
-def test_statements_that_share_a_variable_are_exchanged(tmp_path):
-    file = tmp_path / "net.py"
-    file.write_text(STEPS, encoding="utf-8")
-    sources = Sources({})
-    found = [sources.edited(pair).text(str(file)) for pair in sources.exchanged(str(file), {4})]
-    without = STEPS.replace("    x = self.one(x)\n", "")
-    earlier = without.replace("    b =", "    x = self.one(x)\n    b =")
-    assert found == [earlier, without.replace("two(x)\n", "two(x)\n    x = self.one(x)\n")]
-
-
-def test_what_has_no_value_before_is_not_used_before(tmp_path):
-    file = tmp_path / "net.py"
-    file.write_text(STEPS.replace("    if self", "    z = x\n    w = z\n    if self"), encoding="utf-8")
-    assert [*Sources({}).exchanged(str(file), {6})] == []
+def test_brackets_that_change_nothing_are_not_written():
+    assert "名 = x * y + z * 2\n" in replaced(TEXT, "(x + y) * 2", "((x * y) + (z * 2))")
+    assert "名 = x * (y + z)\n" in replaced(TEXT, "(x + y) * 2", "(x * (y + z))")

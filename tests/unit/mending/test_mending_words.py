@@ -67,3 +67,9 @@ def test_arguments_are_read_off_the_line_of_the_one_call():
     assert words.operand("return x / math.sqrt(self.heads)", 2.0, NAMES) == "math.sqrt(self.heads)"
     assert words.argument("if x.sum(1) > 0:", "sum", 1) == "1"
     assert words.argument("y = x.sum(", "sum", 1) is None
+
+
+def test_an_element_of_a_parameter_is_a_number():
+    layer = SimpleNamespace(_params={"keep": np.array([0.25, 0.5], np.float32)})
+    assert words.operand("x = self.keep[i] * x", 0.25, {"self": layer, "i": 0}) == "self.keep[i]"
+    assert words.operand("x = self.keep[i] * x", 0.25, {"self": layer, "i": 1}) is None

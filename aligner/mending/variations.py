@@ -1,0 +1,128 @@
+"""Other ways to write a function that people confuse, told from its text alone: which of them is right, a run tells.
+
+Statements in another order, variables under each other's names, numbers that are one off.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
+
+from aligner.mending.sources import Edit, Sources
+
+
+def exchanged(sources: Sources, file: str, lines: Collection[int]) -> Iterator[tuple[Edit, ...]]:
+    """Two statements in each other's places that follow each other and share a variable, one of them with code on
+    these lines.
+    """
+    for one, other in _neighbours(sources.text(file)):
+        if any(each.lineno <= line <= (each.end_lineno or 0) for each in (one, other) for line in lines):
+            spans = [sources.span(file, each) for each in (one, other)]
+            texts = [sources.words(file, each) for each in (other, one)]
+            yield tuple(Edit(file, *span, text) for span, text in zip(spans, texts))
+
+
+def renamed(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """Two variables that are used from this line on, and that are made beside each other, under each other's name;
+    those that are made last first.
+    """
+    for one, other in _made_beside(sources.text(file), line):
+        first, second = (sources.span(file, each) for each in (one, other))
+        yield Edit(file, *first, other.id), Edit(file, *second, one.id)
+
+
+def counted(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """Whole numbers of the function around this line that are one off, the nearest lines first: one that is written, all
+    equal ones of a statement, an end of a range, what a division is done of; a sign; a limit that counts itself or not.
+    """
+    for statement in _statements(sources.text(file), line):
+        groups: dict[str, list[tuple[ast.AST, Sequence[str]]]] = {}
+        for node, texts in _off_by_one(statement):
+            groups.setdefault(sources.words(file, node), []).append((node, texts))
+        for said, nodes in groups.items():
+            for together in [nodes] * (len(nodes) > 1) + [[one] for one in nodes]:
+                for way in range(len(together[0][1])):
+                    texts = [texts[way].format(said) for _, texts in together]
+                    yield tuple(Edit(file, *sources.span(file, n), text) for (n, _), text in zip(together, texts))
+
+
+def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
+    """Expressions, and what may stand in their place."""
+    for node in _own(statement):
+        if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10:
+            yield node, [str(node.value - 1), str(node.value + 1)]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
+            ends = [one for one in node.args[:2] if not isinstance(one, (ast.Constant, ast.Starred))]
+            yield from ((one, ["{} + 1", "{} - 1"]) for one in ends)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Mod)):
+            yield node.left, ["({} - 1)", "({} + 1)"]
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Name):
+            yield node, [node.operand.id]
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _STRICT:
+            sides = ast.unparse(node.left), ast.unparse(node.comparators[0])
+            yield node, [f"{sides[0]} {_STRICT[type(node.ops[0])]} {sides[1]}".replace("{", "{{").replace("}", "}}")]
+
+
+_STRICT = {ast.Gt: ">=", ast.GtE: ">", ast.Lt: "<=", ast.LtE: "<"}
+
+
+def _own(statement: ast.AST) -> Iterator[ast.AST]:
+    """What stands in a statement, without the statements inside it."""
+    for node in ast.iter_child_nodes(statement):
+        if not isinstance(node, ast.stmt):
+            yield node
+            yield from _own(node)
+
+
+@lru_cache(maxsize=32)
+def _statements(text: str, line: int) -> Sequence[ast.stmt]:
+    """Of the innermost function around a line, by how far they are from it."""
+    around = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.FunctionDef)]
+    around = [one for one in around if one.lineno < line <= (one.end_lineno or 0)]
+    found = [one for one in ast.walk(around[-1]) if isinstance(one, ast.stmt)][1:] if around else []
+    return sorted(found, key=lambda one: (abs(one.lineno - line), one.lineno))
+
+
+@lru_cache(maxsize=32)
+def _made_beside(text: str, line: int) -> Sequence[tuple[ast.Name, ast.Name]]:
+    tree = ast.parse(text)
+    found: list[tuple[ast.Name, ast.Name]] = []
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef) or not function.lineno < line <= (function.end_lineno or 0):
+            continue
+        steps = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and node.lineno <= line]
+        uses = [node for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+        used = {node.id for node in uses if node.lineno >= line}
+        made = [node for step in steps for node in ast.walk(step.targets[0]) if isinstance(node, ast.Name)]
+        made = sorted((node for node in made if node.id in used), key=lambda node: (node.lineno, node.col_offset))
+        found += [(one, other) for one, other in zip(made, made[1:]) if one.id != other.id]
+    return sorted(found, key=lambda pair: -pair[1].lineno)
+
+
+@lru_cache(maxsize=32)
+def _neighbours(text: str) -> Sequence[tuple[ast.stmt, ast.stmt]]:
+    """Statements of functions that follow each other and may be run the other way round, the inner ones first."""
+    found: list[tuple[ast.stmt, ast.stmt]] = []
+    for node in ast.walk(ast.parse(text)):
+        for name in ("body", "orelse") if not isinstance(node, (ast.Module, ast.ClassDef)) else ():
+            block = getattr(node, name, None)
+            pairs = zip(block, block[1:]) if isinstance(block, list) else ()
+            found += [(one, other) for one, other in pairs if _may_turn(one, other)]
+    return sorted(found, key=lambda pair: (pair[1].end_lineno or 0) - pair[0].lineno)
+
+
+def _may_turn(one: ast.stmt, other: ast.stmt) -> bool:
+    """Whether one makes a variable anew that the other uses, and there is one before either."""
+    if any(isinstance(each, (ast.Return, ast.FunctionDef, ast.Import, ast.ImportFrom)) for each in (one, other)):
+        return False
+    (made, used), (later, taken) = _variables(one), _variables(other)
+    return bool(made & taken or used & later) and made & taken <= used
+
+
+def _variables(statement: ast.stmt) -> tuple[set[str], set[str]]:
+    """Names that it gives a value, and names that it uses."""
+    names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    changed = isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name)
+    return stored, {node.id for node in names if isinstance(node.ctx, ast.Load)} | (stored if changed else set())

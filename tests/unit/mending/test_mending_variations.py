@@ -1,0 +1,71 @@
+"""Other ways to write a function, told from its text."""
+
+from __future__ import annotations
+
+import pytest
+
+from aligner.mending.sources import Sources
+from aligner.mending.variations import counted, exchanged, renamed
+
+STEPS = """
+def forward(self, x):
+    b = len(x)
+    x = self.one(x)
+    if self.wide:
+        x = self.two(x)
+    y = x + b
+    return y
+"""
+
+
+def test_statements_that_share_a_variable_are_exchanged(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text(STEPS, encoding="utf-8")
+    sources = Sources({})
+    found = [sources.edited(pair).text(str(file)) for pair in exchanged(sources, str(file), {4})]
+    without = STEPS.replace("    x = self.one(x)\n", "")
+    earlier = without.replace("    b =", "    x = self.one(x)\n    b =")
+    assert found == [earlier, without.replace("two(x)\n", "two(x)\n    x = self.one(x)\n")]
+
+
+def test_what_has_no_value_before_is_not_used_before(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text(STEPS.replace("    if self", "    z = x\n    w = z\n    if self"), encoding="utf-8")
+    assert [*exchanged(Sources({}), str(file), {6})] == []
+
+
+def test_variables_that_are_made_beside_each_other_change_names(tmp_path):
+    file = tmp_path / "net.py"
+    text = "def forward(self, x):\n    a, b = x.chunk(2)\n    c = x + 1\n    return a * b.sum() + c\n"
+    file.write_text(text, encoding="utf-8")
+    found = [Sources({}).edited(pair).text(str(file)) for pair in renamed(Sources({}), str(file), 4)]
+    assert found == [
+        text.replace("a, b =", "a, c =").replace("    c =", "    b ="),
+        text.replace("a, b =", "b, a ="),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "others"),
+    [
+        ("for i in range(1, n):", ["range(0, n)", "range(2, n)", "range(1, n + 1)", "range(1, n - 1)"]),
+        ("y = x[k // 2 :]", ["x[(k - 1) // 2 :]", "x[k // 3 :]"]),
+        ("y = roll(roll(x, -s, 1), -s, 2)", ["roll(roll(x, s, 1), s, 2)", "roll(roll(x, s, 1), -s, 2)"]),
+        ("y = arange(n - 1, n + m - 1)", ["arange(n - 0, n + m - 0)", "arange(n - 2, n + m - 1)"]),
+        ("y = x > k", ["x >= k"]),
+    ],
+)
+def test_numbers_that_are_one_off(tmp_path, line, others):
+    file = tmp_path / "net.py"
+    text = f"def forward(self, x):\n    {line}\n        return 7\n" if line.endswith(":") else f"def f(x):\n    {line}\n"
+    file.write_text(text, encoding="utf-8")
+    found = [Sources({}).edited(edits).text(str(file)) for edits in counted(Sources({}), str(file), 2)]
+    assert all(any(other in one for one in found) for other in others)
+    assert text not in found
+
+
+def test_the_nearest_lines_come_first(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text("def f(x):\n    a = x[1:]\n    b = a[2:]\n    return b[3:]\n", encoding="utf-8")
+    found = [edits[0].new for edits in counted(Sources({}), str(file), 4)]
+    assert found == ["2", "4", "1", "3", "0", "2"]
