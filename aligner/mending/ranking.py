@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 from aligner.mending.events import HELPER, Event
 from aligner.mending.matching import Matching
-from aligner.mending.search import EXCHANGED, Candidate, Move, apart
+from aligner.mending.search import EXCHANGED, MISSING, Candidate, Move, apart
 from aligner.words.calls import Constant, Operand
 from aligner.words.operations import COMMUTING
 
@@ -22,6 +22,11 @@ TRIALS = 40
 
 LONG = 800
 """Of more events it is not worked out what an edit makes of each."""
+
+INSIDE = 6
+"""Edits that are run because the reference takes this step first of those that lack, though what comes of it is done in
+other steps here.
+"""
 
 HELPING = 40
 """Edits that may be joined, each with each."""
@@ -60,6 +65,7 @@ class Ranking:
                 triples = [three for two in better for one in helping if (three := self._joined(two, one, two.left))]
                 sure += [one for one in triples if not one.left]
         forward = [one for one in found if one.left and one.left < start and self._is_first(one)]
+        forward += [one for one in found if one.why == MISSING and one.left >= start and self._is_first(one)][:INSIDE]
         first = sorted(sure, key=lambda one: one.cost)[: TRIALS // 2]
         first += [one for one in forward[: TRIALS // 4] if one not in first]
         first += [one for one in found if one.why == EXCHANGED and one not in first][: TRIALS // 4]

@@ -11,11 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
-from aligner.mending.events import HELPER, LAYER, RETURN, Event, Site
+from aligner.mending.events import HELPER, LAYER, RETURN, Event
 from aligner.mending.matching import NEAREST, Matching
 from aligner.mending.sources import Edit, Sources, change, edit_of
 from aligner.mending.texts import Anchor, Texts
-from aligner.mending.variations import counted, exchanged, renamed
 from aligner.words.calls import Constant, equal
 from aligner.words.operations import COMMUTING
 from aligner.words.spelling import NAMES
@@ -28,26 +27,11 @@ EXCHANGE = 2.0
 FAR = 20
 """Steps behind an expression that count against it."""
 
-TURNED = 1.9
-"""What it costs to exchange two arguments of a call."""
-
 AGAIN = 6
 """Values that the first wrong turn of a loop is taken to have made."""
 
-MOVED = 8
-"""Pairs of statements, and of variables, that are exchanged."""
-
-COUNTED, COUNT = 24, 3.0
-"""Numbers of a function that are made one more or less, and what it costs."""
-
-FUNCTIONS = 3
-"""Functions that are written in other ways."""
-
 MOST = 6
 """Calls of layers that are exchanged, each with each."""
-
-BLIND = ("relu", "gelu", "sigmoid", "tanh", "silu", "sqrt", "exp", "abs", "log", "square")
-"""What is tried around a wrong value where the reference does several steps in one."""
 
 Move = tuple[Event, Optional[ast.AST], int, Optional[Event]]
 """The event whose expression (None) or which expression in it gets which value of the reference; only if its operands
@@ -113,17 +97,21 @@ class Search:
         shape = self._matching.theirs.shapes[wrong]
         near = [step for step in self._matching.near if self._matching.ours.shapes[step[0]] == shape]
         for value, made in near[:AGAIN] if later is not None else ():
-            same = (one for one in self._matching.ours.events if made and (one.text, one.word) == (made.text, made.word))
-            following = next((one for one in same if one.results and one.results[0] > value), None)
+            following = self._next_turn(value, made)
             if later is None or later.node is None or following is None:
                 continue
             self._texts.assumed = {wrong: value}
             with suppress(LookupError):
                 anchor = Anchor(later.node, later.results[0], later, 0, later.inputs)
-                edit = self._edit(later, later.node, self._texts.text(following.results[0], anchor))
+                edit = self.edit(later, later.node, self._texts.text(following, anchor))
                 if edit is not None:
                     yield Candidate(self._cost(edit) + 0.3, (edit,), OTHER, ((event, None, value, None),))
             self._texts.assumed = {}
+
+    def _next_turn(self, value: int, made: Optional[Event]) -> Optional[int]:
+        """What the reference's line makes the next time that it runs."""
+        same = [one for one in self._matching.ours.events if made and (one.text, one.word) == (made.text, made.word)]
+        return next((one.results[0] for one in same if one.results and one.results[0] > value), None)
 
     def _exchanged(self) -> Iterator[Candidate]:
         """Two layers of a kind in each other's places."""
@@ -142,7 +130,7 @@ class Search:
                 continue
             functions = [event.node.func for event in (one, other) if isinstance(event.node, ast.Call)]
             texts = [self._texts.source(event, node) for event, node in zip((one, other), functions)]
-            edits = [self._edit(one, functions[0], texts[1]), self._edit(other, functions[1], texts[0])]
+            edits = [self.edit(one, functions[0], texts[1]), self.edit(other, functions[1], texts[0])]
             if None not in edits:
                 moves = (one, None, made[other.layer], None), (other, None, made[one.layer], None)
                 yield Candidate(EXCHANGE, tuple(edit for edit in edits if edit is not None), EXCHANGED, moves)
@@ -172,7 +160,7 @@ class Search:
             with suppress(LookupError):
                 said.append(self._texts.text(value, anchor))
             for text in filter(None, said):
-                edit = self._edit(event, anchor.node, text)
+                edit = self.edit(event, anchor.node, text)
                 if edit is None:
                     continue
                 why = MISSING if self._texts.source(event, anchor.node) in text else OTHER
@@ -250,7 +238,7 @@ class Search:
             return
         text = said or self._texts.argument(event, model, key, value)
         if isinstance(node, ast.Subscript):
-            edit = self._edit(event, node.slice, text) if key == "index" else None
+            edit = self.edit(event, node.slice, text) if key == "index" else None
             yield from [edit] if edit is not None else ()
             return
         if not isinstance(node, ast.Call) or any(isinstance(one, ast.Starred) for one in node.args):
@@ -265,7 +253,7 @@ class Search:
             place = where - method
             at = node.args[place] if 0 <= place < len(node.args) else None
         if at is not None:
-            edit = self._edit(event, at, text)
+            edit = self.edit(event, at, text)
             yield from [edit] if edit is not None else ()
         elif where is None:
             end = self._sources.span(site.file, node)[1] - 1
@@ -293,82 +281,9 @@ class Search:
                 text = self._texts.text(mine, Anchor(where, None, event, 0, event.inputs), 0, model.text)
             except LookupError:
                 return None
-            edit = self._edit(event, where, text)
+            edit = self.edit(event, where, text)
             found += [edit] if edit is not None else []
         return found or None
-
-    def blind(self) -> Iterator[Candidate]:
-        """What the reference's steps do not tell, where it does in one what the port does in several."""
-        yield from self._turned_round()
-        yield from self._varied()
-        for anchor in self.anchors():
-            event = anchor.event
-            axis = event.arguments.get("axis")
-            first = event.operands[0] if event.operands else None
-            if anchor.node is event.node and isinstance(axis, int) and isinstance(first, int):
-                rank = len(self._matching.theirs.shapes[first])
-                for other in (one for one in range(rank) if one != axis):
-                    said = str(other - rank if rank - 1 in (axis, other) else other)
-                    for edit in self.argument(event, event, "axis", other, said):
-                        yield Candidate(4.0 + 0.1 * min(anchor.late, FAR), (edit,), ARGUMENT, (), 9)
-            if anchor.node is event.node and event.word in BLIND and isinstance(event.node, ast.Call):
-                inside = [node for node, value in event.inputs if value in event.operands][:1]
-                for edit in self._under_other_words(event, anchor.node, inside[0]) if inside else ():
-                    yield Candidate(4.5, (edit,), OTHER, (), 9)
-            if anchor.value == self._matching.found:
-                for edit in self._under_other_words(event, anchor.node, anchor.node):
-                    yield Candidate(5.0, (edit,), MISSING, (), 9)
-
-    def _turned_round(self) -> Iterator[Candidate]:
-        """Two arguments of a function of the user's in each other's places, in the last calls first."""
-        wrong = {value for value, _ in self._matching.wrong}
-        calls = [one for one in self._matching.heard if one.word == HELPER and {*one.results} & wrong]
-        seen: set[tuple[Edit, ...]] = set()
-        for late, event in enumerate(reversed(calls)):
-            if not isinstance(event.node, ast.Call):
-                continue
-            given = [one for one in event.node.args if not isinstance(one, ast.Starred)]
-            given += [one.value for one in event.node.keywords if one.arg]
-            for one, other in itertools.combinations(given, 2):
-                texts = self._texts.source(event, other), self._texts.source(event, one)
-                edits = [self._edit(event, node, text) for node, text in zip((one, other), texts)]
-                found = tuple(edit for edit in edits if edit is not None)
-                if len(found) == 2 and found not in seen:
-                    seen.add(found)
-                    yield Candidate(TURNED + 0.1 * late, found, EXCHANGED, (), 9)
-
-    def _varied(self) -> Iterator[Candidate]:
-        """The functions that the wrong value comes of, written in other ways."""
-        lines: dict[str, list[int]] = {}
-        for anchor in self.anchors():
-            if anchor.event.site is not None:
-                lines.setdefault(anchor.event.site.file, []).append(anchor.event.site.line)
-        moved = (edits for file, some in lines.items() for edits in exchanged(self._sources, file, {*some}))
-        for late, edits in enumerate(itertools.islice(moved, MOVED)):
-            yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
-        for site in self._sites()[:FUNCTIONS]:
-            for late, edits in enumerate(itertools.islice(renamed(self._sources, site.file, site.line), MOVED)):
-                yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
-            for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
-                yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
-
-    def _sites(self) -> list[Site]:
-        """Where the first wrong value is made, and where the last one is in each other function."""
-        found: dict[object, Site] = {}
-        events = [event for _, event in self._matching.wrong if event is not None]
-        for event in (*events[:1], *([self._end] if self._end is not None else []), *reversed(events)):
-            if event.site is not None:
-                found.setdefault(self._sources.function(event.site.file, event.site.line), event.site)
-        return [*found.values()]
-
-    def _under_other_words(self, event: Event, node: ast.AST, inside: ast.AST) -> Iterator[Edit]:
-        """An operation of one operand on what stands inside, in the place of `node`."""
-        for word in BLIND:
-            with suppress(LookupError):
-                text = self._texts.operation(event, word, self._texts.source(event, inside))
-                edit = self._edit(event, node, text)
-                if edit is not None:
-                    yield edit
 
     def given(self, event: Event, slot: str, value: int) -> Iterator[Candidate]:
         """What a call of a layer lacks: the argument that the reference's has in this slot."""
@@ -384,7 +299,7 @@ class Search:
             comma = ", " if event.node.args or event.node.keywords else ""
             yield Candidate(2.0, (Edit(event.site.file, end, end, f"{comma}{said}"),), MISSING, ())
 
-    def _edit(self, event: Event, node: ast.AST, text: str) -> Optional[Edit]:
+    def edit(self, event: Event, node: ast.AST, text: str) -> Optional[Edit]:
         return None if event.site is None else edit_of(self._sources, event.site.file, node, text)
 
     def _cost(self, edit: Edit) -> float:

@@ -10,6 +10,7 @@ from aligner.adapter import Adapter
 from aligner.compare.checks import LIMIT, OTHER_BORDER, OTHER_FORM, Check
 from aligner.compare.net import CallId
 from aligner.fingerprint import distances
+from aligner.mending.blindly import Blindly
 from aligner.mending.events import LAYER, Event, Story
 from aligner.mending.frameworks import Differing, differing
 from aligner.mending.heard import Heard
@@ -94,7 +95,7 @@ class Stepping:
             return [*search.given(end, check.key.slot, matching.wanted)]
         found_now = Ranking(matching, end).ranked(search.candidates()[:MOST])
         known = {one.edits for one in found_now}
-        blind = sorted(search.blind(), key=lambda one: one.cost)
+        blind = sorted(Blindly(search, matching, texts, sources, end).candidates(), key=lambda one: one.cost)
         return found_now + [one for one in blind if one.edits not in known][:BLINDLY]
 
     def _matching(

@@ -109,14 +109,15 @@ class Texts:
         """The expression, and the port's value that it has."""
         twins = self._matching.twins.get(value, ())
         for node, number in [(anchor.node, anchor.value), *anchor.inputs]:
-            if isinstance(number, int) and (number in twins or self.assumed.get(number) == value):
-                if number not in self._matching.held:
-                    return bracketed(self.source(anchor.event, node)), number
+            if isinstance(number, int) and self._stands_for(number, value, number in twins):
+                return bracketed(self.source(anchor.event, node)), number
         for name, number in self._names(anchor.event):
-            if self.assumed.get(number) == value or self._matching.is_twin(number, value):
-                if number not in self._matching.held:
-                    return name, number
+            if self._stands_for(number, value, self._matching.is_twin(number, value)):
+                return name, number
         return None
+
+    def _stands_for(self, number: int, value: int, twin: bool) -> bool:
+        return number not in self._matching.held and (twin or self.assumed.get(number) == value)
 
     def _shaped(self, text: str, number: int, value: int, anchor: Anchor) -> str:
         """In the reference's shape."""
@@ -229,6 +230,14 @@ class Texts:
             LookupError: the code has no words for it.
         """
         return spelled(word, [text], arguments(word), {}, self._modules(event), self._side)
+
+    def transposed(self, event: Event, text: str, perm: Sequence[int]) -> str:
+        """An expression with its axes in another order.
+
+        Raises:
+            LookupError: the code has no words for it.
+        """
+        return spelled("transpose", [text], {"perm": tuple(perm)}, {}, self._modules(event), self._side)
 
 
 def dotted(path: str) -> str:

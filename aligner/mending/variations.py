@@ -33,8 +33,8 @@ def renamed(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
 
 
 def counted(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """Whole numbers of the function around this line that are one off, the nearest lines first: one that is written, all
-    equal ones of a statement, an end of a range, what a division is done of; a sign; a limit that counts itself or not.
+    """Whole numbers of the function around this line that are one off, the nearest lines first: one that is written,
+    all equal ones of a statement, an end of a range, what a division is done of; a sign; a limit that counts or not.
     """
     for statement in _statements(sources.text(file), line):
         groups: dict[str, list[tuple[ast.AST, Sequence[str]]]] = {}

@@ -57,7 +57,9 @@ def test_variables_that_are_made_beside_each_other_change_names(tmp_path):
 )
 def test_numbers_that_are_one_off(tmp_path, line, others):
     file = tmp_path / "net.py"
-    text = f"def forward(self, x):\n    {line}\n        return 7\n" if line.endswith(":") else f"def f(x):\n    {line}\n"
+    text = (
+        f"def forward(self, x):\n    {line}\n        return 7\n" if line.endswith(":") else f"def f(x):\n    {line}\n"
+    )
     file.write_text(text, encoding="utf-8")
     found = [Sources({}).edited(edits).text(str(file)) for edits in counted(Sources({}), str(file), 2)]
     assert all(any(other in one for one in found) for other in others)

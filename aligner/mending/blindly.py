@@ -1,0 +1,159 @@
+"""Edits that nothing in the reference speaks for, but that people make such mistakes: a run tells which one does."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from types import FunctionType
+from typing import Any, Optional
+
+from aligner.mending.events import HELPER, Event, Site
+from aligner.mending.matching import Matching
+from aligner.mending.search import ARGUMENT, EXCHANGE, EXCHANGED, FAR, MISSING, OTHER, Candidate, Search
+from aligner.mending.sources import Edit, Sources
+from aligner.mending.texts import Texts
+from aligner.mending.variations import counted, exchanged, renamed
+
+TURNED = 1.9
+"""What it costs to exchange two arguments of a call, or to give it one more."""
+
+TURN = 3.0
+"""What it costs to turn a value before it is reshaped."""
+
+MOVED = 8
+"""Pairs of statements, and of variables, that are exchanged."""
+
+COUNTED, COUNT = 24, 3.0
+"""Numbers of a function that are made one more or less, and what it costs."""
+
+FUNCTIONS = 3
+"""Functions that are written in other ways."""
+
+BLIND = ("relu", "gelu", "sigmoid", "tanh", "silu", "sqrt", "exp", "abs", "log", "square")
+"""What is tried around a wrong value where the reference does several steps in one."""
+
+
+class Blindly:
+    """Such edits for one wrong value; `end` is the event that uses it."""
+
+    def __init__(
+        self, search: Search, matching: Matching, texts: Texts, sources: Sources, end: Optional[Event]
+    ) -> None:
+        self._search = search
+        self._matching, self._texts, self._sources, self._end = matching, texts, sources, end
+
+    def candidates(self) -> Iterator[Candidate]:
+        """What the reference's steps do not tell, where it does in one what the port does in several."""
+        yield from self._of_helpers()
+        yield from self._varied()
+        for anchor in self._search.anchors():
+            event = anchor.event
+            axis = event.arguments.get("axis")
+            first = event.operands[0] if event.operands else None
+            if anchor.node is event.node and isinstance(axis, int) and isinstance(first, int):
+                rank = len(self._matching.theirs.shapes[first])
+                for other in (one for one in range(rank) if one != axis):
+                    said = str(other - rank if rank - 1 in (axis, other) else other)
+                    for edit in self._search.argument(event, event, "axis", other, said):
+                        yield Candidate(4.0 + 0.1 * min(anchor.late, FAR), (edit,), ARGUMENT, (), 9)
+            if anchor.node is event.node and event.word == "reshape" and isinstance(event.node, ast.Call):
+                for edit in self._turned(event):
+                    yield Candidate(TURN + 0.1 * min(anchor.late, FAR), (edit,), MISSING, (), 9)
+            if anchor.node is event.node and event.word in BLIND and isinstance(event.node, ast.Call):
+                inside = [node for node, value in event.inputs if value in event.operands][:1]
+                for edit in self._under_other_words(event, anchor.node, inside[0]) if inside else ():
+                    yield Candidate(4.5, (edit,), OTHER, (), 9)
+            if anchor.value == self._matching.found:
+                for edit in self._under_other_words(event, anchor.node, anchor.node):
+                    yield Candidate(5.0, (edit,), MISSING, (), 9)
+
+    def _turned(self, event: Event) -> Iterator[Edit]:
+        """What is reshaped, with two of its axes in each other's places before."""
+        for node, value in event.inputs[:1]:
+            rank = len(self._matching.theirs.shapes[value]) if isinstance(value, int) else 0
+            for one, other in ((1, 2), (rank - 2, rank - 1), (1, 3)) if rank in (3, 4, 5) else ():
+                perm = [*range(rank)]
+                if other < rank:
+                    perm[one], perm[other] = other, one
+                    with suppress(LookupError):
+                        text = self._texts.transposed(event, self._texts.source(event, node), perm)
+                        edit = self._search.edit(event, node, text)
+                        yield from [edit] if edit is not None else []
+
+    def _of_helpers(self) -> Iterator[Candidate]:
+        """Calls of functions of the user's, the last ones first: two arguments in each other's places; one that has a
+        default and is called as something that the code has.
+        """
+        wrong = {value for value, _ in self._matching.wrong}
+        calls = [one for one in self._matching.heard if one.word == HELPER and {*one.results} & wrong]
+        seen: set[tuple[Edit, ...]] = set()
+        for late, event in enumerate(reversed(calls)):
+            if not isinstance(event.node, ast.Call):
+                continue
+            for edit in self._forgotten(event, event.node):
+                yield Candidate(TURNED + 0.1 * late, (edit,), MISSING, (), 9)
+            given = [one for one in event.node.args if not isinstance(one, ast.Starred)]
+            given += [one.value for one in event.node.keywords if one.arg]
+            for one, other in itertools.combinations(given, 2):
+                texts = self._texts.source(event, other), self._texts.source(event, one)
+                edits = [self._search.edit(event, node, text) for node, text in zip((one, other), texts)]
+                found = tuple(edit for edit in edits if edit is not None)
+                if len(found) == 2 and found not in seen:
+                    seen.add(found)
+                    yield Candidate(TURNED + 0.1 * late, found, EXCHANGED, (), 9)
+
+    def _forgotten(self, event: Event, call: ast.Call) -> Iterator[Edit]:
+        """Arguments that a function takes and is not given here."""
+        function = means_function(ast.unparse(call.func), event.known)
+        if function is None or event.site is None or any(isinstance(one, ast.Starred) for one in call.args):
+            return
+        code, bound = function.__code__, "." in ast.unparse(call.func)
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount][bound + len(call.args) :]
+        owner = event.names.get("self")
+        end = self._sources.span(event.site.file, call)[1] - 1
+        for name in (one for one in names if one not in {keyword.arg for keyword in call.keywords}):
+            text = name if name in event.names else f"self.{name}" if hasattr(owner, name) else ""
+            if text:
+                yield Edit(event.site.file, end, end, f"{', ' * bool(call.args or call.keywords)}{name}={text}")
+
+    def _varied(self) -> Iterator[Candidate]:
+        """The functions that the wrong value comes of, written in other ways."""
+        lines: dict[str, list[int]] = {}
+        for anchor in self._search.anchors():
+            if anchor.event.site is not None:
+                lines.setdefault(anchor.event.site.file, []).append(anchor.event.site.line)
+        moved = (edits for file, some in lines.items() for edits in exchanged(self._sources, file, {*some}))
+        for late, edits in enumerate(itertools.islice(moved, MOVED)):
+            yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
+        for site in self._sites()[:FUNCTIONS]:
+            for late, edits in enumerate(itertools.islice(renamed(self._sources, site.file, site.line), MOVED)):
+                yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
+            for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
+                yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
+
+    def _sites(self) -> list[Site]:
+        """Where the first wrong value is made, and where the last one is in each other function."""
+        found: dict[object, Site] = {}
+        events = [event for _, event in self._matching.wrong if event is not None]
+        for event in (*events[:1], *([self._end] if self._end is not None else []), *reversed(events)):
+            if event.site is not None:
+                found.setdefault(self._sources.function(event.site.file, event.site.line), event.site)
+        return [*found.values()]
+
+    def _under_other_words(self, event: Event, node: ast.AST, inside: ast.AST) -> Iterator[Edit]:
+        """An operation of one operand on what stands inside, in the place of `node`."""
+        for word in BLIND:
+            with suppress(LookupError):
+                text = self._texts.operation(event, word, self._texts.source(event, inside))
+                edit = self._search.edit(event, node, text)
+                if edit is not None:
+                    yield edit
+
+
+def means_function(words: str, names: Mapping[str, Any]) -> Optional[FunctionType]:
+    """The function of the user's that a call names: a plain name, or a method of the layer itself."""
+    first, dot, rest = words.partition(".")
+    found = names.get(first) if not dot else getattr(type(names.get("self")), rest, None) if first == "self" else None
+    return found if isinstance(found, FunctionType) else None
