@@ -14,13 +14,16 @@ from aligner.mending.matching import Matching
 from aligner.mending.search import ARGUMENT, EXCHANGE, EXCHANGED, FAR, MISSING, OTHER, Candidate, Search
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.texts import Texts
-from aligner.mending.variations import counted, exchanged, renamed
+from aligner.mending.variations import counted, exchanged, renamed, repeated, swapped
 
 TURNED = 1.9
 """What it costs to exchange two arguments of a call, or to give it one more."""
 
 TURN = 3.0
 """What it costs to turn a value before it is reshaped."""
+
+LINES, SWAPPED = 4, 24
+"""Lines in which things are exchanged, and how often."""
 
 MOVED = 8
 """Pairs of statements, and of variables, that are exchanged."""
@@ -127,9 +130,15 @@ class Blindly:
         moved = (edits for file, some in lines.items() for edits in exchanged(self._sources, file, {*some}))
         for late, edits in enumerate(itertools.islice(moved, MOVED)):
             yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
+        places = [*dict.fromkeys((file, line) for file, some in lines.items() for line in some)][:LINES]
+        words = (edits for file, line in places for edits in swapped(self._sources, file, line))
+        for late, edits in enumerate(itertools.islice(words, SWAPPED)):
+            yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
         for site in self._sites()[:FUNCTIONS]:
             for late, edits in enumerate(itertools.islice(renamed(self._sources, site.file, site.line), MOVED)):
                 yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
+            for late, edits in enumerate(itertools.islice(repeated(self._sources, site.file, site.line), MOVED)):
+                yield Candidate(EXCHANGE + 0.1 * late, edits, MISSING, (), 9)
             for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
                 yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
 

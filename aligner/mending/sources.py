@@ -147,7 +147,9 @@ def edit_of(sources: Sources, file: str, node: ast.AST, new: str) -> Optional[Ed
 
 
 def _bare(text: str) -> str:
-    """Without brackets that change nothing."""
+    """Without brackets that change nothing inside it; those around it may."""
+    if text.startswith("(") and text.endswith(")") and balanced(text[1:-1]) and not _is_tuple(text):
+        return f"({_bare(text[1:-1])})"
     try:
         plain = ast.unparse(ast.parse(text, mode="eval").body)
     except SyntaxError:

@@ -37,7 +37,7 @@ FALL = 5.0
 MOST = 400
 """Candidates that are ranked."""
 
-BLINDLY = 96
+BLINDLY = 112
 """Candidates that nothing speaks for but that people make such mistakes."""
 
 FORMS = (OTHER_BORDER, OTHER_FORM)

@@ -91,7 +91,13 @@ class Texts:
             raise LookupError(made.word)
         operands = [self.text(one, anchor, depth + 1, made.text) for one in made.operands]
         texts = {key: self.argument(anchor.event, made, key, item) for key, item in made.arguments.items()}
+        if made.word == "fill" and made.arguments.get("value") in (0, 1) and self._is_float(made.results[0]):
+            texts["value"] = f"{float(made.arguments['value'])}"
         return spelled(made.word, operands, made.arguments, texts, self._modules(anchor.event), self._side)
+
+    def _is_float(self, value: int) -> bool:
+        known = self._matching.ours.values[value]
+        return known is None or not known.whole
 
     def unshaped(self, value: int, anchor: Anchor) -> Optional[str]:
         """The same in the shape that it has there, where that is another one: what stands around may shape it."""

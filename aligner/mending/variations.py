@@ -6,6 +6,7 @@ Statements in another order, variables under each other's names, numbers that ar
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 
@@ -30,6 +31,88 @@ def renamed(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
     for one, other in _made_beside(sources.text(file), line):
         first, second = (sources.span(file, each) for each in (one, other))
         yield Edit(file, *first, other.id), Edit(file, *second, one.id)
+
+
+def swapped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """What a statement works on in each other's places: neighbours in a list, two variables wherever they stand in it;
+    and a call inside another call done the other way round.
+    """
+    for node in _in_statement(sources.text(file), line):
+        if isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Load):
+            for pair in zip(node.elts, node.elts[1:]):
+                yield from _places(sources, file, [pair])
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Call) and node.args[0].args:
+            yield _inside_out(sources, file, node, node.args[0])
+    leaves: dict[str, list[ast.expr]] = {}
+    for node in _leaves(sources.text(file), line):
+        leaves.setdefault(ast.unparse(node), []).append(node)
+    for one, other in itertools.combinations(leaves, 2):
+        texts = [(node, other) for node in leaves[one]] + [(node, one) for node in leaves[other]]
+        yield tuple(Edit(file, *sources.span(file, node), text) for node, text in texts)
+
+
+def _places(sources: Sources, file: str, pairs: Sequence[tuple[ast.expr, ast.expr]]) -> Iterator[tuple[Edit, ...]]:
+    for one, other in pairs:
+        texts = sources.words(file, other), sources.words(file, one)
+        if texts[0] != texts[1] and not any(isinstance(node, ast.Starred) for node in (one, other)):
+            yield tuple(Edit(file, *sources.span(file, node), text) for node, text in zip((one, other), texts))
+
+
+def _inside_out(sources: Sources, file: str, outer: ast.Call, inner: ast.Call) -> tuple[Edit, ...]:
+    """f(g(x, 1), 2) as g(f(x, 2), 1)."""
+
+    def rest(call: ast.Call) -> str:
+        own = [*call.args[1:], *(keyword.value for keyword in call.keywords)]
+        names = [""] * len(call.args[1:]) + [f"{keyword.arg}=" if keyword.arg else "**" for keyword in call.keywords]
+        return "".join(f", {name}{sources.words(file, node)}" for name, node in zip(names, own))
+
+    functions = [sources.words(file, call.func) for call in (outer, inner)]
+    text = f"{functions[1]}({functions[0]}({sources.words(file, inner.args[0])}{rest(outer)}){rest(inner)})"
+    return (Edit(file, *sources.span(file, outer), text),)
+
+
+def repeated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """A variable that another one was given to once, given it again further down: a residual that was forgotten."""
+    for assign, later in _again(sources.text(file), line):
+        start = sources.span(file, later)[0]
+        said = sources.words(file, assign)
+        yield (Edit(file, start, start, said + "\n" + " " * later.col_offset),)
+
+
+@lru_cache(maxsize=64)
+def _again(text: str, line: int) -> Sequence[tuple[ast.stmt, ast.stmt]]:
+    found: list[tuple[ast.stmt, ast.stmt]] = []
+    for node in ast.walk(ast.parse(text)):
+        block = getattr(node, "body", None)
+        if not isinstance(node, (ast.FunctionDef, ast.For)) or not isinstance(block, list):
+            continue
+        for number, one in enumerate(block):
+            plain = isinstance(one, ast.Assign) and isinstance(one.value, ast.Name)
+            if plain and node.lineno < line <= (node.end_lineno or 0):
+                found += [(one, later) for later in block[number + 2 :] if later.lineno <= line]
+    return sorted(found, key=lambda pair: -pair[1].lineno)
+
+
+@lru_cache(maxsize=64)
+def _in_statement(text: str, line: int) -> Sequence[ast.AST]:
+    """All expressions of the statement on a line."""
+    around = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.stmt)]
+    around = [one for one in around if one.lineno <= line <= (one.end_lineno or 0)]
+    return [*_own(max(around, key=lambda one: one.lineno))] if around else []
+
+
+@lru_cache(maxsize=64)
+def _leaves(text: str, line: int) -> Sequence[ast.expr]:
+    """Variables and attributes of the statement on a line, but for what is called and what an attribute is taken of."""
+    nodes = _in_statement(text, line)
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    return [
+        node
+        for node in nodes
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+        if id(node) not in called | owners
+    ]
 
 
 def counted(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:

@@ -83,5 +83,8 @@ def test_lines_that_an_earlier_edit_changed_are_not_told_again(monkeypatch):
 
 
 def test_brackets_that_change_nothing_are_not_written():
+    assert "名 = (x + y + z) * 2\n" in replaced(TEXT, "x + y", "((x + y) + z)")
+    assert "return g(名, x.sum(1) * (z + x))\n" in replaced(TEXT, "x.sum(1)", "(x.sum(1) * (z + x))")
+    assert replaced("y = a * v\n", "v", "(v + b)") == "y = a * (v + b)\n"
     assert "名 = x * y + z * 2\n" in replaced(TEXT, "(x + y) * 2", "((x * y) + (z * 2))")
     assert "名 = x * (y + z)\n" in replaced(TEXT, "(x + y) * 2", "(x * (y + z))")

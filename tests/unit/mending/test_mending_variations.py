@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aligner.mending.sources import Sources
-from aligner.mending.variations import counted, exchanged, renamed
+from aligner.mending.variations import counted, exchanged, renamed, repeated, swapped
 
 STEPS = """
 def forward(self, x):
@@ -71,3 +71,28 @@ def test_the_nearest_lines_come_first(tmp_path):
     file.write_text("def f(x):\n    a = x[1:]\n    b = a[2:]\n    return b[3:]\n", encoding="utf-8")
     found = [edits[0].new for edits in counted(Sources({}), str(file), 4)]
     assert found == ["2", "4", "1", "3", "0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "others"),
+    [
+        ("y = pad(x, (0, 1))", ["pad(x, (1, 0))"]),
+        ("y = cat([h, w, h, w], 1)", ["cat([w, h, w, h], 1)", "cat([w, h, h, w], 1)"]),
+        ("y = a * x - b * self.v", ["b * x - a * self.v", "a * self.v - b * x", "a * b - x * self.v"]),
+        ("y = f(g(x, 1), axis=2)", ["g(f(x, axis=2), 1)"]),
+        ("y = F.relu(self.a(x))", ["self.a(F.relu(x))"]),
+    ],
+)
+def test_what_a_statement_works_on_is_swapped(tmp_path, line, others):
+    file = tmp_path / "net.py"
+    file.write_text(f"def f(x):\n    {line}\n", encoding="utf-8")
+    found = [Sources({}).edited(edits).text(str(file)) for edits in swapped(Sources({}), str(file), 2)]
+    assert all(any(f"y = {other}\n" in one for one in found) for other in others)
+
+
+def test_a_residual_is_taken_again(tmp_path):
+    file = tmp_path / "net.py"
+    text = "def f(x):\n    r = x\n    x = a(x)\n    x = r + x\n    x = b(x)\n    return r + x\n"
+    file.write_text(text, encoding="utf-8")
+    found = [Sources({}).edited(edits).text(str(file)) for edits in repeated(Sources({}), str(file), 6)]
+    assert text.replace("    x = b", "    r = x\n    x = b") in found
