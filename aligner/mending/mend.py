@@ -145,7 +145,7 @@ class Mending:
                 kind = type(self._ground.layer(group.call.layer))
                 if not group.fails or kind in in_vain:
                     continue
-                if self._is_over():
+                if self._is_over() and not self._sources.texts:
                     break
                 try:
                     one = self._one(group, self._running.parent(group.call, group.checks))
@@ -176,6 +176,8 @@ class Mending:
             result.after = parent.trial(self._sources).get(wrong[0].port, math.inf)
             result.proved, result.like = True, self._head(group)
             return result
+        if self._is_over():  # what was found still holds for others
+            return None
         story = self._theirs.story(ours)
         for start, heads in self._starts(group):
             sources = self._searched(group, parent, story, start, result)

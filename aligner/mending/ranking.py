@@ -24,8 +24,8 @@ LONG = 800
 """Of more events it is not worked out what an edit makes of each."""
 
 INSIDE = 6
-"""Edits that are run because the reference takes this step first of those that lack, though what comes of it is done in
-other steps here.
+"""Edits that take one step more, the smallest, which are run though what comes of them is not known, for it is done in
+other steps than in the reference.
 """
 
 HELPING = 40
@@ -65,9 +65,9 @@ class Ranking:
                 triples = [three for two in better for one in helping if (three := self._joined(two, one, two.left))]
                 sure += [one for one in triples if not one.left]
         forward = [one for one in found if one.left and one.left < start and self._is_first(one)]
-        forward += [one for one in found if one.why == MISSING and one.left >= start and self._is_first(one)][:INSIDE]
+        forward += [one for one in found if one.why == MISSING and one.left >= start][:INSIDE]
         first = sorted(sure, key=lambda one: one.cost)[: TRIALS // 2]
-        first += [one for one in forward[: TRIALS // 4] if one not in first]
+        first += [one for one in forward[: TRIALS // 4 + INSIDE] if one not in first]
         first += [one for one in found if one.why == EXCHANGED and one not in first][: TRIALS // 4]
         return first + [one for one in found if one not in first][: TRIALS // 2]
 
