@@ -23,9 +23,10 @@ from aligner.mending.running import Ground, Parent, Running
 from aligner.mending.sources import Sources
 from aligner.mending.stepping import Stepping, wrong_of
 from aligner.mending.theirs import Theirs
-from aligner.record import Call, Phase
+from aligner.record import Call, Phase, display
 
 if TYPE_CHECKING:
+    from aligner.capture.progress import Progress
     from aligner.dump.reader import Dump
 
 DEPTH = 4
@@ -106,6 +107,7 @@ class Mending:
         port: Dump,
         checks: Iterable[Check],
         own: Callable[[str], bool],
+        progress: Optional[Progress] = None,
     ) -> None:
         self._adapter, self._ground, self._reference = adapter, ground, reference
         self._plan = ground.plan
@@ -113,7 +115,8 @@ class Mending:
         self._running = Running(adapter, model, ground)
         self._theirs = Theirs(reference, {*self._plan.calls.values()}, {*self._plan.layers.values()})
         self._groups = self._grouped(checks, calls, own)
-        self._stepping = Stepping(adapter, ground, reference, self._theirs, self._is_over)
+        self._stepping = Stepping(adapter, ground, reference, self._theirs, self._goes_on)
+        self._progress, self._trials = progress, 0
         self._sources = Sources({})
         self._proved: list[tuple[_Group, Mended]] = []
         self._started = time.monotonic()
@@ -159,6 +162,13 @@ class Mending:
                     self._proved.append((group, one))
                 found.append(one)
         return found
+
+    def _goes_on(self, layer: str) -> bool:
+        """Whether there is time for one more trial; says how many there were."""
+        self._trials += 1
+        if self._progress is not None:
+            self._progress.say("edits-progress", layer=display(layer), trials=self._trials)
+        return not self._is_over()
 
     def _is_over(self) -> bool:
         self.spent = time.monotonic() - self._started > SECONDS

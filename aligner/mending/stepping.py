@@ -45,13 +45,13 @@ FORMS = (OTHER_BORDER, OTHER_FORM)
 
 
 class Stepping:
-    """Makes steps, until it `is_over`."""
+    """Makes steps, as long as it `goes_on`, which is asked with the layer before each trial."""
 
     def __init__(
-        self, adapter: Adapter, ground: Ground, reference: Dump, theirs: Theirs, is_over: Callable[[], bool]
+        self, adapter: Adapter, ground: Ground, reference: Dump, theirs: Theirs, goes_on: Callable[[str], bool]
     ) -> None:
         self._adapter, self._ground, self._reference = adapter, ground, reference
-        self._plan, self._theirs, self._is_over = ground.plan, theirs, is_over
+        self._plan, self._theirs, self._goes_on = ground.plan, theirs, goes_on
         self._ports = {one: other for other, one in reversed([*self._plan.layers.items()])}
 
     def step(
@@ -67,7 +67,7 @@ class Stepping:
         for check in wrong[:2]:
             best: Optional[tuple[float, Candidate, Sources]] = None
             for one in self._candidates(check, heard, state, story, sources):
-                if self._is_over() or (best is not None and one.cost >= best[0]):
+                if (best is not None and one.cost >= best[0]) or not self._goes_on(parent.call.layer):
                     continue
                 trials += 1
                 before = state.errors.get(check.port, math.inf)

@@ -7,6 +7,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "step {step}: {done} of {total} layers, {size} ({speed}/s), about {expected} in all; {layer}",
         "第 {step} 步：{done}/{total} 层，{size}（{speed}/s），预计共约 {expected}；{layer}",
     ),
+    "edits-progress": (
+        "looking for the change that puts {layer} right: edits run {trials}",
+        "正在寻找能改正 {layer} 的修改：已试验 {trials} 处",
+    ),
     "file-missing": (
         "{path}: no such file.\nGive the path of the file that defines the net.",
         "{path}：文件不存在。\n请给出定义网络的文件路径。",

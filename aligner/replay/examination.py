@@ -48,6 +48,7 @@ from aligner.replay.widened import Widened, is_hiding, judged, rounded
 from aligner.vocabulary import KINDS
 
 if TYPE_CHECKING:
+    from aligner.capture.progress import Progress
     from aligner.capture.sink import Sink
 
 MOST = 12
@@ -74,6 +75,7 @@ class Subject:
     """The step in which the free run raised: the forced pass may come no further, and counts as far as it came."""
     given: Mapping[str, str] = field(default_factory=dict)
     """The user's map."""
+    progress: Optional[Progress] = None
 
 
 @dataclass(frozen=True)
@@ -368,7 +370,7 @@ def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink
     with open_dump(path) as port:
         try:
             alone = _lonely(subject, port, plan)
-            mending = Mending(adapter, subject.model, alone, subject.reference, port, checks, own)
+            mending = Mending(adapter, subject.model, alone, subject.reference, port, checks, own, subject.progress)
             with as_it_was(adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
                 for found in mending.mended():
                     sink.finding(EDIT, found.facts)

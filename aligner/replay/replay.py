@@ -144,7 +144,7 @@ class Replay:
         options.force = options.force or force
         options.follow = False  # a port is followed where it is held to the reference
         if forced:
-            options.then = partial(self._examine, os.path.abspath(os.fspath(path)), options)
+            options.then = partial(self._examine, os.path.abspath(os.fspath(path)), options, progress)
             options.then_stopped = True
         options.header = {
             **options.header,
@@ -157,7 +157,9 @@ class Replay:
         }
         return Capture(self._adapter, self.model, path, options, progress)
 
-    def _examine(self, path: str, options: Options, sink: Sink, order: int, seconds: float) -> None:
+    def _examine(
+        self, path: str, options: Options, progress: Optional[Progress], sink: Sink, order: int, seconds: float
+    ) -> None:
         """The forced pass and the trials. Whatever goes wrong in them, the free run is kept, and a note tells."""
         with open_dump(path) as port:
             changed, stop = moved(port), port.header.get("stopped")
@@ -175,6 +177,7 @@ class Replay:
             partial(self._loader.refill, self.transfer, True),
             last,
             self.given,
+            progress,
         )
         try:
             with self._as_loaded(bool(changed.layers)):
