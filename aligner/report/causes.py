@@ -64,7 +64,7 @@ def _further(first: Cause, causes: Iterable[Cause], language: str) -> list[str]:
     """
     ended = first.confirmed and first.id != KIND
     others = [c for c in causes if c is not first and not c.refuted and (c.confirmed or not ended)]
-    others = [c for c in others if not c.change or c.change != first.change]  # else the same in other words
+    others = [c for c in others if c.id != first.id and (not c.change or c.change != first.change)]  # else the same
     words = ["also-confirmed" if other.confirmed else "also-possible" for other in others]
     return [
         say(word, language, cause=printable(sentences(other.id, other.facts, language)[0]))

@@ -204,8 +204,8 @@ ACTIVATIONS: tuple[Entry, ...] = (
         ),
         ("They are up to 0.02 apart", "两者最多相差 0.02"),
         (
-            "Write what the reference has: x * ops.sigmoid(1.702 * x), or nn.GELU(approximate=False)",
-            "按标杆实现：x * ops.sigmoid(1.702 * x)，或 nn.GELU(approximate=False)",
+            "Write what the reference has: x * ops.sigmoid(1.702 * x), or nn.GELU with its approximate",
+            "按标杆实现：x * ops.sigmoid(1.702 * x)，或 approximate 与标杆相同的 nn.GELU",
         ),
     ),
     Entry(

@@ -140,8 +140,8 @@ _SEEN: Mapping[str, Text] = {
 
 _CHANGES: Mapping[str, Text] = {
     "quick-gelu-vs-gelu": (
-        "Write what the reference has: x * torch.sigmoid(1.702 * x), or nn.GELU()",
-        "按标杆实现：x * torch.sigmoid(1.702 * x)，或 nn.GELU()",
+        "Write what the reference has: x * torch.sigmoid(1.702 * x), or nn.GELU with its approximate",
+        "按标杆实现：x * torch.sigmoid(1.702 * x)，或 approximate 与标杆相同的 nn.GELU",
     ),
     "split-size-vs-num": (
         "torch.split takes the size of the parts, torch.chunk their number",
