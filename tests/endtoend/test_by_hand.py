@@ -82,7 +82,7 @@ def test_a_mistake_in_it_is_named(tmp_path):
     result = compared(tmp_path, telling(net), port, ids())
     assert [origin.layer for origin in result.origins] == ["cell"]
     told = [(cause.id, cause.confirmed) for cause in result.origins[0].causes]
-    assert told[:2] == [("kind-differs", True), ("gru-update-inverted", False)], "the layer was run in its place"
+    assert told[:2] == [("code-edit", True), ("kind-differs", True)], "the line, and the layer in its place"
 
 
 class Attention(nn.Module):
