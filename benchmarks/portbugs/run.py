@@ -38,7 +38,7 @@ def run_net(
     line += ["--mend"] if mend else []
     done = subprocess.run(line, check=False, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"{net.name}: {done.stderr.strip()[-2000:]}")
+        raise RuntimeError(f"{net.name} ended with {done.returncode}: {done.stderr.strip()[-2000:]}")
     found = json.loads(result.read_text(encoding="utf-8"))
     alarms = [Alarm(**entry) for entry in found["alarms"]]
     judged = [Judgement(**entry) for entry in found["judgements"]]
@@ -86,15 +86,22 @@ def main() -> int:
     if not nets:
         parser.error("no net of the corpus fits")
     started = time.monotonic()
+    done, lost = [], []
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
-        done = list(pool.map(lambda net: run_net(net, Path(temporary), options.case, options.mend), nets))
+        runs = [pool.submit(run_net, net, Path(temporary), options.case, options.mend) for net in nets]
+        for run in runs:
+            try:
+                done.append(run.result())
+            except RuntimeError as error:  # what the others said stands
+                lost.append(str(error))
+                print(f"LOST {error}", flush=True)
     alarms = [one for part, _ in done for one in part]
     judged = [one for _, part in done for one in part]
     print(f"\n{report(alarms, judged)}\n\n{len(nets)} nets, {len(judged)} bugs, {time.monotonic() - started:.0f} s")
     if options.json:
         found = {"alarms": [asdict(one) for one in alarms], "judgements": [asdict(one) for one in judged]}
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    return 1 if any(one.faults for one in judged) else 0
+    return 1 if lost or any(one.faults for one in judged) else 0
 
 
 if __name__ == "__main__":
