@@ -106,7 +106,8 @@ OTHER_FUNCTION = {
 def _tried_by_kind(found: list[Suspect]) -> list[Suspect]:
     """Numbers that show which other function the port's layer computes, tried with the reference's in its place."""
     built = next((each.built for each in found if each.built), "")
-    return [replace(each, built=built) if each.cause in OTHER_FUNCTION else each for each in found]
+    told = {each.cause for each in found if each.cause in OTHER_FUNCTION and each.error is not None}
+    return [replace(each, built=built) if each.cause in told else each for each in found]
 
 
 def _is_overflow(suspect: Suspect, case: Case) -> bool:

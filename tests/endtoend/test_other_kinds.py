@@ -7,6 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - only after it is known to be there
 
+from aligner.registry import load  # noqa: E402 - as above
+from aligner.replay.built import built  # noqa: E402 - as above
 from tests.endtoend.pairs import compared, places, telling  # noqa: E402 - as above
 
 
@@ -69,3 +71,20 @@ def test_wrong_weights_are_not_the_kind_of_layer(tmp_path):
     result = compared(tmp_path, telling(Net(nn.Linear(6, 6))), Net(Own(6, 6)), image(), spoil=spoil)
     assert places(result)[0][0] == "layer"
     assert "kind-differs" not in confirmed(result)
+
+
+def test_a_layer_that_is_built_draws_no_random_numbers():
+
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    made = built(load("torch"), "nn.Linear(in_features=64, out_features=64, bias=True)")
+    assert torch.equal(torch.rand(3), wanted)
+    assert made.weight.shape == (64, 64)
+
+
+@pytest.mark.parametrize("text", ["__import__('os').getcwd()", "nn.Linear(3, print(1))", "torch.load('x')", "nn"])
+def test_what_is_no_layer_is_not_built(text):
+
+    with pytest.raises(ValueError, match="is no layer"):
+        built(load("torch"), text)
