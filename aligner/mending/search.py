@@ -101,12 +101,15 @@ class Search:
             if later is None or later.node is None or following is None:
                 continue
             self._texts.assumed = {wrong: value}
-            with suppress(LookupError):
+            try:
                 anchor = Anchor(later.node, later.results[0], later, 0, later.inputs)
                 edit = self.edit(later, later.node, self._texts.text(following, anchor))
-                if edit is not None:
-                    yield Candidate(self._cost(edit) + 0.3, (edit,), OTHER, ((event, None, value, None),))
-            self._texts.assumed = {}
+            except LookupError:
+                edit = None
+            finally:
+                self._texts.assumed = {}
+            if edit is not None:
+                yield Candidate(self._cost(edit) + 0.3, (edit,), OTHER, ((event, None, value, None),))
 
     def _next_turn(self, value: int, made: Optional[Event]) -> Optional[int]:
         """What the reference's line makes the next time that it runs."""
