@@ -21,6 +21,7 @@ from aligner.findings import CODE
 from aligner.fingerprint import LARGEST, fingerprint, print_of
 from aligner.record import Array
 from aligner.structure import Tensors, flatten_arguments
+from aligner.values import Values, is_array
 from aligner.vocabulary import KINDS
 from aligner.words.calls import dtype_of
 
@@ -96,7 +97,7 @@ class Following:
     """Follows the calls of a run as they nest; `tell` gets a finding for each layer."""
 
     def __init__(self, adapter: Adapter, model: Any, tell: Callable[[str, dict[str, Any]], None]) -> None:
-        self._adapter = adapter
+        self._adapter, self._values = adapter, Values(adapter)
         self._tell = tell
         self._own = {path for path, layer in adapter.layers(model) if adapter.spec(layer).kind not in KINDS}
         self._waits = adapter.name == "mindspore"
@@ -156,10 +157,11 @@ class Following:
         code = self._stack[-1] if self._stack else None
         if code is None or not code.followed or self._failed or len(code.steps) + len(code.waiting) >= MOST:
             return None
+        given = self._found(args, kwargs)
         writes = not self._waits or _WRITES.match(name) is not None or bool(kwargs.get("inplace"))
+        writes = writes or any(map(is_array, given))
         if writes and self._waits:
             self._read_amid(code)
-        given = self._found(args, kwargs)
         before = self._guarded(code, given) if writes else None  # it may write into them
         arguments = [*map(self._word, args), *(f"{key}={self._word(value)}" for key, value in kwargs.items())]
 
@@ -167,7 +169,7 @@ class Following:
             results = self._found((output,), {})
             code.waiting.append(_Waiting(name, given if before is None else before, results, arguments, where))
             code.held += sum(8 * _count(tensor) for tensor in results)
-            if not self._waits or code.held > HELD:
+            if not self._waits or code.held > HELD or any(map(is_array, results)):
                 self._read_amid(code)
 
         return made
@@ -219,7 +221,7 @@ class Following:
     def _found(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:
         """All tensors in it."""
         found: Tensors = []
-        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        flatten_arguments(args, kwargs, self._values.holds, found)
         return [tensor for _, tensor in found]
 
     def _guarded(self, code: _Code, tensors: Sequence[object]) -> list[int]:
@@ -235,13 +237,13 @@ class Following:
     def _known(self, code: _Code, tensors: Sequence[object]) -> list[int]:
         numbers = []
         for tensor in tensors:
-            dtype = self._adapter.dtype(tensor)
+            dtype = self._values.dtype(tensor)
             if dtype in DTYPES and _count(tensor) > LARGEST:
                 numbers.append(len(code.values))  # known to nobody
                 code.values.append([list(getattr(tensor, "shape", ()))])
             elif dtype in DTYPES:
                 with suppress(ValueError):  # it has no values to read
-                    numbers.append(self._number(code, self._adapter.to_numpy(tensor), dtype))
+                    numbers.append(self._number(code, self._values.read(tensor), dtype))
         return numbers
 
     def _number(self, code: _Code, array: Array, dtype: str) -> int:
@@ -255,7 +257,7 @@ class Following:
 
     def _word(self, value: object) -> str:
         """An argument as people write it; "*" is a tensor."""
-        if self._adapter.is_tensor(value):
+        if self._values.holds(value):
             return "*"
         if isinstance(value, (tuple, list)):
             return "(" + ", ".join(map(self._word, value[:MANY])) + ("," if len(value) == 1 else "") + ")"

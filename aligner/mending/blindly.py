@@ -155,7 +155,7 @@ class Blindly:
         """An operation of one operand on what stands inside, in the place of `node`."""
         for word in BLIND:
             with suppress(LookupError):
-                text = self._texts.operation(event, word, self._texts.source(event, inside))
+                text = self._texts.operation(event, word, self._texts.source(event, inside), node)
                 edit = self._search.edit(event, node, text)
                 if edit is not None:
                     yield edit

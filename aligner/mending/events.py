@@ -30,8 +30,9 @@ class Site(NamedTuple):
 class Event:
     """Something that was done.
 
-    `node` is its expression in the port's source, `inputs` the expressions in it with their values, `names` what the
-    code called its values there and `scope` what stands around it. Of the reference, `text` is its line.
+    `node` is its expression in the port's source, `inputs` the expressions in it with their values, `arrays` those of
+    them that are numpy's with their types, `names` what the code called its values there and `scope` what stands around
+    it. Of the reference, `text` is its line.
     """
 
     word: str
@@ -45,6 +46,7 @@ class Event:
     site: Optional[Site] = None
     node: Optional[ast.AST] = None
     inputs: Sequence[tuple[ast.AST, Operand]] = ()
+    arrays: Mapping[ast.AST, str] = field(default_factory=dict)
     names: Mapping[str, Any] = field(default_factory=dict)
     scope: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from aligner.adapter import Adapter
 from aligner.compare.casts import is_short
 from aligner.dtypes import DTYPES, decode
-from aligner.fingerprint import HUGE, LARGEST, fingerprint, print_of
+from aligner.fingerprint import HUGE, LARGEST, Fingerprint, fingerprint, print_of
 from aligner.mending.events import HELPER, LAYER, RETURN, Event, Site, Story, pieces
+from aligner.mending.memory import Memory
 from aligner.mending.sources import Sources
 from aligner.source.ear import Place
 from aligner.source.rewriting import EAR
 from aligner.structure import Tensors, flatten_arguments
+from aligner.values import Values, is_array
 from aligner.vocabulary import KINDS
 from aligner.words.calls import Constant, Opaque, Operand, Taken, operation
 from aligner.words.operations import INVISIBLE, QUESTIONS, bare
@@ -26,12 +28,28 @@ MOST = 4000
 """Events of one run that are kept."""
 
 
+class _Told(NamedTuple):
+    """Of a tensor's value."""
+
+    mark: bytes
+    fingerprint: Optional[Fingerprint]
+    shape: tuple[int, ...]
+    rough: bool
+
+
 class Heard:
     """A listener that keeps the port's story; `layers` tells the reference's layer of one of the port's."""
 
-    def __init__(self, adapter: Adapter, sources: Sources, layers: Callable[[object], Optional[str]]) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        sources: Sources,
+        layers: Callable[[object], Optional[str]],
+        memory: Optional[Memory] = None,
+    ) -> None:
         self.story = Story([], [], [])
         self._adapter, self._sources, self._layers = adapter, sources, layers
+        self._values, self._memory = Values(adapter), memory
         self._known: dict[bytes, int] = {}
         self.pending: list[Event] = []
         """Calls of layers that have not come back."""
@@ -51,7 +69,7 @@ class Heard:
             if not results:
                 return
             shapes = [self.story.shapes[number] for number in results]
-            told = operation(name, given, named, shapes, self._adapter.dtype(found[0]))
+            told = operation(name, given, named, shapes, self._values.dtype(found[0]))
             operands = tuple(map(self._constant, told.operands))
             if told.word in INVISIBLE or (told.word == "dropout" and operands[:1] == tuple(results[:1])):
                 return
@@ -61,8 +79,10 @@ class Heard:
                     event = Event("getitem", operands[:1], (result,), {"index": index}, name=name, part=True)
                     self.story.events.append(_at(event, frame))
                 return
-            event = Event(told.word, operands, tuple(results), told.arguments, told.places, name)
-            self.story.events.append(_at(event, frame))
+            event = _at(Event(told.word, operands, tuple(results), told.arguments, told.places, name), frame)
+            if frame.node is not None and is_array(found[0]):
+                event.arrays = {**event.arrays, frame.node: self._values.dtype(found[0])}
+            self.story.events.append(event)
 
         return made
 
@@ -103,27 +123,39 @@ class Heard:
 
     def number(self, tensor: object) -> int:
         """The number of a tensor's value: equal contents are one value, in place or not."""
-        array, dtype = self._adapter.to_numpy(tensor), self._adapter.dtype(tensor)
-        mark = print_of(array)
-        number = self._known.setdefault(mark, len(self.story.values))
+        told = self._told(tensor)
+        number = self._known.setdefault(told.mark, len(self.story.values))
         if number == len(self.story.values):
-            known = dtype in DTYPES and array.size <= LARGEST
-            values = decode(array, dtype) if known else None
-            self.story.values.append(None if values is None else fingerprint(values))
-            self.story.shapes.append(tuple(array.shape))
-            floats = values is not None and not DTYPES[dtype].exact
-            if values is None or (floats and (is_short(dtype) or bool((np.abs(values) >= HUGE).any()))):
+            self.story.values.append(told.fingerprint)
+            self.story.shapes.append(told.shape)
+            if told.rough:
                 self.story.rough.add(number)
         return number
 
-    def called(self, event: Event) -> Iterator[tuple[str, int]]:
-        """What the code called its values where this happened, with their numbers."""
+    def _told(self, tensor: object) -> _Told:
+        keeps = self._memory is not None and self._memory.keeps(tensor)
+        if self._memory is None or not keeps:
+            return self._read(tensor)
+        if id(tensor) not in self._memory.told:
+            self._memory.told[id(tensor)] = self._read(tensor)
+        told: _Told = self._memory.told[id(tensor)]
+        return told
+
+    def _read(self, tensor: object) -> _Told:
+        array, dtype = self._values.read(tensor), self._values.dtype(tensor)
+        values = decode(array, dtype) if dtype in DTYPES and array.size <= LARGEST else None
+        floats = values is not None and not DTYPES[dtype].exact
+        rough = values is None or (floats and (is_short(dtype) or bool((np.abs(values) >= HUGE).any())))
+        return _Told(print_of(array), None if values is None else fingerprint(values), tuple(array.shape), rough)
+
+    def called(self, event: Event) -> Iterator[tuple[str, int, bool]]:
+        """What the code called its values where this happened, with their numbers, and whether they are numpy's."""
         for name, value in event.names.items():
             for slot, tensor in self._within(value):
-                yield name + slot, self.number(tensor)
+                yield name + slot, self.number(tensor), is_array(tensor)
 
     def _within(self, value: Any) -> Iterator[tuple[str, object]]:
-        if self._adapter.is_tensor(value):
+        if self._values.holds(value):
             yield "", value
         elif isinstance(value, (tuple, list)) and len(value) <= 16:
             for number, item in enumerate(value):
@@ -135,17 +167,19 @@ class Heard:
 
     def _given(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:
         found: Tensors = []
-        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        flatten_arguments(args, kwargs, self._values.holds, found)
         return [tensor for _, tensor in found]
 
     def _plain(self, value: Any) -> Any:
-        if self._adapter.is_tensor(value):
+        if self._values.holds(value):
             number = self.number(value)
             return Taken(number, self.story.shapes[number])
         if isinstance(value, (tuple, list)):
             return tuple(map(self._plain, value))
         if value is None or value is ... or isinstance(value, (bool, int, float, str, slice)):
             return value
+        if isinstance(value, np.generic):
+            return value.item()
         return Opaque(str(value)[:80])
 
     def _constant(self, operand: Operand) -> Operand:
@@ -158,13 +192,14 @@ class Heard:
             frame = frame.f_back
         site = Site(*where)
         node = self._sources.node(site)
-        inputs = [*self._inputs(node, args, kwargs)]
-        return _Frame(site, node, inputs, dict(frame.f_locals), frame.f_globals)
+        arrays: dict[ast.AST, str] = {}
+        inputs = [*self._inputs(node, args, kwargs, arrays)]
+        return _Frame(site, node, inputs, arrays, dict(frame.f_locals), frame.f_globals)
 
     def _inputs(
-        self, node: Optional[ast.AST], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, node: Optional[ast.AST], args: Sequence[Any], kwargs: Mapping[str, Any], arrays: dict[ast.AST, str]
     ) -> Iterator[tuple[ast.AST, Operand]]:
-        """The expressions of a call or operator with their values."""
+        """The expressions of a call or operator with their values; those that are numpy's are added to `arrays`."""
         nodes: list[ast.AST] = []
         values: list[Any] = [*args, *kwargs.values()]
         if isinstance(node, ast.Call):
@@ -184,20 +219,23 @@ class Heard:
             nodes, values = [node.value], values[1:2]
         elif isinstance(node, ast.Return) and node.value is not None:
             nodes = [node.value]
-        yield from self._pairs(nodes, values)
+        yield from self._pairs(nodes, values, arrays)
 
-    def _pairs(self, nodes: Sequence[ast.AST], values: Sequence[Any]) -> Iterator[tuple[ast.AST, Operand]]:
+    def _pairs(
+        self, nodes: Sequence[ast.AST], values: Sequence[Any], arrays: dict[ast.AST, str]
+    ) -> Iterator[tuple[ast.AST, Operand]]:
         for node, value in zip(nodes, values):
             if isinstance(node, ast.Starred):
                 break
-            if self._adapter.is_tensor(value):
+            if self._values.holds(value):
+                arrays.update({node: self._values.dtype(value)} if is_array(value) else {})
                 yield node, self._constant(self.number(value))
-            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            elif isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
                 yield node, Constant(float(value))
             elif isinstance(value, (tuple, list)) and isinstance(node, (ast.Tuple, ast.List)):
-                yield from self._pairs(node.elts, value)
+                yield from self._pairs(node.elts, value, arrays)
             elif isinstance(value, Mapping) and isinstance(node, ast.Dict):
-                yield from self._pairs(node.values, [*value.values()])
+                yield from self._pairs(node.values, [*value.values()], arrays)
             elif value is None:
                 yield node, None
 
@@ -210,13 +248,15 @@ class _Frame:
         site: Site,
         node: Optional[ast.AST],
         inputs: Sequence[tuple[ast.AST, Operand]],
+        arrays: Mapping[ast.AST, str],
         names: Mapping[str, Any],
         scope: Mapping[str, Any],
     ) -> None:
-        self.site, self.node, self.inputs, self.names, self.scope = site, node, inputs, names, scope
+        self.site, self.node, self.inputs, self.arrays = site, node, inputs, arrays
+        self.names, self.scope = names, scope
 
 
 def _at(event: Event, frame: _Frame) -> Event:
-    event.site, event.node, event.inputs = frame.site, frame.node, frame.inputs
+    event.site, event.node, event.inputs, event.arrays = frame.site, frame.node, frame.inputs, frame.arrays
     event.names, event.scope = frame.names, frame.scope
     return event

@@ -19,7 +19,7 @@ from aligner.compare.net import CallId
 from aligner.mending.events import Story
 from aligner.mending.frameworks import Differing
 from aligner.mending.hunks import hunks, rebuilt, sizes
-from aligner.mending.running import Ground, Parent, Running
+from aligner.mending.running import FailedError, Ground, Parent, Running
 from aligner.mending.sources import Sources
 from aligner.mending.stepping import Stepping, wrong_of
 from aligner.mending.theirs import Theirs
@@ -120,6 +120,7 @@ class Mending:
         self._sources = Sources({})
         self._proved: list[tuple[_Group, Mended]] = []
         self._started = time.monotonic()
+        self.failed: Optional[Exception] = None
         self.spent = False
         """The time was over before all was looked into."""
 
@@ -152,7 +153,10 @@ class Mending:
                     break
                 try:
                     one = self._one(group, self._running.parent(group.call, group.checks))
-                except Exception:  # code that cannot be run again is not mended
+                except FailedError:  # code that cannot be run again is not mended
+                    continue
+                except Exception as error:  # a mistake of ours; what is found of others stands
+                    self.failed = self.failed or error
                     continue
                 if one is None:
                     continue
@@ -214,19 +218,38 @@ class Mending:
         self, group: _Group, parent: Parent, story: Story, start: Sources, result: Mended
     ) -> Optional[Sources]:
         """The sources that put all of this call right; its mistakes are mended one after the other."""
-        sources, why = start, list[str]()
-        for _ in range(DEPTH):
-            try:
-                best, sources, trials = self._stepping.step(group.checks, parent, story, sources)
-            except Exception:  # with the edits so far its code does not run
-                return None
-            result.trials += trials
-            if best is None:
-                return None
-            why.append(best.why)
-            if not wrong_of(group.checks, parent.trial(sources)):
-                result.why = (*why,)
-                return sources
+        found = self._right(group, parent, story, start, result, ())
+        if found is None:
+            return None
+        sources, result.why = found
+        made = [*hunks(start, sources)]
+        for one in made if len(made) > 1 and not start.texts else ():  # a part that was taken may be none
+            fewer = rebuilt(other for other in hunks(start, sources) if other != one)
+            if fewer is not None and self._puts_right(group, fewer):
+                sources = fewer
+        return sources
+
+    def _right(
+        self, group: _Group, parent: Parent, story: Story, sources: Sources, result: Mended, why: tuple[str, ...]
+    ) -> Optional[tuple[Sources, tuple[str, ...]]]:
+        """The same from these sources on, and what the edits change."""
+        if len(why) == DEPTH:
+            return None
+        try:
+            best, edited, trials = self._stepping.step(group.checks, parent, story, sources)
+        except FailedError:  # with the edits so far its code does not run
+            return None
+        result.trials += trials
+        if best is not None:
+            why = (*why, best.why)
+            if not wrong_of(group.checks, parent.trial(edited)):
+                return edited, why
+            return self._right(group, parent, story, edited, result, why)
+        if len(why) < DEPTH - 1:
+            for part, edited in self._stepping.parts(story):
+                found = self._right(group, parent, story, edited, result, (*why, part.why))
+                if found is not None:
+                    return found
         return None
 
     def _take(
@@ -254,7 +277,7 @@ class Mending:
     def _puts_right(self, group: _Group, sources: Sources) -> bool:
         try:
             return not wrong_of(group.checks, self._running.parent(group.call, group.checks).trial(sources))
-        except Exception:  # it cannot run so
+        except FailedError:
             return False
 
     def _broken(self, group: _Group, sources: Sources) -> Iterator[str]:
@@ -267,7 +290,7 @@ class Mending:
                 parent = self._running.parent(other.call, other.checks)
                 was = {check.port for check in wrong_of(other.checks, parent.trial(self._sources))}
                 left = {check.port for check in wrong_of(other.checks, parent.trial(sources))}
-            except Exception:
+            except FailedError:
                 yield other.owner
                 continue
             if left - was:

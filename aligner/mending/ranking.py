@@ -5,11 +5,12 @@ The edited expression gets the reference's value, and the same operation on the 
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import ChainMap, Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from aligner.mending.events import HELPER, Event
 from aligner.mending.matching import Matching
@@ -32,6 +33,13 @@ HELPING = 40
 """Edits that may be joined, each with each."""
 
 
+class _Moved(NamedTuple):
+    """What edits give: whole events by their place, and expressions in others, each with the event of the edit."""
+
+    whole: Mapping[Any, tuple[Event, Optional[int], Optional[Event]]]
+    parts: Mapping[Any, tuple[Event, int]]
+
+
 class Ranking:
     """Orders the candidates for one wrong value."""
 
@@ -39,6 +47,7 @@ class Ranking:
         self._matching = matching
         self._events = [*matching.heard, *([end] if end is not None else [])]
         self._end = end
+        self._lines: dict[tuple[str, str], list[Event]] = {}
         self._steps = {
             _step(event, [self._class(one) for one in event.operands]): [matching.classes.get(r) for r in event.results]
             for event in matching.ours.events
@@ -92,37 +101,82 @@ class Ranking:
     def _left(self, moves: Sequence[Move]) -> int:
         """How many wrong values there are still, as far as the same steps of the same values have the same results."""
         matching = self._matching
-        whole = {_place(event): (event, value, model) for event, node, value, model in moves if node is None}
-        parts = {id(node): (event, value) for event, node, value, _ in moves if node is not None}
-        known: dict[int, Any] = {p: matching.classes[v] for v, twins in matching.twins.items() for p in twins}
-        for event in self._events:
-            moved, value, model = whole.get(_place(event), (event, None, None))
-            if value is not None and event.results and (model is None or self._is_fed(event, model, known)):
-                known[event.results[0]] = self._turn(value, self._turns[event] - self._turns[moved])
-                continue
-            taken = []
-            for operand in event.operands:
-                node = next((id(one) for one, value in event.inputs if value == operand), None)
-                if node in parts:
-                    moved, value = parts[node]
-                    taken.append(self._turn(value, self._turns[event] - self._turns[moved]))
-                    if event is self._end and operand == matching.found:
-                        known[matching.found] = taken[-1]
-                else:
-                    taken.append(self._class(operand, known))
-            results = self._steps.get(_step(event, taken))
-            for number, result in enumerate(event.results):
-                if result in known:
-                    continue
-                if event.word in ("reshape", "cast", HELPER) and taken:
-                    known[result] = taken[0]
-                elif results is not None and number < len(results):
-                    known[result] = results[number]
+        moved = _Moved(
+            {_place(event): (event, value, model) for event, node, value, model in moves if node is None},
+            {id(node): (event, value) for event, node, value, _ in moves if node is not None},
+        )
+        known, setter = ChainMap({}, self._plain[0]), self._plain[1]
+        left = {number for place in moved.whole for number in self._at.get(place, ())}
+        left |= {number for node in moved.parts for number in self._holding.get(node, ())}
+        queue = sorted(left)
+        while queue:
+            number = heapq.heappop(queue)
+            event = self._events[number]
+            for value, found in self._made(event, known, moved):
+                sure = _place(event) in moved.whole or value == matching.found
+                if (sure or setter.get(value, number) >= number) and known.get(value) != found:
+                    known[value] = found
+                    for user in self._users.get(value, ()):
+                        if user > number and user not in left:
+                            left.add(user)
+                            heapq.heappush(queue, user)
         if known.get(matching.found) == matching.classes.get(matching.wanted):
             return 0
         return self._open(known) + 1
 
-    def _is_fed(self, event: Event, model: Event, known: dict[int, Any]) -> bool:
+    @cached_property
+    def _plain(self) -> tuple[dict[int, Any], dict[int, int]]:
+        """What each of the port's values is without an edit, and the event that tells so."""
+        known: dict[int, Any] = {
+            p: self._matching.classes[v] for v, twins in self._matching.twins.items() for p in twins
+        }
+        setter = dict.fromkeys(known, -1)
+        for number, event in enumerate(self._events):
+            for value, found in self._made(event, known, _Moved({}, {})):
+                if value not in known:
+                    known[value], setter[value] = found, number
+        return known, setter
+
+    @cached_property
+    def _at(self) -> Mapping[Any, list[int]]:
+        """The events of each place."""
+        return _grouped((_place(event), number) for number, event in enumerate(self._events))
+
+    @cached_property
+    def _holding(self) -> Mapping[int, list[int]]:
+        """The events that an expression is in."""
+        return _grouped((id(node), number) for number, event in enumerate(self._events) for node, _ in event.inputs)
+
+    @cached_property
+    def _users(self) -> Mapping[int, list[int]]:
+        """The events that are given a value."""
+        events = enumerate(self._events)
+        return _grouped((one, number) for number, event in events for one in event.operands if isinstance(one, int))
+
+    def _made(self, event: Event, known: Mapping[int, Any], moved: _Moved) -> Iterator[tuple[int, Any]]:
+        """What the event's values are, so far as that follows."""
+        first, value, model = moved.whole.get(_place(event), (event, None, None))
+        if value is not None and event.results and (model is None or self._is_fed(event, model, known)):
+            yield event.results[0], self._turn(value, event, first)
+            return
+        taken = []
+        for operand in event.operands:
+            node = next((id(one) for one, value in event.inputs if value == operand), None) if moved.parts else None
+            if node in moved.parts:
+                first, value = moved.parts[node]
+                taken.append(self._turn(value, event, first))
+                if event is self._end and operand == self._matching.found:
+                    yield operand, taken[-1]
+            else:
+                taken.append(self._class(operand, known))
+        if event.word in ("reshape", "cast", HELPER) and taken:
+            yield from ((result, taken[0]) for result in event.results)
+            return
+        results = self._steps.get(_step(event, taken))
+        if results is not None:
+            yield from zip(event.results, results)
+
+    def _is_fed(self, event: Event, model: Event, known: Mapping[int, Any]) -> bool:
         """Whether a call is given what the reference's is, but for plain numbers."""
         pairs = zip(event.operands, model.operands)
         return all(
@@ -131,7 +185,7 @@ class Ranking:
             if isinstance(its, int) and isinstance(mine, int)
         )
 
-    def _open(self, known: dict[int, Any]) -> int:
+    def _open(self, known: Mapping[int, Any]) -> int:
         left, seen = [self._matching.found], set[int]()
         while left:
             value = left.pop()
@@ -152,25 +206,40 @@ class Ranking:
             found[event] = count[_place(event)]
         return found
 
-    def _turn(self, value: int, turn: int) -> Optional[int]:
-        """The reference's value of another time that its line runs, where the port's runs in that turn too."""
+    def _turn(self, value: int, event: Event, moved: Event) -> Optional[int]:
+        """The reference's value of the turn of `event`, if `value` is that of the turn of `moved`, which stands at the
+        same place.
+        """
         made = self._matching.makers[0].get(value)
-        if not turn or made is None:
+        turns = self._turns[event] - self._turns[moved]
+        if not turns or made is None:
             return self._matching.classes.get(value)
-        again = [
-            event
-            for event in self._matching.ours.events
-            if (event.text, event.word) == (made.text, made.word) and event.results
-        ]
-        place = again.index(made) + turn if made in again else len(again)
+        again = self._again(made.text, made.word)
+        count = sum(bool(self._events[number].results) for number in self._at[_place(moved)])
+        alike = len(again) // count if count and len(again) % count == 0 else 1  # of these in one line
+        place = again.index(made) + turns * alike if made in again else len(again)
         return self._matching.classes.get(again[place].results[0]) if 0 <= place < len(again) else None
 
-    def _class(self, operand: Operand, known: Optional[dict[int, Any]] = None) -> Any:
+    def _again(self, text: str, word: str) -> Sequence[Event]:
+        """All that the reference's line makes by this operation."""
+        known = self._lines.setdefault((text, word), [])
+        if not known:
+            known += [one for one in self._matching.ours.events if (one.text, one.word) == (text, word) and one.results]
+        return known
+
+    def _class(self, operand: Operand, known: Optional[Mapping[int, Any]] = None) -> Any:
         if isinstance(operand, Constant):
             return "number", f"{operand.value:.6g}"
         if isinstance(operand, int):
             return self._matching.classes.get(operand) if known is None else known.get(operand)
         return None
+
+
+def _grouped(pairs: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
+    found: dict[Any, list[int]] = {}
+    for key, number in pairs:
+        found.setdefault(key, []).append(number)
+    return found
 
 
 def _is_call(one: Candidate) -> bool:

@@ -17,11 +17,13 @@ from aligner.compare.checks import Check
 from aligner.compare.net import CallId, is_input
 from aligner.mending.events import RETURN, Event
 from aligner.mending.heard import Heard
+from aligner.mending.memory import Arguments, Care, Memory
 from aligner.mending.sources import Sources
 from aligner.patches import together
 from aligner.record import Call, Key, Phase
 from aligner.source.ear import Ear, replaced
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
+from aligner.values import Values
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Entry
@@ -88,6 +90,10 @@ class InVainError(Exception):
     """What is run has shown already that it does not do."""
 
 
+class FailedError(Exception):
+    """The code raised, or was not run to its end because a kernel may die of it."""
+
+
 class Deaf:
     """A listener that is told nothing."""
 
@@ -137,9 +143,13 @@ class Running:
         self._state = state
         try:
             layer = self.ground.layer(state.call.layer)
-            args, kwargs = self.ground.arguments(state.call)
+            args, kwargs = state.arguments
             with self.adapter.running(layer):
                 layer(*args, **kwargs)  # type: ignore[operator]  # a layer is called
+        except InVainError:
+            raise
+        except Exception as error:
+            raise FailedError(f"{type(error).__name__}: {error}") from error
         finally:
             self._state = None
 
@@ -148,9 +158,9 @@ class Running:
             return inner(*args, **kwargs)
         return self._state.called(path, inner, args, kwargs)
 
-    def ear(self, listener: Any, sources: Sources) -> Ear:
+    def ear(self, listener: Any, sources: Sources, runner: Optional[Care]) -> Ear:
         """What rewritten code calls."""
-        return Ear(self.adapter, self._model, listener, sources.texts)
+        return Ear(self.adapter, self._model, listener, sources.texts, runner)
 
 
 class Parent:
@@ -160,6 +170,9 @@ class Parent:
         self.running, self.call, self.checks = running, call, checks
         self.kept: dict[CallId, tuple[Any, dict[str, int]]] = {}
         self.bytes = 0
+        self._memory: Optional[Memory] = None
+        self._empty: Optional[bool] = None
+        """Whether its own code has values without elements."""
         self.before = running.ground.before(call)
 
     def trial(self, sources: Sources, vain: Vain = lambda key, error: False) -> Mapping[Key, float]:
@@ -167,26 +180,57 @@ class Parent:
 
         Raises:
             InVainError: of one of them `vain` says that there is no need to go on.
-            Exception: whatever the code raises.
+            FailedError: the code raises.
         """
-        return self._run(sources, Deaf(), vain).errors
+        return self._run(sources, Deaf(), vain, None).errors
 
     def heard(self, sources: Sources) -> tuple[Heard, _State]:
-        """The same, and what happened."""
-        listener = Heard(self.running.adapter, sources, self.running.counterpart)
-        return listener, self._run(sources, listener, lambda key, error: False)
+        """The same, and what happened. What was made is remembered."""
+        self._memory = Memory(Values(self.running.adapter), self.running.ground.arguments(self.call))
+        found = self._heard(sources, self._memory)
+        self._memory.close()
+        return found
 
-    def _run(self, sources: Sources, listener: Any, vain: Vain) -> _State:
-        state = _State(self, self.running.ear(listener, sources), listener, vain)
+    def tried(self, sources: Sources, vain: Vain) -> Mapping[Key, float]:
+        """What `trial` gives, from memory where it can."""
+        return self._run(sources, Deaf(), vain, self._remembered()).errors
+
+    def heard_again(self, sources: Sources) -> tuple[Heard, _State]:
+        """What `heard` gives, from memory where it can."""
+        return self._heard(sources, self._remembered())
+
+    def _remembered(self) -> Optional[Memory]:
+        if self._memory is not None and self._memory.spoiled:  # what layers handed on may have been written into, too
+            self.kept.clear()
+            self.bytes, self._memory = 0, None
+        if self._memory is not None:
+            self._memory.begin()
+        return self._memory
+
+    def _heard(self, sources: Sources, memory: Optional[Memory]) -> tuple[Heard, _State]:
+        listener = Heard(self.running.adapter, sources, self.running.counterpart, memory)
+        return listener, self._run(sources, listener, lambda key, error: False, memory)
+
+    def _run(self, sources: Sources, listener: Any, vain: Vain, memory: Optional[Memory]) -> _State:
+        arguments = self.running.ground.arguments(self.call) if memory is None else memory.arguments
+        runner = memory if memory is not None else self._care(sources)
+        state = _State(self, self.running.ear(listener, sources, runner), listener, vain, arguments)
         self.running.run(state)
+        if not sources.texts:
+            self._empty = runner.empty
         return state
+
+    def _care(self, sources: Sources) -> Care:
+        if sources.texts and self._empty is None:
+            self.trial(Sources({}))
+        return Care(Values(self.running.adapter), bool(self._empty), trusts=not sources.texts)
 
 
 class _State:
     """A run that is under way."""
 
-    def __init__(self, parent: Parent, ear: Ear, listener: Any, vain: Vain) -> None:
-        self._vain = vain
+    def __init__(self, parent: Parent, ear: Ear, listener: Any, vain: Vain, arguments: Arguments) -> None:
+        self._vain, self.arguments = vain, arguments
         self.call = parent.call
         self.errors: dict[Key, float] = {}
         self.found: dict[Key, int] = {}

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Optional
 
 from aligner.mending.events import Site
-from aligner.source.functions import source
+from aligner.source.functions import parsed, source
 from aligner.words.spelling import bracketed
 
 
@@ -48,7 +48,7 @@ class Sources:
             text = texts.get(edit.file) or source(edit.file)
             texts[edit.file] = text[: edit.start] + edit.new + text[edit.end :]
         for file in {edit.file for edit in edits}:
-            ast.parse(texts[file])
+            parsed(texts[file])
         return Sources(texts)
 
     def node(self, site: Site) -> Optional[ast.AST]:
@@ -77,14 +77,14 @@ class Sources:
 @lru_cache(maxsize=32)
 def _functions(text: str) -> Sequence[tuple[int, int]]:
     kinds = ast.FunctionDef, ast.AsyncFunctionDef
-    return [(one.lineno, one.end_lineno or 0) for one in ast.walk(ast.parse(text)) if isinstance(one, kinds)]
+    return [(one.lineno, one.end_lineno or 0) for one in ast.walk(parsed(text)) if isinstance(one, kinds)]
 
 
 @lru_cache(maxsize=32)
 def _nodes(text: str) -> Mapping[tuple[int, ...], ast.AST]:
     """Expressions and statements by where they stand; of those of one place the outermost expression."""
     found: dict[tuple[int, ...], ast.AST] = {}
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, (ast.expr, ast.Return, ast.Assign, ast.AugAssign)):
             place = node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
             found.setdefault(place, node)

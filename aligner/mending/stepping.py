@@ -16,7 +16,7 @@ from aligner.mending.frameworks import Differing, differing
 from aligner.mending.heard import Heard
 from aligner.mending.matching import AGREE, Matching
 from aligner.mending.ranking import Ranking
-from aligner.mending.running import Ground, Parent
+from aligner.mending.running import FailedError, Ground, InVainError, Parent
 from aligner.mending.search import Candidate, Search
 from aligner.mending.sources import Sources
 from aligner.mending.texts import Texts
@@ -40,8 +40,26 @@ MOST = 400
 BLINDLY = 112
 """Candidates that nothing speaks for but that people make such mistakes."""
 
+PARTS, BEST = 60, 3
+"""Candidates of which it is looked whether they are part of what is to be done, and how many of these are taken."""
+
+LACKING = 0.2
+"""What each value costs that is still not as the reference has it."""
+
 FORMS = (OTHER_BORDER, OTHER_FORM)
 """Reasons of checks that say no more than that the value has another form, or is another one."""
+
+
+class _Look:
+    """What is heard of a call with some edits, its wrong values in the order of the run, and what is thought of."""
+
+    def __init__(self, checks: Sequence[Check], parent: Parent, sources: Sources) -> None:
+        self.checks, self.parent, self.sources = checks, parent, sources
+        self.heard, self.state = parent.heard(sources)
+        at, last = self.state.at, len(self.heard.story.events)
+        wrong = wrong_of(checks, self.state.errors)
+        self.wrong = sorted(wrong, key=lambda check: at[check.port][0] if check.port in at else last)
+        self.candidates: dict[Key, list[Candidate]] = {}
 
 
 class Stepping:
@@ -53,37 +71,66 @@ class Stepping:
         self._adapter, self._ground, self._reference = adapter, ground, reference
         self._plan, self._theirs, self._goes_on = ground.plan, theirs, goes_on
         self._ports = {one: other for other, one in reversed([*self._plan.layers.items()])}
+        self._look: Optional[_Look] = None
 
     def step(
         self, checks: Sequence[Check], parent: Parent, story: Story, sources: Sources
     ) -> tuple[Optional[Candidate], Sources, int]:
         """The least edit that puts the first wrong value right and makes no other wrong."""
-        heard, state = parent.heard(sources)
-        last = len(heard.story.events)
-        wrong = wrong_of(checks, state.errors)
-        wrong.sort(key=lambda check: state.at[check.port][0] if check.port in state.at else last)
-        names = {check.port for check in wrong}
+        look = self._look = _Look(checks, parent, sources)
+        names = {check.port for check in look.wrong}
         trials = 0
-        for check in wrong[:2]:
+        for check in look.wrong[:2]:
             best: Optional[tuple[float, Candidate, Sources]] = None
-            for one in self._candidates(check, heard, state, story, sources):
+            for one in self._candidates(check, look, story):
                 if (best is not None and one.cost >= best[0]) or not self._goes_on(parent.call.layer):
                     continue
                 trials += 1
-                before = state.errors.get(check.port, math.inf)
-                after = self._tried(parent, one, sources, check, before)
-                if after is None or not _is_right(check, after[0].get(check.port), before):
+                edited = self._right(one, check, look)
+                if edited is None:
                     continue
-                left = {bad.port for bad in wrong_of(checks, after[0])}
+                errors = parent.trial(edited)  # from memory it was found, and is to be seen
+                left = {bad.port for bad in wrong_of(checks, errors)}
                 if left <= names - {check.port}:
-                    price = one.cost + 6.0 * len(left) + 3.0 * (not self._witnessed(parent, story, after[1], one))
+                    price = one.cost + 6.0 * len(left) + 3.0 * (not self._witnessed(parent, story, edited, one))
                     if best is None or price < best[0]:
-                        best = price, one, after[1]
+                        best = price, one, edited
             if best is not None:
                 return best[1], best[2], trials
         return None, sources, trials
 
-    def _candidates(self, check: Check, heard: Heard, state: Any, story: Story, sources: Sources) -> list[Candidate]:
+    def parts(self, story: Story) -> list[tuple[Candidate, Sources]]:
+        """Where the last step found nothing: edits after which more of the way to the first wrong value is as the
+        reference has it, and nothing less; the best first. Whether they are right is told by what puts the rest right.
+        """
+        look = self._look
+        check = next((one for one in look.wrong if one.port in look.state.at), None) if look is not None else None
+        matching = self._matching(check, look.heard, look.state, story)[0] if look is not None and check else None
+        if look is None or check is None or matching is None:
+            return []
+        lacking = {value for value, _ in matching.missing}
+        found: list[tuple[float, int, Candidate, Sources]] = []
+        for one in self._candidates(check, look, story)[:PARTS]:
+            if not self._goes_on(look.parent.call.layer):
+                break
+            try:
+                trial = look.sources.edited(one.edits)
+                heard, state = look.parent.heard_again(trial)
+                left = self._matching(check, heard, state, story)[0] if check.port in state.at else None
+            except (FailedError, SyntaxError):
+                continue
+            still = {value for value, _ in left.missing} if left is not None else lacking
+            wrong = {bad.port for bad in wrong_of(look.checks, state.errors)}
+            if still < lacking and wrong <= {bad.port for bad in look.wrong}:
+                found.append((one.cost + LACKING * len(still), len(found), one, trial))
+        return [(one, trial) for *_, one, trial in sorted(found)[:BEST]]
+
+    def _candidates(self, check: Check, look: _Look, story: Story) -> list[Candidate]:
+        if check.port not in look.candidates:
+            look.candidates[check.port] = self._ranked(check, look.heard, look.state, story, look.sources)
+        return look.candidates[check.port]
+
+    def _ranked(self, check: Check, heard: Heard, state: Any, story: Story, sources: Sources) -> list[Candidate]:
         lacks = check.port not in state.at
         matching, end = self._matching(check, heard, state, story)
         if matching is None:
@@ -127,22 +174,23 @@ class Stepping:
         return self._ground.layer(self._ports.get(reference, reference))
 
     @staticmethod
-    def _tried(
-        parent: Parent, one: Candidate, sources: Sources, check: Check, before: float
-    ) -> Optional[tuple[Mapping[Key, float], Sources]]:
+    def _right(one: Candidate, check: Check, look: _Look) -> Optional[Sources]:
+        """The sources with an edit, if the value is right then."""
+        before = look.state.errors.get(check.port, math.inf)
+
         def vain(key: Key, error: float) -> bool:
             return key == check.port and not _is_right(check, error, before)
 
         try:
-            trial = sources.edited(one.edits)
-            return parent.trial(trial, vain), trial
-        except Exception:  # an edit that cannot run proves nothing
+            trial = look.sources.edited(one.edits)
+            return trial if _is_right(check, look.parent.tried(trial, vain).get(check.port), before) else None
+        except (InVainError, FailedError, SyntaxError):
             return None
 
     @staticmethod
     def _witnessed(parent: Parent, story: Story, trial: Sources, one: Candidate) -> bool:
         """What the edited code makes, each time, is a value of the reference's too: no numbers that fit by chance."""
-        heard, _ = parent.heard(trial)
+        heard, _ = parent.heard_again(trial)
         moved = 0
         for edit in sorted(one.edits):
             start = edit.start + moved

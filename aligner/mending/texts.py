@@ -16,14 +16,15 @@ from aligner.mending.matching import Matching
 from aligner.mending.sources import Sources
 from aligner.words.calls import Constant, Operand
 from aligner.words.operations import arguments
-from aligner.words.spelling import MINDSPORE, bracketed, number_text, spelled, unshaped, written
+from aligner.words.spelling import MINDSPORE, NUMPY, TORCH, bracketed, number_text, spelled, unshaped, written
 
 DEEPEST = 8
 """Operations in one expression that is written."""
 
 _MODULES: Mapping[str, Mapping[str, str]] = {
     MINDSPORE: {"ops": "mindspore.ops", "ms": "mindspore"},
-    "torch": {"ops": "torch", "ms": "torch"},
+    TORCH: {"ops": "torch", "ms": "torch"},
+    NUMPY: {"ops": "numpy", "ms": "numpy"},
 }
 """The framework's modules by what templates call them."""
 
@@ -37,6 +38,11 @@ class Anchor:
     event: Event
     late: int
     inputs: Sequence[tuple[ast.AST, Operand]]
+
+    @property
+    def is_array(self) -> bool:
+        """Whether numpy computes there."""
+        return self.node in self.event.arrays
 
 
 class Texts:
@@ -53,7 +59,7 @@ class Texts:
     ) -> None:
         self._adapter, self._matching, self._heard, self._sources = adapter, matching, heard, sources
         self._side, self._layers = side, layers
-        self._called: dict[Event, list[tuple[str, int]]] = {}
+        self._called: dict[Event, list[tuple[str, int, bool]]] = {}
         self._owned: dict[int, list[tuple[str, int]]] = {}
         self.assumed: Mapping[int, int] = {}
         """Values of the port that are taken for these of the reference's: what an edit of an earlier turn makes."""
@@ -93,7 +99,17 @@ class Texts:
         texts = {key: self.argument(anchor.event, made, key, item) for key, item in made.arguments.items()}
         if made.word == "fill" and made.arguments.get("value") in (0, 1) and self._is_float(made.results[0]):
             texts["value"] = f"{float(made.arguments['value'])}"
-        return spelled(made.word, operands, made.arguments, texts, self._modules(anchor.event), self._side)
+        side = NUMPY if anchor.is_array else self._side
+        text = spelled(made.word, operands, made.arguments, texts, self._modules(anchor.event, side), side)
+        return self._typed(text, made.results[0], anchor) if anchor.is_array and not operands else text
+
+    def _typed(self, text: str, value: int, anchor: Anchor) -> str:
+        """What numpy makes of nothing, in the type that stands there."""
+        dtype = anchor.event.arrays[anchor.node]
+        if self._is_float(value) and not dtype.startswith("float"):
+            dtype = "float32"
+        module = self._modules(anchor.event, NUMPY)["ops"]
+        return text if dtype == "float64" else f"{text[:-1]}, dtype={module}.{dtype})"
 
     def _is_float(self, value: int) -> bool:
         known = self._matching.ours.values[value]
@@ -117,8 +133,8 @@ class Texts:
         for node, number in [(anchor.node, anchor.value), *anchor.inputs]:
             if isinstance(number, int) and self._stands_for(number, value, number in twins):
                 return bracketed(self.source(anchor.event, node)), number
-        for name, number in self._names(anchor.event):
-            if self._stands_for(number, value, self._matching.is_twin(number, value)):
+        for name, number, is_array in self._names(anchor.event):
+            if is_array == anchor.is_array and self._stands_for(number, value, self._matching.is_twin(number, value)):
                 return name, number
         return None
 
@@ -143,9 +159,9 @@ class Texts:
         """An argument of the reference's, in its words if they mean the same here."""
         if key == "shape" and model.word == "reshape":
             return self.shape(event, model, value)
-        said = words.argument(model.text, model.name, model.places.get(key))
-        if said is not None and (words.means(said, value, event.known) or self._is_axis(said, value, key, event)):
-            return said
+        for said in words.argument(model.text, model.name, model.places.get(key)):
+            if words.means(said, value, event.known) or self._is_axis(said, value, key, event):
+                return said
         return written(key, value)
 
     @staticmethod
@@ -157,8 +173,7 @@ class Texts:
 
     def shape(self, event: Event, model: Event, shape: Sequence[int]) -> str:
         """The sizes of a reshape, in the reference's words where they mean the same."""
-        said = words.arguments(model.text, model.name) if model.name in ("view", "reshape") else None
-        if said is not None:
+        for said in words.arguments(model.text, model.name) if model.name in ("view", "reshape") else ():
             parts = ast.parse(f"({said},)", mode="eval").body
             items = [ast.unparse(one) for one in parts.elts] if isinstance(parts, ast.Tuple) else []
             fits = [one == "-1" or words.means(one, size, event.known) for one, size in zip(items, shape)]
@@ -180,7 +195,7 @@ class Texts:
             found[literal[0]] = "-1"
         return found
 
-    def _names(self, event: Event) -> list[tuple[str, int]]:
+    def _names(self, event: Event) -> list[tuple[str, int, bool]]:
         if event not in self._called:
             self._called[event] = [*self._heard.called(event)]
         return self._called[event]
@@ -218,9 +233,9 @@ class Texts:
                 return f"{dotted(path)}({operands})"
         raise LookupError(made.layer)
 
-    def _modules(self, event: Event) -> Mapping[str, str]:
-        """What the code calls the framework's modules, as far as it has them."""
-        wanted = _MODULES[self._side]
+    def _modules(self, event: Event, side: str) -> Mapping[str, str]:
+        """What the code calls the framework's modules, or numpy, as far as it has them."""
+        wanted = _MODULES[side]
         known = {value.__name__: name for name, value in event.scope.items() if isinstance(value, types.ModuleType)}
         found = {}
         for word, module in wanted.items():
@@ -229,13 +244,14 @@ class Texts:
                 found[word] = known.get(module) or f"{known[root]}{dot}{rest}"
         return found
 
-    def operation(self, event: Event, word: str, text: str) -> str:
-        """An operation of one operand on an expression, with what its arguments usually are.
+    def operation(self, event: Event, word: str, text: str, node: ast.AST) -> str:
+        """An operation of one operand on an expression at a place, with what its arguments usually are.
 
         Raises:
             LookupError: the code has no words for it.
         """
-        return spelled(word, [text], arguments(word), {}, self._modules(event), self._side)
+        side = NUMPY if node in event.arrays else self._side
+        return spelled(word, [text], arguments(word), {}, self._modules(event, side), side)
 
     def transposed(self, event: Event, text: str, perm: Sequence[int]) -> str:
         """An expression with its axes in another order.
@@ -243,7 +259,7 @@ class Texts:
         Raises:
             LookupError: the code has no words for it.
         """
-        return spelled("transpose", [text], {"perm": tuple(perm)}, {}, self._modules(event), self._side)
+        return spelled("transpose", [text], {"perm": tuple(perm)}, {}, self._modules(event, self._side), self._side)
 
 
 def dotted(path: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Optional
 
@@ -97,18 +97,16 @@ def kept(value: float, names: Mapping[str, Any]) -> Optional[str]:
     return None
 
 
-def argument(line: str, name: str, where: Any) -> Optional[str]:
-    """What stands in a line of code as this argument of the one call of this name; None where that is not clear."""
-    call = _call(line, name)
-    if call is None:
-        return None
-    if isinstance(where, str):
-        return next((ast.unparse(one.value) for one in call.keywords if one.arg == where), None)
-    if not isinstance(where, int):
-        return None
-    place = where - (isinstance(call.func, ast.Attribute) and not _is_module(call.func.value))
-    found = call.args[place] if 0 <= place < len(call.args) else None
-    return None if found is None or isinstance(found, ast.Starred) else ast.unparse(found)
+def argument(line: str, name: str, where: Any) -> Iterator[str]:
+    """What stands in a line of code as this argument of the calls of this name."""
+    for call in _calls(line, name):
+        if isinstance(where, str):
+            yield from (ast.unparse(one.value) for one in call.keywords if one.arg == where)
+        elif isinstance(where, int):
+            place = where - (isinstance(call.func, ast.Attribute) and not _is_module(call.func.value))
+            found = call.args[place] if 0 <= place < len(call.args) else None
+            if found is not None and not isinstance(found, ast.Starred):
+                yield ast.unparse(found)
 
 
 def _is_module(node: ast.expr) -> bool:
@@ -116,12 +114,11 @@ def _is_module(node: ast.expr) -> bool:
     return ast.unparse(node) in ("torch", "F", "ops", "mint", "nn.functional", "torch.nn.functional", "mindspore.ops")
 
 
-def arguments(line: str, name: str) -> Optional[str]:
-    """All that the one call of this name is given, without the tensor that it is called of."""
-    call = _call(line, name)
-    if call is None or call.keywords:
-        return None
-    return ", ".join(map(ast.unparse, call.args[1:] if _of_module(call) else call.args))
+def arguments(line: str, name: str) -> Iterator[str]:
+    """All that the calls of this name are given, without the tensor that each is called of."""
+    for call in _calls(line, name):
+        if not call.keywords:
+            yield ", ".join(map(ast.unparse, call.args[1:] if _of_module(call) else call.args))
 
 
 def _of_module(call: ast.Call) -> bool:
@@ -141,21 +138,35 @@ def _pieces(line: str) -> Sequence[str]:
     return [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, kinds)] if tree is not None else []
 
 
-def _call(line: str, name: str) -> Optional[ast.Call]:
+def _calls(line: str, name: str) -> Iterator[ast.Call]:
     tree = _parsed(line)
-    found = [
-        node
-        for node in (ast.walk(tree) if tree is not None else ())
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rsplit(".", 1)[-1].strip("_") == name.strip("_")
-    ]
-    return found[0] if len(found) == 1 else None
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rsplit(".", 1)[-1].strip("_") == name.strip("_"):
+            yield node
 
 
 @lru_cache(maxsize=1024)
 def _parsed(line: str) -> Optional[ast.AST]:
-    for text in (line, line.rstrip(":") + ": pass", line.strip("(), ")):
+    for text in (line, line.rstrip(":") + ": pass", line.strip("(), "), _whole(line)):
         try:
             return ast.parse(text)
         except SyntaxError:
             continue
     return None
+
+
+_OPENS = {")": "_(", "]": "_[", "}": "{"}
+_CLOSES = {"(": ")", "[": "]", "{": "}"}
+
+
+def _whole(line: str) -> str:
+    """One line of a statement of several, with the brackets that were opened before it, or are closed after it."""
+    before, after = "", list[str]()
+    for letter in line:
+        if letter in _CLOSES:
+            after.append(_CLOSES[letter])
+        elif letter in _OPENS and after:
+            after.pop()
+        elif letter in _OPENS:
+            before = _OPENS[letter] + before
+    return f"{before}{line.rstrip(', ') if before or after else line}{''.join(reversed(after))}"

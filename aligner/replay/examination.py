@@ -376,10 +376,13 @@ def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink
                     sink.finding(EDIT, found.facts)
                     made += found.trials
                     proved += found.proved
+            failed = mending.failed
             if mending.spent:
                 sink.note(Note("", "edits-spent", {"seconds": int(SECONDS)}))
         except AlignerError:
             raise
         except Exception as error:  # what was found before stands
-            sink.note(Note("", "edits-failed", {"error": f"{type(error).__name__}: {error}"[:300]}))
+            failed = error
+        if failed is not None:
+            sink.note(Note("", "edits-failed", {"error": f"{type(failed).__name__}: {failed}"[:300]}))
     return made, proved

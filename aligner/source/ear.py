@@ -9,6 +9,7 @@ import operator as operators
 import os
 import re
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import FunctionType, MappingProxyType, MethodType
@@ -18,11 +19,18 @@ from aligner.adapter import Adapter, Handle
 from aligner.patches import together
 from aligner.source import functions
 from aligner.structure import Tensors, flatten_arguments
+from aligner.values import Values, is_array
 
 _ENDINGS = re.compile("(_ext|_view)+$")
 """What MindSpore adds to the name of a function that goes by torch's rules."""
 
 _STANDARD = os.path.dirname(os.__file__) + os.sep
+_NUMPYS = {"repeat": "repeatinterleave"}
+"""What numpy calls otherwise than the frameworks do."""
+
+_CONTAINERS = (list, dict, set, deque)
+"""Python's own, whose methods only keep values."""
+
 _NEVER = ("numpy", "aligner", "aligner_hooks")
 """Code that is neither the user's nor the framework's, besides Python's own."""
 
@@ -43,6 +51,23 @@ class Listener(Protocol):
 
     def came(self, output: object, where: Place, of: Optional[object]) -> None:
         """A layer gives this, or a function of the user's."""
+
+
+class Runner(Protocol):
+    """Who runs the operations."""
+
+    def run(
+        self, word: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], compute: Callable[[], Any]
+    ) -> Any:
+        """What `compute` gives."""
+
+
+class _Plainly:
+    """Runs them."""
+
+    def run(self, word: str, function: Any, args: Any, kwargs: Any, compute: Callable[[], Any]) -> Any:
+        """What `compute` gives."""
+        return compute()
 
 
 def listen(
@@ -91,8 +116,16 @@ class Ear:
 
     slice = slice
 
-    def __init__(self, adapter: Adapter, model: Any, listener: Listener, texts: Mapping[str, str]) -> None:
-        self._adapter, self._listener, self._texts = adapter, listener, texts
+    def __init__(
+        self,
+        adapter: Adapter,
+        model: Any,
+        listener: Listener,
+        texts: Mapping[str, str],
+        runner: Optional[Runner] = None,
+    ) -> None:
+        self._runner = _Plainly() if runner is None else runner
+        self._values, self._listener, self._texts = Values(adapter), listener, texts
         self._layers = {id(layer) for _, layer in adapter.layers(model)}
         self._packages = frozenset(adapter.packages)
         files = (getattr(sys.modules.get(name), "__file__", None) for name in adapter.packages)
@@ -144,7 +177,8 @@ class Ear:
             self._listener.came(output, place, function)
             return output
         if isinstance(function, type):
-            return function(*args, **kwargs)
+            make = partial(function, *args, **kwargs)
+            return self._run(place, "cast", function, args, kwargs, make) if self._casts(function, args) else make()
         if isinstance(function, partial):
             return self.call(place, function.func, *function.args, *args, **{**function.keywords, **kwargs})
         if function is sum:
@@ -160,10 +194,11 @@ class Ear:
         if self._plain(function) is not None:
             return function(*args, **kwargs)
         owner = getattr(function, "__self__", None)
-        given = (owner, *args) if self._adapter.is_tensor(owner) else args
-        if not self._is_operation(function, given, kwargs):
+        given = (owner, *args) if self._values.holds(owner) else args
+        if isinstance(owner, _CONTAINERS) or not self._is_operation(function, given, kwargs):
             return function(*args, **kwargs)
-        return self._run(place, _name(function), given, kwargs, lambda: function(*args, **kwargs))
+        name = self._name(function, owner)
+        return self._run(place, name, function, given, kwargs, lambda: function(*args, **kwargs))
 
     def _sum(self, place: Place, values: Iterable[Any], start: Any = 0) -> Any:
         """Python's own, of tensors."""
@@ -172,10 +207,26 @@ class Ear:
         return start
 
     def _is_operation(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether tensors are worked on, or may be made by the framework."""
+        """Whether values are worked on, or may be made by the framework or by numpy."""
+        known = (self._is_framework(one) or _is_numpy(one) for one in (function, type(function)))
+        return self._given(args, kwargs) or any(known)
+
+    def _casts(self, kind: type, args: tuple[Any, ...]) -> bool:
+        """Whether a tensor is made of values."""
+        return self._is_framework(kind) and id(kind) not in self._layers and self._given(args[:1], {})
+
+    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether there are values among them."""
         found: Tensors = []
-        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
-        return bool(found) or self._is_framework(function) or self._is_framework(type(function))
+        flatten_arguments(args, kwargs, self._values.holds, found)
+        return bool(found)
+
+    @staticmethod
+    def _name(function: Any, owner: object) -> str:
+        """What the framework calls it."""
+        name = _ENDINGS.sub("", str(getattr(function, "__name__", None) or type(function).__name__)).lower()
+        known = is_array(owner) or _is_numpy(function) or _is_numpy(type(function))
+        return _NUMPYS.get(name, name) if known else name
 
     def back(self, place: Place, value: Any, /) -> Any:
         """return a"""
@@ -208,18 +259,29 @@ class Ear:
         self.put(place, self.inplace(place, word, self.item(place, one, index), value), one, index)
 
     def _operation(self, place: Place, word: str, run: Callable[..., Any], /, *operands: Any) -> Any:
-        if not any(map(self._adapter.is_tensor, operands)):
+        if not any(map(self._values.holds, operands)):
             return run(*operands)
-        return self._run(place, word, operands, {}, lambda: run(*operands))
+        function = word if isinstance(run, FunctionType) else run
+        return self._run(place, word, function, operands, {}, lambda: run(*operands))
 
     def _run(
-        self, place: Place, word: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]
+        self,
+        place: Place,
+        word: str,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        run: Callable[[], Any],
     ) -> Any:
         made = self._listener.begun(word, args, kwargs, place)
-        output = run()
+        output = self._runner.run(word, function, args, kwargs, run)
         if made is not None:
             made(args[0] if output is None and args else output)
         return output
+
+
+def _is_numpy(function: Any) -> bool:
+    return _root(function) == "numpy"
 
 
 def _root(function: Any) -> str:
@@ -227,9 +289,3 @@ def _root(function: Any) -> str:
     space = function.__globals__ if isinstance(function, FunctionType) else {}
     known = space.get("__name__") or getattr(function, "__module__", None)
     return str(known).partition(".")[0]
-
-
-def _name(function: Any) -> str:
-    """What the framework calls it."""
-    name = str(getattr(function, "__name__", None) or type(function).__name__)
-    return _ENDINGS.sub("", name).lower()

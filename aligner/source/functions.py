@@ -106,7 +106,17 @@ def _definition(code: CodeType, file: str, other: Optional[str]) -> Optional[Def
 @lru_cache(maxsize=64)
 def _definitions(text: str) -> Sequence[Definition]:
     kinds = ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda
-    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    return [node for node in ast.walk(parsed(text)) if isinstance(node, kinds)]
+
+
+@lru_cache(maxsize=8)
+def parsed(text: str) -> ast.Module:
+    """The syntax tree, which is not to be changed.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+    return ast.parse(text)
 
 
 @lru_cache(maxsize=64)

@@ -163,6 +163,8 @@ def _fits(key: str, value: Any) -> bool:
         )
     if isinstance(value, str):
         return key in ("mode", "approximate", "equation", "indexing", "reduction", "rounding_mode", "pad_mode", "dtype")
+    if key == "value" and isinstance(value, tuple):  # a shape
+        return False
     return key not in ("keepdims", "ceil_mode", "equation", "indexing", "reduction", "training", "is_causal")
 
 
@@ -193,6 +195,8 @@ def _in_one_form(
         operands.clear()
         return word, {"value": value, "shape": result}
     if word == "cast":
+        if not operands:
+            return "table", {}
         del operands[1:]
         return word, {"dtype": dtype or name}
     if word == "tile":

@@ -17,7 +17,7 @@ sub: sub subtract subext isub rsub
 mul: mul multiply imul rmul muls
 div: div truedivide truediv divide realdiv rtruediv itruediv rdiv divs | rounding_mode=None
 floordiv: floordivide floordiv rfloordiv ifloordiv
-pow: pow tensorpow rpow ipow
+pow: pow tensorpow rpow ipow power
 mod: remainder mod rmod imod
 fmod: fmod
 maximum: maximum
@@ -118,7 +118,7 @@ triu: triu | diagonal=0
 tril: tril | diagonal=0
 where: where
 masked_fill: maskedfill | value=None
-cast: to type astype typeas float half double long int bool bfloat16 cast | dtype=None
+cast: to type astype typeas float half double long int bool bfloat16 tensor fromnumpy array asarray | dtype=None
 arange: arange range | start=0 end=None step=1
 linspace: linspace | start=None end=None steps=None
 fill: zeros zeroslike ones oneslike full fulllike newzeros newones newfull | value=0 shape=None
@@ -178,6 +178,8 @@ PARAMETERS: Mapping[str, str] = {
     "padding_mode": "pad_mode",
     "clip_value_min": "min",
     "clip_value_max": "max",
+    "stop": "end",
+    "num": "steps",
 }
 """What the frameworks call an argument, and the word for it."""
 

@@ -1,4 +1,4 @@
-"""An operation as source code: what MindSpore 2.5 to 2.10 take alike, and what torch takes."""
+"""An operation as source code: what MindSpore 2.5 to 2.10 take alike, what torch takes, and numpy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from aligner.words.operations import OPERATORS, row
 
-TORCH, MINDSPORE = "torch", "mindspore"
+TORCH, MINDSPORE, NUMPY = "torch", "mindspore", "numpy"
 
 _MINDSPORE: Mapping[str, str] = {
     "transpose": "{0}.transpose({perm})",
@@ -67,6 +67,27 @@ _TORCH: Mapping[str, str] = {
     "pad": "{ops}.nn.functional.pad({0}, {pad}, {mode}, {value})",
     **dict.fromkeys(("silu", "mish", "hardswish", "hardsigmoid", "relu6"), "{ops}.nn.functional.{word}({0})"),
 }
+_NUMPY: Mapping[str, str] = {
+    "transpose": "{0}.transpose({perm})",
+    "cat": "{ops}.concatenate(({all}), axis={axis})",
+    "stack": "{ops}.stack(({all}), axis={axis})",
+    "mean": "{0}.mean({axis}, keepdims={keepdims})",
+    "sum": "{0}.sum({axis}, keepdims={keepdims})",
+    "max": "{0}.max({axis}, keepdims={keepdims})",
+    "min": "{0}.min({axis}, keepdims={keepdims})",
+    "std": "{0}.std({axis}, ddof={correction}, keepdims={keepdims})",
+    "var": "{0}.var({axis}, ddof={correction}, keepdims={keepdims})",
+    "argmax": "{0}.argmax({axis})",
+    "fill": "{ops}.full({shape}, {value})",
+    "cast": "{0}.astype({ops}.{dtype})",
+    "repeat_interleave": "{ops}.repeat({0}, {repeats}, axis={axis})",
+    "tile": "{ops}.tile({0}, {reps})",
+    "expand": "{ops}.broadcast_to({0}, {shape})",
+    "linspace": "{ops}.linspace({start}, {end}, {steps})",
+    "clamp": "{ops}.clip({0}, {min}, {max})",
+    "atan2": "{ops}.arctan2({0}, {1})",
+    "masked_fill": "{ops}.where({1}, {value}, {0})",
+}
 _BOTH: Mapping[str, str] = {
     "reshape": "{0}.reshape({shape})",
     "getitem": "{0}[{index}]",
@@ -93,6 +114,8 @@ _BOTH: Mapping[str, str] = {
     "glu": "{ops}.glu({0}, {axis})",
     "einsum": "{ops}.einsum({equation}, {all})",
 }
+
+_OWN = {TORCH: _TORCH, MINDSPORE: _MINDSPORE, NUMPY: _NUMPY}
 
 NAMES: Mapping[str, Sequence[str]] = {
     "axis": ("axis", "dim"),
@@ -128,7 +151,7 @@ def spelled(
         operands = [unshaped(operands[0])]
     if word in OPERATORS and len(operands) == 2:
         return f"({operands[0]} {OPERATORS[word]} {operands[1]})"
-    template = (_TORCH if side == TORCH else _MINDSPORE).get(word) or _BOTH.get(word)
+    template = _OWN[side].get(word) or _BOTH.get(word)
     if template is None:
         if given or not operands or row(word) is None:
             raise LookupError(word)

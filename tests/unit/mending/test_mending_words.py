@@ -57,16 +57,26 @@ def test_what_is_more_than_numbers_is_not_worked_out(said):
     assert not words.means(said, 4, NAMES)
 
 
-def test_arguments_are_read_off_the_line_of_the_one_call():
-    line = "y = torch.softmax(scores / self.scale, dim=-1)"
-    assert words.argument(line, "softmax", "dim") == "-1"
-    assert words.argument("y = x.sum(self.axis, True)", "sum", 1) == "self.axis"
-    assert words.argument("y = torch.sum(x, self.axis)", "sum", 1) == "self.axis"
-    assert words.argument("y = x.sum(0) + x.sum(1)", "sum", 1) is None
-    assert words.arguments("y = x.view(b, n, -1)", "view") == "b, n, -1"
+@pytest.mark.parametrize(
+    ("line", "name", "where", "found"),
+    [
+        ("y = torch.softmax(scores / self.scale, dim=-1)", "softmax", "dim", ["-1"]),
+        ("y = x.sum(self.axis, True)", "sum", 1, ["self.axis"]),
+        ("y = torch.sum(x, self.axis)", "sum", 1, ["self.axis"]),
+        ("y = x.sum(0) + x.sum(1)", "sum", 1, ["0", "1"]),
+        ("if x.sum(1) > 0:", "sum", 1, ["1"]),
+        ("torch.linspace(0, h, n), torch.linspace(0, w, n), indexing='ij')", "linspace", 1, ["h", "w"]),
+        ("y = f(torch.sum(x, self.axis),", "sum", 1, ["self.axis"]),
+        ("y = x.sum(", "sum", 1, []),
+    ],
+)
+def test_arguments_are_read_off_the_calls_in_a_line(line, name, where, found):
+    assert [*words.argument(line, name, where)] == found
+
+
+def test_all_arguments_of_a_call_are_read_off_its_line():
+    assert [*words.arguments("y = x.view(b, n, -1)", "view")] == ["b, n, -1"]
     assert words.operand("return x / math.sqrt(self.heads)", 2.0, NAMES) == "math.sqrt(self.heads)"
-    assert words.argument("if x.sum(1) > 0:", "sum", 1) == "1"
-    assert words.argument("y = x.sum(", "sum", 1) is None
 
 
 def test_an_element_of_a_parameter_is_a_number():

@@ -349,3 +349,24 @@ def test_a_method_that_the_user_put_on_the_net_itself_comes_back(tmp_path, x):
     if handle is not None:
         handle.remove()
     assert net.forward is own
+
+
+def test_numpy_is_heard_and_what_is_made_a_tensor_of_it(tmp_path):
+    module = built(
+        tmp_path,
+        """
+        import numpy as np
+
+        def table(n):
+            rows = np.arange(n, dtype=np.float32) + 0.5
+            kept = []
+            kept.append(np.repeat(rows, 2))
+            return torch.from_numpy(kept[0] / n)
+
+        class Net(nn.Module):
+            def forward(self, x):
+                return x * table(len(x) // 2)
+        """,
+    )
+    wanted = ["arange", "add", "repeatinterleave", "truediv", "from_numpy", "mul"]
+    assert names(module.Net(), torch.randn(6)) == wanted

@@ -1,0 +1,201 @@
+"""What the operations of a run made: a run of nearly the same code need not compute it again.
+
+An operation is known again by its function and by the very objects that it is given. Values that code writes into are
+not kept, nor what shares their memory. What is told as proved is run once more without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import BuiltinFunctionType, MethodType, ModuleType
+from typing import Any, Optional
+
+import numpy as np
+
+from aligner.structure import Tensors, flatten_arguments
+from aligner.values import Values
+from aligner.words.operations import row
+
+MOST = 256 << 20
+"""Bytes of values that are kept."""
+
+_SHARING = frozenset(("reshape", "transpose", "getitem", "split", "expand", "cast", "same", "table", "meshgrid"))
+"""Words of operations whose result may be the memory of what they are given."""
+
+_DIVIDING = ("floordiv", "mod", "ifloordiv", "imod", "fmod", "remainder", "floordivide")
+"""Operations on whole numbers that stop at zero."""
+
+Key = tuple[object, ...]
+Arguments = tuple[tuple[object, ...], dict[str, object]]
+
+
+class HarmfulError(Exception):
+    """An operation that a framework's kernel may die of, and all else with it."""
+
+
+class Care:
+    """Runs the operations of edited code, but for those that are known to end the process."""
+
+    def __init__(self, values: Values, empty: bool, trusts: bool = False) -> None:
+        self.values, self._trusts = values, trusts
+        self.empty = empty
+        """Whether values without elements do no harm: code that is trusted has some."""
+
+    def run(
+        self, word: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], compute: Callable[[], Any]
+    ) -> Any:
+        """What the operation makes.
+
+        Raises:
+            HarmfulError: it is not run.
+        """
+        self.check(word, self.of(args, kwargs), args)
+        return compute()
+
+    def check(self, word: str, given: Sequence[object], args: tuple[Any, ...]) -> None:
+        """Whether it may be run: an item of nothing, and whole numbers by zero, are computed with and not looked at.
+
+        Raises:
+            HarmfulError: it may not.
+        """
+        empty = not self.empty and any(0 in getattr(one, "shape", ()) for one in given)
+        if self._trusts:
+            self.empty = self.empty or empty
+            return
+        if empty:
+            raise HarmfulError(f"{word} of a value without elements")
+        if word in _DIVIDING and len(args) == 2 and self._is_zero(args[1]):
+            raise HarmfulError(f"{word} by zero")
+
+    def _is_zero(self, value: Any) -> bool:
+        if not self.values.holds(value):
+            return isinstance(value, int) and value == 0
+        array = self.values.read(value)
+        return array.dtype.kind in "iu" and not array.all()
+
+    def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[object]:
+        """The values among arguments."""
+        found: Tensors = []
+        flatten_arguments(args, kwargs, self.values.holds, found)
+        return [one for _, one in found]
+
+
+class Memory(Care):
+    """Of one run, which is the first with it, and is closed. `spoiled` tells that it is of no use any more."""
+
+    def __init__(self, values: Values, arguments: Arguments) -> None:
+        super().__init__(values, empty=False, trusts=True)
+        self.arguments = arguments
+        """What the code is given: the very same each time."""
+        self.spoiled = False
+        self._made: dict[Key, tuple[object, list[object]]] = {}
+        self._held: list[object] = []
+        """Whose identities are used: others must not get them."""
+        self._live: list[object] = []
+        """The same, of the run that is under way."""
+        self._origins: dict[int, object] = {}
+        """What a value shares its memory with."""
+        self._same: set[int] = set()
+        """Values that are kept, and that nothing writes into."""
+        self._own: set[int] = set()
+        """Values that were made in this run."""
+        self._written: list[object] = []
+        self._bytes = 0
+        self._recording = True
+        self.told: dict[int, Any] = {}
+        """What is known of a value that is kept, by its identity."""
+
+    def close(self) -> None:
+        """The first run is over; what was written into in it is forgotten."""
+        self._recording = self._trusts = False
+        roots = {self._root(value) for value in self._written}
+        self.spoiled = self.spoiled or not roots <= self._own
+        self._made = {
+            key: (output, around)
+            for key, (output, around) in self._made.items()
+            if not roots & {self._root(one) for one in around}
+        }
+        self._same = {id(one) for _, around in self._made.values() for one in around}
+
+    def begin(self) -> None:
+        """Another run begins."""
+        for value in self._live:
+            self._origins.pop(id(value), None)
+        self._live, self._own = [], set()
+
+    def run(
+        self, word: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], compute: Callable[[], Any]
+    ) -> Any:
+        """What the operation makes, or made before."""
+        given = self.of(args, kwargs)
+        key = self._key(function, args, kwargs)
+        if key is not None and key in self._made:
+            return self._made[key][0]
+        self.check(word, given, args)
+        output = compute()
+        known = row(word)
+        shares = known is None or known.word in _SHARING
+        target = args[0] if output is None and args else output
+        if "out" in kwargs or (args and target is args[0] and not (known is not None and shares)):
+            self._wrote(kwargs.get("out", target))
+        made = [one for one in self.of((output,), {}) if not any(one is other for other in given)]
+        keeps = self._recording and self._bytes < MOST
+        (self._held if keeps else self._live).extend(made)
+        self._own.update(map(id, made))
+        if shares and given:
+            self._origins.update((id(one), given[0]) for one in made)
+        if key is not None and keeps and made:
+            self._made[key] = output, [*made, *given]
+            self._held += [function, *args, *kwargs.values(), output]
+            self._bytes += sum(getattr(self.values.read(one), "nbytes", 0) for one in made)
+        return output
+
+    def keeps(self, value: object) -> bool:
+        """Whether a value is the same in each run."""
+        return id(value) in self._same and not self.spoiled
+
+    def _wrote(self, value: object) -> None:
+        if self._recording:
+            self._written.append(value)
+        elif self._root(value) not in self._own:  # it may be what is kept
+            self.spoiled = True
+
+    def _root(self, value: object) -> int:
+        seen = set[int]()
+        while id(value) in self._origins and id(value) not in seen:
+            seen.add(id(value))
+            value = self._origins[id(value)]
+        return id(value)
+
+    def _key(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Optional[Key]:
+        which = self._which(function)
+        if which is None:
+            return None
+        named = ((name, self._plain(one)) for name, one in sorted(kwargs.items()))
+        return (which, *map(self._plain, args), *named)
+
+    def _which(self, function: Any) -> Optional[Key]:
+        """The function, whatever it is bound to; None where that is something that may change."""
+        if isinstance(function, str):
+            return (function,)
+        owner = getattr(function, "__self__", None)
+        if isinstance(function, (MethodType, BuiltinFunctionType)) and owner is not None:
+            if isinstance(owner, ModuleType):
+                return (id(function),)
+            if not self.values.holds(owner):
+                return None
+            return (type(owner), getattr(function, "__name__", ""))
+        return (id(function),)
+
+    def _plain(self, value: Any) -> object:
+        if self.values.holds(value):
+            return id(value), "value"
+        if isinstance(value, (tuple, list)):
+            return (type(value), *map(self._plain, value))
+        if isinstance(value, slice):
+            return (slice, *map(self._plain, (value.start, value.stop, value.step)))
+        if isinstance(value, dict):
+            return (dict, *((name, self._plain(one)) for name, one in value.items()))
+        if value is None or value is ... or isinstance(value, (bool, int, float, str, np.generic)):
+            return type(value), repr(value)
+        return id(value)
