@@ -180,6 +180,9 @@ class Following:
         """Values go into a layer or leave a function."""
         self._pass(_HANDED, args, kwargs, where)
 
+    def entered(self, args: tuple[object, ...], kwargs: Mapping[str, object], where: Where) -> None:
+        """Values go into a function of the user's: what it does with them is heard."""
+
     def came(self, output: object, where: Where, of: Optional[object]) -> None:
         """Values come out of a layer; what a function of the user's gives was told where it returned it."""
         if of is not None:

@@ -50,6 +50,8 @@ class Event:
     names: Mapping[str, Any] = field(default_factory=dict)
     scope: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
+    began: int = 0
+    """Of a function of the user's: how many events there were before its own."""
     part: bool = False
     """One of several things that an operation made: it has no expression of its own."""
 

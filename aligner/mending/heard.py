@@ -53,6 +53,8 @@ class Heard:
         self._known: dict[bytes, int] = {}
         self.pending: list[Event] = []
         """Calls of layers that have not come back."""
+        self._entered: list[tuple[Place, _Frame, int]] = []
+        """Calls of functions of the user's that have not."""
 
     def begun(
         self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place
@@ -98,12 +100,19 @@ class Heard:
             event.name = type(to).__name__
             self.pending.append(event)
 
+    def entered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place) -> None:
+        """Values go into a function of the user's."""
+        self._entered.append((where, self._frame(where, args, kwargs), len(self.story.events)))
+
     def came(self, output: object, where: Place, of: Optional[object]) -> None:
         """A layer gives this, or a function of the user's."""
         results = tuple(self.number(tensor) for tensor in self._tensors(output))
         if of is None:
+            while self._entered[-1][0] != where:  # it raised, and the code went on
+                self._entered.pop()
+            _, frame, began = self._entered.pop()
             if len(results) == 1:
-                self.story.events.append(_at(Event(HELPER, (), results), self._frame(where, (), {})))
+                self.story.events.append(_at(Event(HELPER, (), results, began=began), frame))
             return
         event = self.pending.pop()
         event.results = results

@@ -19,7 +19,7 @@ from aligner.compare.net import CallId
 from aligner.mending.events import Story
 from aligner.mending.frameworks import Differing
 from aligner.mending.hunks import hunks, rebuilt, sizes
-from aligner.mending.running import FailedError, Ground, Parent, Running
+from aligner.mending.running import FailedError, Ground, LostError, Parent, Running
 from aligner.mending.sources import Sources
 from aligner.mending.stepping import Stepping, wrong_of
 from aligner.mending.theirs import Theirs
@@ -290,6 +290,8 @@ class Mending:
                 parent = self._running.parent(other.call, other.checks)
                 was = {check.port for check in wrong_of(other.checks, parent.trial(self._sources))}
                 left = {check.port for check in wrong_of(other.checks, parent.trial(sources))}
+            except LostError:  # nobody can tell
+                continue
             except FailedError:
                 yield other.owner
                 continue

@@ -38,6 +38,8 @@ class _Moved(NamedTuple):
 
     whole: Mapping[Any, tuple[Event, Optional[int], Optional[Event]]]
     parts: Mapping[Any, tuple[Event, int]]
+    inside: dict[Any, Optional[int]]
+    """By event and operand, where that goes into a function of the user's."""
 
 
 class Ranking:
@@ -81,12 +83,18 @@ class Ranking:
         return first + [one for one in found if one not in first][: TRIALS // 2]
 
     def _is_first(self, one: Candidate) -> bool:
-        """Whether it gives the first wrong step what the reference's first lacking step makes."""
-        value = one.moves[0][2] if one.moves else None
+        """Whether it gives the first wrong step what the reference's first lacking step makes, or comes of that."""
+        event, _, value, _ = one.moves[0] if one.moves else (None, None, None, None)
         made = self._matching.makers[0].get(value) if value is not None else None
-        if made is None:
+        if made is None or event is None:
             return False
-        return all(not isinstance(v, int) or bool(self._matching.twins.get(v)) for v in made.operands)
+        if all(not isinstance(v, int) or bool(self._matching.twins.get(v)) for v in made.operands):
+            return True
+        return event.word == made.word and not {*event.operands} & self._wrong
+
+    @cached_property
+    def _wrong(self) -> set[int]:
+        return {value for value, _ in self._matching.wrong}
 
     def _joined(self, one: Candidate, other: Candidate, start: int) -> Optional[Candidate]:
         edits = tuple(sorted({*one.edits, *other.edits}))
@@ -104,10 +112,13 @@ class Ranking:
         moved = _Moved(
             {_place(event): (event, value, model) for event, node, value, model in moves if node is None},
             {id(node): (event, value) for event, node, value, _ in moves if node is not None},
+            {},
         )
         known, setter = ChainMap({}, self._plain[0]), self._plain[1]
         left = {number for place in moved.whole for number in self._at.get(place, ())}
-        left |= {number for node in moved.parts for number in self._holding.get(node, ())}
+        for node in moved.parts:
+            for number in self._holding.get(node, ()):
+                left |= {number, *self._into(number, node, moved)}
         queue = sorted(left)
         while queue:
             number = heapq.heappop(queue)
@@ -124,6 +135,18 @@ class Ranking:
             return 0
         return self._open(known) + 1
 
+    def _into(self, number: int, node: int, moved: _Moved) -> Iterator[int]:
+        """The events inside a function of the user's that is given something else, and that use it."""
+        event = self._events[number]
+        if event.word != HELPER:
+            return
+        first, value = moved.parts[node]
+        taken = next((one for inner, one in event.inputs if id(inner) == node), None)
+        for user in self._users.get(taken, ()) if isinstance(taken, int) else ():
+            if event.began <= user < number:
+                moved.inside[self._events[user], taken] = self._turn(value, event, first)
+                yield user
+
     @cached_property
     def _plain(self) -> tuple[dict[int, Any], dict[int, int]]:
         """What each of the port's values is without an edit, and the event that tells so."""
@@ -132,7 +155,7 @@ class Ranking:
         }
         setter = dict.fromkeys(known, -1)
         for number, event in enumerate(self._events):
-            for value, found in self._made(event, known, _Moved({}, {})):
+            for value, found in self._made(event, known, _Moved({}, {}, {})):
                 if value not in known:
                     known[value], setter[value] = found, number
         return known, setter
@@ -162,7 +185,9 @@ class Ranking:
         taken = []
         for operand in event.operands:
             node = next((id(one) for one, value in event.inputs if value == operand), None) if moved.parts else None
-            if node in moved.parts:
+            if (event, operand) in moved.inside:
+                taken.append(moved.inside[event, operand])
+            elif node in moved.parts:
                 first, value = moved.parts[node]
                 taken.append(self._turn(value, event, first))
                 if event is self._end and operand == self._matching.found:

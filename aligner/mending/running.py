@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Optional, Protocol
 from aligner.adapter import Adapter
 from aligner.compare.checks import Check
 from aligner.compare.net import CallId, is_input
+from aligner.fingerprint import print_of
 from aligner.mending.events import RETURN, Event
 from aligner.mending.heard import Heard
 from aligner.mending.memory import Arguments, Care, Memory
@@ -94,6 +95,10 @@ class FailedError(Exception):
     """The code raised, or was not run to its end because a kernel may die of it."""
 
 
+class LostError(FailedError):
+    """What the call was given cannot be built again, as objects of the user's."""
+
+
 class Deaf:
     """A listener that is told nothing."""
 
@@ -103,8 +108,11 @@ class Deaf:
     def handed(self, *_: Any) -> None:
         """Into a layer."""
 
+    def entered(self, *_: Any) -> None:
+        """Into a function."""
+
     def came(self, *_: Any) -> None:
-        """Out of one."""
+        """Out of one, or of a layer."""
 
 
 class Running:
@@ -170,6 +178,8 @@ class Parent:
         self.running, self.call, self.checks = running, call, checks
         self.kept: dict[CallId, tuple[Any, dict[str, int]]] = {}
         self.bytes = 0
+        self.given: dict[CallId, object] = {}
+        """What the port's own code gives to the layers that it calls."""
         self._memory: Optional[Memory] = None
         self._empty: Optional[bool] = None
         """Whether its own code has values without elements."""
@@ -186,7 +196,7 @@ class Parent:
 
     def heard(self, sources: Sources) -> tuple[Heard, _State]:
         """The same, and what happened. What was made is remembered."""
-        self._memory = Memory(Values(self.running.adapter), self.running.ground.arguments(self.call))
+        self._memory = Memory(Values(self.running.adapter), self._arguments())
         found = self._heard(sources, self._memory)
         self._memory.close()
         return found
@@ -212,13 +222,19 @@ class Parent:
         return listener, self._run(sources, listener, lambda key, error: False, memory)
 
     def _run(self, sources: Sources, listener: Any, vain: Vain, memory: Optional[Memory]) -> _State:
-        arguments = self.running.ground.arguments(self.call) if memory is None else memory.arguments
+        arguments = self._arguments() if memory is None else memory.arguments
         runner = memory if memory is not None else self._care(sources)
-        state = _State(self, self.running.ear(listener, sources, runner), listener, vain, arguments)
+        state = _State(self, self.running.ear(listener, sources, runner), listener, vain, arguments, sources)
         self.running.run(state)
         if not sources.texts:
             self._empty = runner.empty
         return state
+
+    def _arguments(self) -> Arguments:
+        try:
+            return self.running.ground.arguments(self.call)
+        except LookupError as error:
+            raise LostError(str(error)) from error
 
     def _care(self, sources: Sources) -> Care:
         if sources.texts and self._empty is None:
@@ -229,8 +245,15 @@ class Parent:
 class _State:
     """A run that is under way."""
 
-    def __init__(self, parent: Parent, ear: Ear, listener: Any, vain: Vain, arguments: Arguments) -> None:
+    def __init__(
+        self, parent: Parent, ear: Ear, listener: Any, vain: Vain, arguments: Arguments, sources: Sources
+    ) -> None:
         self._vain, self.arguments = vain, arguments
+        self._edited = bool(sources.texts)
+        added = sources.added()
+        self._more_of = {one.layer for one in parent.given if added & {*one.layer.split(".")}}
+        """Layers that edits may call once more."""
+        self._taken: set[Optional[CallId]] = set()
         self.call = parent.call
         self.errors: dict[Key, float] = {}
         self.found: dict[Key, int] = {}
@@ -252,9 +275,41 @@ class _State:
         this = CallId(path, number)
         if self._depth == 0:
             return self._outermost(this, inner, args, kwargs)
-        if self._depth > 1 or this not in self._ground.plan.calls:
+        if self._depth > 1:
             return self._inner(inner, args, kwargs)
-        return self._held(this, inner, args, kwargs)
+        same = self._same(this, args, kwargs)
+        if same is None:
+            return self._more(inner, args, kwargs)
+        if same not in self._ground.plan.calls:
+            return self._inner(inner, args, kwargs)
+        return self._held(same, inner, args, kwargs)
+
+    def _same(self, this: CallId, args: Any, kwargs: Any) -> Optional[CallId]:
+        """Which call of the port's own code this is, where edits call a layer once more; None for the call that they
+        add. It is given other values than any was.
+        """
+        given = self._parent.given
+        if not self._edited:
+            given[this] = self._mark(args, kwargs)
+        if this.layer not in self._more_of:
+            return this
+        left = [one for one in given if one.layer == this.layer and one not in self._taken]
+        mark = self._mark(args, kwargs)
+        same = next((one for one in left if given[one] == mark), None)
+        self._taken.add(same)
+        return same
+
+    def _mark(self, args: Any, kwargs: Any) -> object:
+        found: Tensors = []
+        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        return tuple(print_of(self._adapter.to_numpy(tensor)) for _, tensor in found)
+
+    def _more(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._depth += 1
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            self._depth -= 1
 
     def _outermost(self, this: CallId, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._depth = 1

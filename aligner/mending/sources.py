@@ -6,7 +6,9 @@ import ast
 import difflib
 import io
 import itertools
+import re
 import tokenize
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -51,6 +53,13 @@ class Sources:
             parsed(texts[file])
         return Sources(texts)
 
+    def added(self) -> set[str]:
+        """Names of what the edits call once more than the files do: "norm" for `self.norm(x)`."""
+        found: set[str] = set()
+        for file, text in self.texts.items():
+            found |= {name for name, _ in (_called(text) - _called(source(file))).items()}
+        return found
+
     def node(self, site: Site) -> Optional[ast.AST]:
         """The expression or statement that stands there."""
         return _nodes(self.text(site.file)).get(site[1:])
@@ -72,6 +81,14 @@ class Sources:
         """The source of an expression."""
         start, end = self.span(file, node)
         return self.text(file)[start:end]
+
+
+_CALL = re.compile(r"\bself\.(?:\w+\.)*(\w+)(?:\[[^\]]*\])*\(")
+
+
+@lru_cache(maxsize=32)
+def _called(text: str) -> Counter[str]:
+    return Counter(_CALL.findall(text))
 
 
 @lru_cache(maxsize=32)

@@ -159,6 +159,8 @@ class Texts:
         """An argument of the reference's, in its words if they mean the same here."""
         if key == "shape" and model.word == "reshape":
             return self.shape(event, model, value)
+        if key == "index":
+            return words.index(model.text, value, event.known) or written(key, value)
         for said in words.argument(model.text, model.name, model.places.get(key)):
             if words.means(said, value, event.known) or self._is_axis(said, value, key, event):
                 return said

@@ -114,6 +114,28 @@ def _is_module(node: ast.expr) -> bool:
     return ast.unparse(node) in ("torch", "F", "ops", "mint", "nn.functional", "torch.nn.functional", "mindspore.ops")
 
 
+def index(line: str, value: Sequence[Any], names: Mapping[str, Any]) -> Optional[str]:
+    """What stands in brackets in a line, if it means these items; a slice is its start, its end and its step."""
+    tree = _parsed(line)
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Subscript):
+            items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            if len(items) == len(value) and all(_is_item(one, two, names) for one, two in zip(items, value)):
+                return ast.unparse(node.slice).strip("()")
+    return None
+
+
+def _is_item(node: ast.expr, value: Any, names: Mapping[str, Any]) -> bool:
+    if isinstance(node, ast.Slice) and isinstance(value, tuple) and len(value) == 3:
+        parts = zip((node.lower, node.upper, node.step), (value[0], value[1], None if value[2] == 1 else value[2]))
+        return all(
+            other is None if part is None else means(ast.unparse(part), other or 0, names) for part, other in parts
+        )
+    if isinstance(value, int):
+        return means(ast.unparse(node), value, names)
+    return value is None and isinstance(node, ast.Constant) and node.value is None
+
+
 def arguments(line: str, name: str) -> Iterator[str]:
     """All that the calls of this name are given, without the tensor that each is called of."""
     for call in _calls(line, name):

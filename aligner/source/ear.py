@@ -49,6 +49,9 @@ class Listener(Protocol):
     def handed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place, to: Optional[object]) -> None:
         """Values go into a layer, or are returned."""
 
+    def entered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place) -> None:
+        """Values go into a function of the user's."""
+
     def came(self, output: object, where: Place, of: Optional[object]) -> None:
         """A layer gives this, or a function of the user's."""
 
@@ -188,6 +191,7 @@ class Ear:
             function = called if self._plain(called) is not None else function
         form = self.form(function)
         if form is not None:
+            self._listener.entered(args, kwargs, place)
             output = form(*args, **kwargs)
             self._listener.came(output, place, None)
             return output

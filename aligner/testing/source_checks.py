@@ -27,6 +27,9 @@ class _Telling:
     def handed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: ear.Place, to: Optional[object]) -> None:
         """Not asked."""
 
+    def entered(self, *_: object) -> None:
+        """Into a function."""
+
     def came(self, output: object, where: ear.Place, of: Optional[object]) -> None:
         """Not asked."""
 

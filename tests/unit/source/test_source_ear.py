@@ -36,13 +36,16 @@ class Told:
     """Keeps what it is told."""
 
     def __init__(self):
-        self.names, self.handing, self.coming = [], [], []
+        self.names, self.handing, self.entering, self.coming = [], [], [], []
 
     def begun(self, name, args, kwargs, where):
         self.names.append((name, where[:2]))
 
     def handed(self, args, kwargs, where, to):
         self.handing.append((args, where[1], to))
+
+    def entered(self, args, kwargs, where):
+        self.entering.append((args, where[1]))
 
     def came(self, output, where, of):
         self.coming.append((output, where[1], of))
