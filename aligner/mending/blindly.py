@@ -14,7 +14,7 @@ from aligner.mending.matching import Matching
 from aligner.mending.search import ARGUMENT, EXCHANGE, EXCHANGED, FAR, MISSING, OTHER, Candidate, Search
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.texts import Texts
-from aligner.mending.variations import counted, exchanged, renamed, repeated, swapped
+from aligner.mending.variations import counted, exchanged, operated, renamed, repeated, swapped
 
 TURNED = 1.9
 """What it costs to exchange two arguments of a call, or to give it one more."""
@@ -28,8 +28,8 @@ LINES, SWAPPED = 4, 24
 MOVED = 8
 """Pairs of statements, and of variables, that are exchanged."""
 
-COUNTED, COUNT = 24, 3.0
-"""Numbers of a function that are made one more or less, and what it costs."""
+COUNTED, COUNT = 40, 3.0
+"""Numbers of a function that are made one more or less, signs that are made others, and what it costs."""
 
 FUNCTIONS = 3
 """Functions that are written in other ways."""
@@ -141,6 +141,8 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.1 * late, edits, MISSING, (), 9)
             for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
                 yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
+            for late, edits in enumerate(itertools.islice(operated(self._sources, site.file, site.line), COUNTED)):
+                yield Candidate(COUNT + 0.05 * late, edits, OTHER, (), 9)
 
     def _sites(self) -> list[Site]:
         """Where the first wrong value is made, and where the last one is in each other function."""

@@ -6,13 +6,13 @@ not kept, nor what shares their memory. What is told as proved is run once more 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType, MethodType, ModuleType
 from typing import Any, Optional
 
 import numpy as np
 
-from aligner.structure import Tensors, flatten_arguments
+from aligner.mending.care import Care
 from aligner.values import Values
 from aligner.words.operations import row
 
@@ -22,62 +22,8 @@ MOST = 256 << 20
 _SHARING = frozenset(("reshape", "transpose", "getitem", "split", "expand", "cast", "same", "table", "meshgrid"))
 """Words of operations whose result may be the memory of what they are given."""
 
-_DIVIDING = ("floordiv", "mod", "ifloordiv", "imod", "fmod", "remainder", "floordivide")
-"""Operations on whole numbers that stop at zero."""
-
 Key = tuple[object, ...]
 Arguments = tuple[tuple[object, ...], dict[str, object]]
-
-
-class HarmfulError(Exception):
-    """An operation that a framework's kernel may die of, and all else with it."""
-
-
-class Care:
-    """Runs the operations of edited code, but for those that are known to end the process."""
-
-    def __init__(self, values: Values, empty: bool, trusts: bool = False) -> None:
-        self.values, self._trusts = values, trusts
-        self.empty = empty
-        """Whether values without elements do no harm: code that is trusted has some."""
-
-    def run(
-        self, word: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], compute: Callable[[], Any]
-    ) -> Any:
-        """What the operation makes.
-
-        Raises:
-            HarmfulError: it is not run.
-        """
-        self.check(word, self.of(args, kwargs), args)
-        return compute()
-
-    def check(self, word: str, given: Sequence[object], args: tuple[Any, ...]) -> None:
-        """Whether it may be run: an item of nothing, and whole numbers by zero, are computed with and not looked at.
-
-        Raises:
-            HarmfulError: it may not.
-        """
-        empty = not self.empty and any(0 in getattr(one, "shape", ()) for one in given)
-        if self._trusts:
-            self.empty = self.empty or empty
-            return
-        if empty:
-            raise HarmfulError(f"{word} of a value without elements")
-        if word in _DIVIDING and len(args) == 2 and self._is_zero(args[1]):
-            raise HarmfulError(f"{word} by zero")
-
-    def _is_zero(self, value: Any) -> bool:
-        if not self.values.holds(value):
-            return isinstance(value, int) and value == 0
-        array = self.values.read(value)
-        return array.dtype.kind in "iu" and not array.all()
-
-    def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[object]:
-        """The values among arguments."""
-        found: Tensors = []
-        flatten_arguments(args, kwargs, self.values.holds, found)
-        return [one for _, one in found]
 
 
 class Memory(Care):
@@ -131,7 +77,7 @@ class Memory(Care):
         key = self._key(function, args, kwargs)
         if key is not None and key in self._made:
             return self._made[key][0]
-        self.check(word, given, args)
+        self.check(word, given, args, kwargs)
         output = compute()
         known = row(word)
         shares = known is None or known.word in _SHARING

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.adapter import Adapter
-from aligner.compare.checks import Check
+from aligner.compare.checks import LIMIT, Check
 from aligner.compare.net import CallId
 from aligner.mending.events import Story
 from aligner.mending.frameworks import Differing
@@ -34,6 +34,9 @@ DEPTH = 4
 
 CALLS = 48
 """Other calls that are run with an edit."""
+
+SMALL, ALLOWED = 1e-3, 4.0
+"""Errors that a kernel of the framework's may make, and how many times as far off others may be for it."""
 
 SECONDS = 60.0
 """What all of this may take; then what is left is not looked into, and it is said."""
@@ -152,19 +155,16 @@ class Mending:
                 if self._is_over() and not self._sources.texts:
                     break
                 try:
-                    one = self._one(group, self._running.parent(group.call, group.checks))
+                    for one in self._of(group):
+                        found.append(one)
+                        if one.proved and not one.broken:
+                            self._proved.append((group, one))
+                        elif one.trials:
+                            in_vain.add(kind)
                 except FailedError:  # code that cannot be run again is not mended
                     continue
                 except Exception as error:  # a mistake of ours; what is found of others stands
                     self.failed = self.failed or error
-                    continue
-                if one is None:
-                    continue
-                if not one.proved:
-                    in_vain.add(kind)
-                elif not one.broken:
-                    self._proved.append((group, one))
-                found.append(one)
         return found
 
     def _goes_on(self, layer: str) -> bool:
@@ -178,11 +178,42 @@ class Mending:
         self.spent = time.monotonic() - self._started > SECONDS
         return self.spent
 
-    def _one(self, group: _Group, parent: Parent) -> Optional[Mended]:
+    def _of(self, group: _Group) -> Iterator[Mended]:
+        """What came of one wrong call."""
+        ours = self._call(group.call.step, self._plan.calls.get(CallId(group.call.layer, group.call.number)))
+        if ours is None:
+            return
+        parent, story = self._running.parent(group.call, group.checks), self._theirs.story(ours)
+        given = self._of_framework(group, parent, story)
+        if given is not None:
+            yield given
+            parent = self._running.parent(group.call, group.checks)
+        one = self._one(group, parent, story)
+        if one is not None:
+            yield one
+
+    def _of_framework(self, group: _Group, parent: Parent, story: Story) -> Optional[Mended]:
+        """A small difference that an operation of the framework's makes: all that this code makes may have it."""
+        plain = parent.trial(Sources({}))
+        small = [check for check in wrong_of(group.checks, plain) if plain.get(check.port, math.inf) <= SMALL]
+        if not small or not self._is_exact:
+            return None
+        found = self._stepping.differing(small, parent, story)
+        if found is None:
+            return None
+        error = plain[found.check.port]
+        group.checks = [replace(one, expected=max(one.expected, ALLOWED * error / LIMIT)) for one in group.checks]
+        return Mended(group.owner, group.call, found.check, error, error, framework=found.operation)
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether both sides compute in full precision."""
+        return self._plan.short is None and not self._plan.lowered
+
+    def _one(self, group: _Group, parent: Parent, story: Story) -> Optional[Mended]:
         plain = parent.trial(Sources({}))
         wrong = wrong_of(group.checks, plain)
-        ours = self._call(group.call.step, self._plan.calls.get(CallId(group.call.layer, group.call.number)))
-        if not wrong or ours is None:
+        if not wrong:
             return None
         before = plain.get(wrong[0].port, math.inf)
         result = Mended(group.owner, group.call, wrong[0], before, before)
@@ -192,7 +223,6 @@ class Mending:
             return result
         if self._is_over():  # what was found still holds for others
             return None
-        story = self._theirs.story(ours)
         for start, heads in self._starts(group):
             sources = self._searched(group, parent, story, start, result)
             if sources is not None:
@@ -200,8 +230,8 @@ class Mending:
                 result.after = parent.trial(sources).get(wrong[0].port, math.inf)
                 result.sizes = sizes(hunks(start, sources), story.shapes)
                 return result
-        if self._plan.short is None and not self._plan.lowered:
-            result.framework = self._stepping.differing(group.checks, parent, story)
+        found = self._stepping.differing(group.checks, parent, story) if self._is_exact else None
+        result.framework = None if found is None else found.operation
         return result
 
     def _starts(self, group: _Group) -> Iterator[tuple[Sources, Sequence[Mended]]]:

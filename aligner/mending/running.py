@@ -16,9 +16,10 @@ from aligner.adapter import Adapter
 from aligner.compare.checks import Check
 from aligner.compare.net import CallId, is_input
 from aligner.fingerprint import print_of
+from aligner.mending.care import Care
 from aligner.mending.events import RETURN, Event
 from aligner.mending.heard import Heard
-from aligner.mending.memory import Arguments, Care, Memory
+from aligner.mending.memory import Arguments, Memory
 from aligner.mending.sources import Sources
 from aligner.patches import together
 from aligner.record import Call, Key, Phase

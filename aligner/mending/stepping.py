@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from aligner.adapter import Adapter
 from aligner.compare.checks import LIMIT, OTHER_BORDER, OTHER_FORM, Check
@@ -37,7 +37,7 @@ FALL = 5.0
 MOST = 400
 """Candidates that are ranked."""
 
-BLINDLY = 112
+BLINDLY = 240
 """Candidates that nothing speaks for but that people make such mistakes."""
 
 PARTS, BEST = 60, 3
@@ -46,8 +46,18 @@ PARTS, BEST = 60, 3
 LACKING = 0.2
 """What each value costs that is still not as the reference has it."""
 
+LESS, FAR = 0.6, 100.0
+"""How much of an error may be left that is much less, and what it costs that nothing else speaks for it."""
+
 FORMS = (OTHER_BORDER, OTHER_FORM)
 """Reasons of checks that say no more than that the value has another form, or is another one."""
+
+
+class ByFramework(NamedTuple):
+    """A wrong value, and the framework's operation that makes it."""
+
+    check: Check
+    operation: Differing
 
 
 class _Look:
@@ -101,29 +111,43 @@ class Stepping:
 
     def parts(self, story: Story) -> list[tuple[Candidate, Sources]]:
         """Where the last step found nothing: edits after which more of the way to the first wrong value is as the
-        reference has it, and nothing less; the best first. Whether they are right is told by what puts the rest right.
+        reference has it, and nothing less, the best first; then those with which it is much less wrong. Whether they
+        are right is told by what puts the rest right.
         """
         look = self._look
         check = next((one for one in look.wrong if one.port in look.state.at), None) if look is not None else None
-        matching = self._matching(check, look.heard, look.state, story)[0] if look is not None and check else None
-        if look is None or check is None or matching is None:
+        if look is None or check is None:
             return []
-        lacking = {value for value, _ in matching.missing}
         found: list[tuple[float, int, Candidate, Sources]] = []
-        for one in self._candidates(check, look, story)[:PARTS]:
+        candidates = self._candidates(check, look, story)
+        lacking = self._lacking(check, look.heard, look.state, story)
+        for number, one in enumerate(candidates):
             if not self._goes_on(look.parent.call.layer):
                 break
             try:
                 trial = look.sources.edited(one.edits)
-                heard, state = look.parent.heard_again(trial)
-                left = self._matching(check, heard, state, story)[0] if check.port in state.at else None
+                if number < PARTS:
+                    heard, state = look.parent.heard_again(trial)
+                    still = self._lacking(check, heard, state, story)
+                    errors: Mapping[Key, float] = state.errors
+                else:
+                    errors, still = look.parent.tried(trial, lambda key, error: False), lacking
             except (FailedError, SyntaxError):
                 continue
-            still = {value for value, _ in left.missing} if left is not None else lacking
-            wrong = {bad.port for bad in wrong_of(look.checks, state.errors)}
-            if still < lacking and wrong <= {bad.port for bad in look.wrong}:
-                found.append((one.cost + LACKING * len(still), len(found), one, trial))
+            known = {bad.port for bad in look.wrong}
+            less = errors.get(check.port, math.inf) / look.state.errors.get(check.port, math.inf)
+            if not {bad.port for bad in wrong_of(look.checks, errors)} <= known:
+                continue
+            if still < lacking:
+                found.append((one.cost + LACKING * len(still), number, one, trial))
+            elif still == lacking and less < LESS:
+                found.append((FAR + less, number, one, trial))
         return [(one, trial) for *_, one, trial in sorted(found)[:BEST]]
+
+    def _lacking(self, check: Check, heard: Heard, state: Any, story: Story) -> set[int]:
+        """What the port has not of the reference's way to a value."""
+        matching = self._matching(check, heard, state, story)[0] if check.port in state.at else None
+        return {value for value, _ in matching.missing} if matching is not None else {*range(len(story.values))}
 
     def _candidates(self, check: Check, look: _Look, story: Story) -> list[Candidate]:
         if check.port not in look.candidates:
@@ -160,13 +184,14 @@ class Stepping:
         wanted, error = self._theirs.number(story, entry), state.errors.get(check.port, math.inf)
         return Matching(story, heard.story, heard.story.events[:cut], wanted, found, error), end
 
-    def differing(self, checks: Sequence[Check], parent: Parent, story: Story) -> Optional[Differing]:
-        """The framework's operation that makes the first wrong value of right ones."""
+    def differing(self, checks: Sequence[Check], parent: Parent, story: Story) -> Optional[ByFramework]:
+        """The framework's operation that makes the first of these wrong values of right ones."""
         heard, state = parent.heard(Sources({}))
         made = [check for check in wrong_of(checks, state.errors) if check.port in state.at]
         for check in sorted(made, key=lambda check: state.at[check.port][0])[:1]:
             matching, _ = self._matching(check, heard, state, story)
-            return None if matching is None else differing(matching)
+            found = None if matching is None else differing(matching)
+            return None if found is None else ByFramework(check, found)
         return None
 
     def _layer(self, reference: str) -> Optional[object]:

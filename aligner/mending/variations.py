@@ -1,16 +1,18 @@
 """Other ways to write a function that people confuse, told from its text alone: which of them is right, a run tells.
 
-Statements in another order, variables under each other's names, numbers that are one off.
+Statements in another order, variables under each other's names, numbers that are one off, other signs.
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 
 from aligner.mending.sources import Edit, Sources
+from aligner.source.functions import parsed
 
 
 def exchanged(sources: Sources, file: str, lines: Collection[int]) -> Iterator[tuple[Edit, ...]]:
@@ -82,7 +84,7 @@ def repeated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
 @lru_cache(maxsize=64)
 def _again(text: str, line: int) -> Sequence[tuple[ast.stmt, ast.stmt]]:
     found: list[tuple[ast.stmt, ast.stmt]] = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         block = getattr(node, "body", None)
         if not isinstance(node, (ast.FunctionDef, ast.For)) or not isinstance(block, list):
             continue
@@ -96,7 +98,7 @@ def _again(text: str, line: int) -> Sequence[tuple[ast.stmt, ast.stmt]]:
 @lru_cache(maxsize=64)
 def _in_statement(text: str, line: int) -> Sequence[ast.AST]:
     """All expressions of the statement on a line."""
-    around = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.stmt)]
+    around = [one for one in ast.walk(parsed(text)) if isinstance(one, ast.stmt)]
     around = [one for one in around if one.lineno <= line <= (one.end_lineno or 0)]
     return [*_own(max(around, key=lambda one: one.lineno))] if around else []
 
@@ -147,6 +149,28 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
             yield node, [f"{sides[0]} {_STRICT[type(node.ops[0])]} {sides[1]}".replace("{", "{{").replace("}", "}}")]
 
 
+def operated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """Other signs in the function around this line, the nearest lines first: one that is written, all equal ones of a
+    statement.
+    """
+    for statement in _statements(sources.text(file), line):
+        places: dict[str, list[tuple[int, int]]] = {}
+        for node in _own(statement):
+            if isinstance(node, ast.BinOp):
+                start, stop = sources.span(file, node.left)[1], sources.span(file, node.right)[0]
+                found = _SIGN.search(sources.text(file)[start:stop])
+                if found is not None:
+                    place = start + found.start(), start + found.end()
+                    places.setdefault(found.group(), []).append(place)
+        for sign, some in places.items():
+            for other in _OTHERS.get(sign, ()):
+                for together in [some] * (len(some) > 1) + [[one] for one in some]:
+                    yield tuple(Edit(file, *place, other) for place in sorted(together))
+
+
+_SIGN = re.compile(r"\*\*|//|[-+*/%]")
+_OTHERS = {"+": "-*", "-": "+", "*": "/+", "/": ("*", "//"), "//": "/", "%": ("//",), "**": "*"}
+
 _STRICT = {ast.Gt: ">=", ast.GtE: ">", ast.Lt: "<=", ast.LtE: "<"}
 
 
@@ -161,7 +185,7 @@ def _own(statement: ast.AST) -> Iterator[ast.AST]:
 @lru_cache(maxsize=32)
 def _statements(text: str, line: int) -> Sequence[ast.stmt]:
     """Of the innermost function around a line, by how far they are from it."""
-    around = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.FunctionDef)]
+    around = [one for one in ast.walk(parsed(text)) if isinstance(one, ast.FunctionDef)]
     around = [one for one in around if one.lineno < line <= (one.end_lineno or 0)]
     found = [one for one in ast.walk(around[-1]) if isinstance(one, ast.stmt)][1:] if around else []
     return sorted(found, key=lambda one: (abs(one.lineno - line), one.lineno))
@@ -169,7 +193,7 @@ def _statements(text: str, line: int) -> Sequence[ast.stmt]:
 
 @lru_cache(maxsize=32)
 def _made_beside(text: str, line: int) -> Sequence[tuple[ast.Name, ast.Name]]:
-    tree = ast.parse(text)
+    tree = parsed(text)
     found: list[tuple[ast.Name, ast.Name]] = []
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef) or not function.lineno < line <= (function.end_lineno or 0):
@@ -187,7 +211,7 @@ def _made_beside(text: str, line: int) -> Sequence[tuple[ast.Name, ast.Name]]:
 def _neighbours(text: str) -> Sequence[tuple[ast.stmt, ast.stmt]]:
     """Statements of functions that follow each other and may be run the other way round, the inner ones first."""
     found: list[tuple[ast.stmt, ast.stmt]] = []
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         for name in ("body", "orelse") if not isinstance(node, (ast.Module, ast.ClassDef)) else ():
             block = getattr(node, name, None)
             pairs = zip(block, block[1:]) if isinstance(block, list) else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aligner.mending.sources import Sources
-from aligner.mending.variations import counted, exchanged, renamed, repeated, swapped
+from aligner.mending.variations import counted, exchanged, operated, renamed, repeated, swapped
 
 STEPS = """
 def forward(self, x):
@@ -96,3 +96,18 @@ def test_a_residual_is_taken_again(tmp_path):
     file.write_text(text, encoding="utf-8")
     found = [Sources({}).edited(edits).text(str(file)) for edits in repeated(Sources({}), str(file), 6)]
     assert text.replace("    x = b", "    r = x\n    x = b") in found
+
+
+@pytest.mark.parametrize(
+    ("line", "others"),
+    [
+        ("y = (a // h, b // w)", ["(a / h, b / w)", "(a / h, b // w)"]),
+        ("y = index + 131 + seeds", ["index + 131 * seeds", "index - 131 - seeds"]),
+        ("y = a ** -b", ["a * -b"]),
+    ],
+)
+def test_other_signs(tmp_path, line, others):
+    file = tmp_path / "net.py"
+    file.write_text(f"def f(a, b, h, w, index, seeds):\n    {line}\n    return y\n", encoding="utf-8")
+    found = [Sources({}).edited(edits).text(str(file)) for edits in operated(Sources({}), str(file), 2)]
+    assert all(any(other in one for one in found) for other in others)

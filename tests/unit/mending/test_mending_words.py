@@ -83,3 +83,16 @@ def test_an_element_of_a_parameter_is_a_number():
     layer = SimpleNamespace(_params={"keep": np.array([0.25, 0.5], np.float32)})
     assert words.operand("x = self.keep[i] * x", 0.25, {"self": layer, "i": 0}) == "self.keep[i]"
     assert words.operand("x = self.keep[i] * x", 0.25, {"self": layer, "i": 1}) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "found"),
+    [
+        ("pos.append(p + self.level[n])", (3,), "n"),
+        ("pos.append(p + self.level[n])", (2,), None),
+        ("y = x[:, :n]", ((None, None, 1), (None, 3, 1)), ":, :n"),
+        ("y = x[:, None, 2]", ((None, None, 1), None, 2), ":, None, 2"),
+    ],
+)
+def test_items_are_read_off_a_line(line, value, found):
+    assert words.index(line, value, NAMES) == found

@@ -1,0 +1,112 @@
+"""Operations of edited code that a framework's kernel may die of are not run: the process would end with it.
+
+CPU kernels look at few of their arguments. Those that were seen to end a process are values without elements, whole
+numbers divided by zero, and indices outside of what they point into.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from aligner.structure import Tensors, flatten_arguments
+from aligner.values import Values
+from aligner.words.operations import bare
+
+_DIVIDING = ("floordiv", "mod", "ifloordiv", "imod", "fmod", "remainder", "floordivide")
+"""Operations on whole numbers that stop at zero."""
+
+_TAKING = """
+gather gatherelements gatherd takealongdim indexselect indexadd indexfill indexcopy take scatter scatteradd
+scatterreduce
+"""
+_ALONG = frozenset(_TAKING.split())
+"""Operations on a value, an index and an axis."""
+
+_SEGMENTS = "unsortedsegment"
+"""How the names of operations begin that add into as many rows as they are told."""
+
+_BY_ROWS = ("gathernd", "tensorscatterupdate", "tensorscatteradd", "scatterndupdate", "scatterndadd")
+"""Operations whose index has a number for each axis."""
+
+
+class HarmfulError(Exception):
+    """An operation that a kernel may die of, and all else with it."""
+
+
+class Care:
+    """Runs the operations of edited code, but for those."""
+
+    def __init__(self, values: Values, empty: bool, trusts: bool = False) -> None:
+        self.values, self._trusts = values, trusts
+        self.empty = empty
+        """Whether values without elements do no harm: code that is trusted has some."""
+
+    def run(
+        self, word: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], compute: Callable[[], Any]
+    ) -> Any:
+        """What the operation makes.
+
+        Raises:
+            HarmfulError: it is not run.
+        """
+        self.check(word, self.of(args, kwargs), args, kwargs)
+        return compute()
+
+    def check(self, word: str, given: Sequence[object], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Whether it may be run.
+
+        Raises:
+            HarmfulError: it may not.
+        """
+        empty = not self.empty and any(0 in getattr(one, "shape", ()) for one in given)
+        if self._trusts:
+            self.empty = self.empty or empty
+            return
+        if empty:
+            raise HarmfulError(f"{word} of a value without elements")
+        if word in _DIVIDING and len(args) == 2 and self._is_zero(args[1]):
+            raise HarmfulError(f"{word} by zero")
+        for index, size in self._indices(bare(word), given, args, kwargs):
+            if index.size and not -size <= index.min() <= index.max() < size:
+                raise HarmfulError(f"{word} beyond {size}")
+
+    def _is_zero(self, value: Any) -> bool:
+        if not self.values.holds(value):
+            return isinstance(value, int) and value == 0
+        array = self.values.read(value)
+        return array.dtype.kind in "iu" and not array.all()
+
+    def _indices(
+        self, name: str, given: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterator[tuple[Any, int]]:
+        """Indices, each with the size of what it points into."""
+        plain = [one for one in (*args, *kwargs.values()) if type(one) is int]
+        if name == "embedding" and len(given) == 2:
+            yield from self._index(given[0], given[1].shape, 0)
+        elif name.startswith(_SEGMENTS) and len(given) > 1 and plain:
+            yield from self._index(given[1], plain, -1)
+        elif name in _ALONG and len(given) > 1:
+            yield from self._index(given[1], given[0].shape, plain[0] if plain else 0)
+        elif name in _BY_ROWS and len(given) > 1:
+            rows = self.values.read(given[1])
+            for axis in range(rows.shape[-1]) if rows.dtype.kind in "iu" else ():
+                yield rows[..., axis], given[0].shape[axis] if axis < len(given[0].shape) else 1
+        elif name in ("getitem", "setitem"):
+            items = args[1] if isinstance(args[1], tuple) else (args[1],)
+            for axis, item in enumerate(items):
+                if item is None or item is ...:
+                    break
+                if self.values.holds(item):
+                    yield from self._index(item, args[0].shape, axis)
+
+    def _index(self, value: Any, shape: Sequence[int], axis: int) -> Iterator[tuple[Any, int]]:
+        array = self.values.read(value)
+        if array.dtype.kind in "iu":
+            yield array, shape[axis] if -len(shape) <= axis < len(shape) else 1
+
+    def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[object]:
+        """The values among arguments."""
+        found: Tensors = []
+        flatten_arguments(args, kwargs, self.values.holds, found)
+        return [one for _, one in found]

@@ -1,0 +1,120 @@
+"""Edits of code as ports have it: tables of numpy, helpers, loops, several mistakes in one value."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from aligner.cli import main  # noqa: E402 - only after it is known to be there
+
+if not hasattr(getattr(torch, "overrides", None), "_push_mode"):
+    pytest.skip("this torch does not tell of its operations", allow_module_level=True)
+
+REFERENCE = """
+import torch
+from torch import nn
+
+
+def spread(x, index, size):
+    weight = torch.exp(x - x.amax(0))
+    total = x.new_zeros((size, x.shape[1])).index_add(0, index, weight)
+    return weight / total[index]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(16, 5)
+        self.level = nn.Parameter(torch.rand(3, 8))
+
+    def places(self, h, w):
+        y, x = torch.meshgrid(torch.linspace(0.5, h - 0.5, h), torch.linspace(0.5, w - 0.5, w), indexing="ij")
+        return torch.stack((y / h, x / w), -1).reshape(-1, 2)
+
+    def forward(self, x, memory, sizes):
+        n = x.shape[0]
+        points = self.places(2, n // 2)
+        source, target = torch.arange(n) // 2, (torch.arange(n) * 3 + 1) % 5
+        steps = []
+        for number in range(3):
+            steps.append(self.embed(x) + self.level[number])
+        x = torch.cat(steps, 1)[:, 8:16] + points.sum(-1, keepdim=True)
+        x = x * spread(x, target, n)
+        scale = (sizes[0] / sizes[1]).reshape(1, 1)
+        return self.head(torch.cat((self.norm(x) * scale, self.norm(memory)), -1))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(8, 8), torch.randn(8, 8), torch.tensor([7, 2]))
+"""
+
+PLACES = (
+    '        y, x = torch.meshgrid(torch.linspace(0.5, h - 0.5, h), torch.linspace(0.5, w - 0.5, w), indexing="ij")\n'
+    "        return torch.stack((y / h, x / w), -1).reshape(-1, 2)\n"
+)
+NUMPY = (
+    "        rows = np.arange(h, dtype=np.float32) + 0.5\n"
+    "        cols = np.arange(w, dtype=np.float32) + 0.5\n"
+    '        y, x = np.meshgrid(rows, cols, indexing="ij")\n'
+    "        return torch.from_numpy(np.stack((y / h, x / w), -1).reshape(-1, 2).astype(np.float32))\n"
+)
+
+MISTAKES = {
+    "numpy: one more": [("(h, dtype=np.float32) + 0.5", "(h, dtype=np.float32) + 1.5")],
+    "numpy: the order of two": [("np.stack((y / h, x / w), -1)", "np.stack((y / w, x / h), -1)")],
+    "numpy: two in one value": [
+        ("(h, dtype=np.float32) + 0.5", "(h, dtype=np.float32)"),
+        ("(w, dtype=np.float32) + 0.5", "(w, dtype=np.float32)"),
+    ],
+    "what a helper is given": [("spread(x, target, n)", "spread(x, source, n)")],
+    "an item in a loop": [("self.level[number]", "self.level[0]")],
+    "a sign": [("(sizes[0] / sizes[1])", "(sizes[0] // sizes[1]).float()")],
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def answer(tmp_path, capsys):
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+    assert main(["capture", "ref.py:build", "-o", "ref.h5", "--force", "--quiet"]) == 0
+    assert main(["capture", "port.py:build", "--from", "ref.h5", "-o", "port.h5", "--force", "--quiet"]) == 0
+    capsys.readouterr()
+    main(["compare", "ref.h5", "port.h5", "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def written(folder, edits):
+    text = REFERENCE.replace(PLACES, NUMPY).replace("import torch\n", "import numpy as np\nimport torch\n", 1)
+    for old, new in edits:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (folder / "ref.py").write_text(REFERENCE, encoding="utf-8")
+    (folder / "port.py").write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_patch_makes_the_port_right(tmp_path, capsys, mistake):
+    written(tmp_path, MISTAKES[mistake])
+    found = answer(tmp_path, capsys)
+    edits = [origin["edit"] for origin in found["origins"]]
+    assert edits
+    assert all(edit is not None and edit["confirmed"] and not edit["only_here"] for edit in edits)
+    main(["compare", "ref.h5", "port.h5", "--patch", "fix.diff"])
+    subprocess.run(["git", "apply", "fix.diff"], check=True)
+    mended = answer(tmp_path, capsys)
+    assert (mended["outcome"], mended["origins"], mended["suspects"]) == ("aligned", [], [])
+
+
+def test_a_right_port_with_numpy_in_it_has_no_edit(tmp_path, capsys):
+    written(tmp_path, [])
+    found = answer(tmp_path, capsys)
+    assert (found["outcome"], found["origins"], found["suspects"]) == ("aligned", [], [])

@@ -1,0 +1,57 @@
+"""What may end the process is not run, where the code was edited."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aligner.mending.care import Care, HarmfulError
+from aligner.registry import load
+from aligner.values import Values
+
+torch = pytest.importorskip("torch")
+
+VALUES = Values(load("torch"))
+
+
+@pytest.mark.parametrize(
+    ("word", "args"),
+    [
+        ("add", (torch.zeros(0, 3), 1.0)),
+        ("getitem", (np.zeros((2, 0)), 0)),
+        ("floordiv", (torch.arange(4), 0)),
+        ("mod", (torch.arange(4), torch.tensor([1, 0, 2, 3]))),
+        ("gather_elements", (torch.zeros(4, 1), 1, torch.tensor([[0, 3]]))),
+        ("gather", (torch.zeros(4, 6), torch.tensor([0, 5]), 0)),
+        ("embedding", (torch.tensor([7]), torch.zeros(7, 2))),
+        ("unsorted_segment_sum", (torch.zeros(3, 2), torch.tensor([0, 1, 4]), 4)),
+        ("gather_nd", (torch.zeros(4, 6), torch.tensor([[0, 5], [4, 0]]))),
+        ("getitem", (torch.zeros(4, 6), (slice(None), torch.tensor([6])))),
+    ],
+)
+def test_what_a_kernel_may_die_of_is_not_run(word, args):
+    care = Care(VALUES, empty=False)
+    with pytest.raises(HarmfulError):
+        care.run(word, None, args, {}, lambda: pytest.fail("it ran"))
+
+
+def test_values_without_elements_are_run_where_the_code_has_them_anyway():
+    trusting = Care(VALUES, empty=False, trusts=True)
+    args = (torch.zeros(0, 3), 1.0)
+    assert trusting.run("add", torch.add, args, {}, lambda: 5) == 5
+    assert Care(VALUES, trusting.empty).run("add", torch.add, args, {}, lambda: 6) == 6
+
+
+@pytest.mark.parametrize(
+    ("word", "args"),
+    [
+        ("gather_elements", (torch.zeros(4, 4), 1, torch.tensor([[0, 3]]))),
+        ("gather", (torch.zeros(4, 6), torch.tensor([0, -4]), 0)),
+        ("embedding", (torch.tensor([6]), torch.zeros(7, 2))),
+        ("getitem", (torch.zeros(4, 6), (slice(None), torch.tensor([5])))),
+        ("getitem", (torch.zeros(4, 6), torch.zeros(4, dtype=torch.bool))),
+        ("truediv", (torch.arange(4), 0)),
+    ],
+)
+def test_the_rest_is_run(word, args):
+    assert Care(VALUES, empty=False).run(word, None, args, {}, lambda: 7) == 7
