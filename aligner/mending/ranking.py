@@ -29,6 +29,9 @@ INSIDE = 6
 other steps than in the reference.
 """
 
+EARLY = 4
+"""Of what the port lacks, the first values that its first wrong step may be made of."""
+
 HELPING = 40
 """Edits that may be joined, each with each."""
 
@@ -90,7 +93,12 @@ class Ranking:
             return False
         if all(not isinstance(v, int) or bool(self._matching.twins.get(v)) for v in made.operands):
             return True
-        return event.word == made.word and not {*event.operands} & self._wrong
+        early = event.word == made.word or value in self._early
+        return early and not {*event.operands} & self._wrong
+
+    @cached_property
+    def _early(self) -> set[int]:
+        return {value for value, _ in self._matching.missing[:EARLY]}
 
     @cached_property
     def _wrong(self) -> set[int]:

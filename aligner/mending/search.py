@@ -27,6 +27,9 @@ EXCHANGE = 2.0
 FAR = 20
 """Steps behind an expression that count against it."""
 
+SHAPING = ("reshape", "expand", "cast")
+"""Words of operations that leave all values as they are."""
+
 AGAIN = 6
 """Values that the first wrong turn of a loop is taken to have made."""
 
@@ -175,8 +178,12 @@ class Search:
         """Expressions on the way to the wrong value, the first ones first."""
         wrong = {value for value, _ in self._matching.wrong}
         makers = self._matching.makers[1]
-        fed = {v for value in wrong for v in (makers[value].operands if value in makers else ()) if isinstance(v, int)}
+        fed = {v for value in wrong for v in _operands(makers.get(value))}
+        shaped = {
+            v for value in fed if value in makers and makers[value].word in SHAPING for v in _operands(makers[value])
+        }
         steps = [one for one in self._matching.heard if one.word != RETURN and {*one.results} & (wrong | fed)]
+        steps += [one for one in self._matching.heard if _is_idle(one) and {*one.results} & shaped and one not in steps]
         last = makers.get(self._matching.found)
         steps = steps[:NEAREST] + ([last] if last is not None and last not in steps[:NEAREST] else [])
         found: dict[Any, Anchor] = {}
@@ -307,6 +314,15 @@ class Search:
 
     def _cost(self, edit: Edit) -> float:
         return change(self._sources.text(edit.file)[edit.start : edit.end], edit.new)
+
+
+def _operands(event: Optional[Event]) -> list[int]:
+    return [] if event is None else [one for one in event.operands if isinstance(one, int)]
+
+
+def _is_idle(event: Event) -> bool:
+    """Whether it gives what it was given: a condition that is never true looks so."""
+    return event.word not in (RETURN, LAYER, HELPER) and bool({*event.results} & {*event.operands})
 
 
 def _each_others(found: Sequence[Candidate]) -> Iterator[Candidate]:
