@@ -124,7 +124,8 @@ def counted(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
     for statement in _statements(sources.text(file), line):
         groups: dict[str, list[tuple[ast.AST, Sequence[str]]]] = {}
         for node, texts in _off_by_one(statement):
-            groups.setdefault(sources.words(file, node), []).append((node, texts))
+            key = "1" if isinstance(node, ast.BinOp) and _adds_one(node) else sources.words(file, node)
+            groups.setdefault(key, []).append((node, texts))
         for said, nodes in groups.items():
             for together in [nodes] * (len(nodes) > 1) + [[one] for one in nodes]:
                 for way in range(len(together[0][1])):
@@ -134,9 +135,12 @@ def counted(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
 
 def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
     """Expressions, and what may stand in their place."""
+    lone = [one for one in _own(statement) if isinstance(one, ast.BinOp) and _adds_one(one)]
+    ones = {id(one.right) for one in lone}
+    yield from ((one, [_plain(one.left), f"{_plain(one.left)} {_SIGN_OF[type(one.op)]} 2"]) for one in lone)
     for node in _own(statement):
         if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10:
-            yield node, [str(node.value - 1), str(node.value + 1)]
+            yield from [(node, [str(node.value - 1), str(node.value + 1)])] if id(node) not in ones else []
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
             ends = [one for one in node.args[:2] if not isinstance(one, (ast.Constant, ast.Starred))]
             yield from ((one, ["{} + 1", "{} - 1"]) for one in ends)
@@ -145,8 +149,7 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Name):
             yield node, [node.operand.id]
         elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _STRICT:
-            sides = ast.unparse(node.left), ast.unparse(node.comparators[0])
-            yield node, [f"{sides[0]} {_STRICT[type(node.ops[0])]} {sides[1]}".replace("{", "{{").replace("}", "}}")]
+            yield node, [f"{_plain(node.left)} {_STRICT[type(node.ops[0])]} {_plain(node.comparators[0])}"]
 
 
 def operated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
@@ -166,6 +169,20 @@ def operated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
             for other in _OTHERS.get(sign, ()):
                 for together in [some] * (len(some) > 1) + [[one] for one in some]:
                     yield tuple(Edit(file, *place, other) for place in sorted(together))
+
+
+_SIGN_OF = {ast.Add: "+", ast.Sub: "-"}
+
+
+def _plain(node: ast.expr) -> str:
+    """Source that no number is put into."""
+    return ast.unparse(node).replace("{", "{{").replace("}", "}}")
+
+
+def _adds_one(node: ast.BinOp) -> bool:
+    """x + 1, x - 1"""
+    one = isinstance(node.right, ast.Constant) and type(node.right.value) is int and node.right.value == 1
+    return one and isinstance(node.op, (ast.Add, ast.Sub))
 
 
 _SIGN = re.compile(r"\*\*|//|[-+*/%]")

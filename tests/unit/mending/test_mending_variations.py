@@ -51,7 +51,7 @@ def test_variables_that_are_made_beside_each_other_change_names(tmp_path):
         ("for i in range(1, n):", ["range(0, n)", "range(2, n)", "range(1, n + 1)", "range(1, n - 1)"]),
         ("y = x[k // 2 :]", ["x[(k - 1) // 2 :]", "x[k // 3 :]"]),
         ("y = roll(roll(x, -s, 1), -s, 2)", ["roll(roll(x, s, 1), s, 2)", "roll(roll(x, s, 1), -s, 2)"]),
-        ("y = arange(n - 1, n + m - 1)", ["arange(n - 0, n + m - 0)", "arange(n - 2, n + m - 1)"]),
+        ("y = arange(n - 1, n + m - 1)", ["arange(n, n + m)", "arange(n - 2, n + m - 1)"]),
         ("y = x > k", ["x >= k"]),
     ],
 )
