@@ -35,7 +35,7 @@ DEPTH = 4
 CALLS = 48
 """Other calls that are run with an edit."""
 
-SMALL, ALLOWED = 1e-3, 4.0
+SMALL, ALLOWED = 1e-4, 4.0
 """Errors that a kernel of the framework's may make, and how many times as far off others may be for it."""
 
 SECONDS = 60.0
@@ -248,7 +248,7 @@ class Mending:
         self, group: _Group, parent: Parent, story: Story, start: Sources, result: Mended
     ) -> Optional[Sources]:
         """The sources that put all of this call right; its mistakes are mended one after the other."""
-        found = self._right(group, parent, story, start, result, ())
+        found = self._right(group, parent, story, start, result, (), parts=True)
         if found is None:
             return None
         sources, result.why = found
@@ -260,9 +260,18 @@ class Mending:
         return sources
 
     def _right(
-        self, group: _Group, parent: Parent, story: Story, sources: Sources, result: Mended, why: tuple[str, ...]
+        self,
+        group: _Group,
+        parent: Parent,
+        story: Story,
+        sources: Sources,
+        result: Mended,
+        why: tuple[str, ...],
+        parts: bool,
     ) -> Optional[tuple[Sources, tuple[str, ...]]]:
-        """The same from these sources on, and what the edits change."""
+        """The same from these sources on, and what the edits change. A part of a step may be taken, but once: what is
+        searched for in vain would take many times as long.
+        """
         if len(why) == DEPTH:
             return None
         try:
@@ -274,10 +283,10 @@ class Mending:
             why = (*why, best.why)
             if not wrong_of(group.checks, parent.trial(edited)):
                 return edited, why
-            return self._right(group, parent, story, edited, result, why)
-        if len(why) < DEPTH - 1:
+            return self._right(group, parent, story, edited, result, why, parts)
+        if parts and len(why) < DEPTH - 1:
             for part, edited in self._stepping.parts(story):
-                found = self._right(group, parent, story, edited, result, (*why, part.why))
+                found = self._right(group, parent, story, edited, result, (*why, part.why), parts=False)
                 if found is not None:
                     return found
         return None

@@ -53,6 +53,12 @@ class Sources:
             parsed(texts[file])
         return Sources(texts)
 
+    def line(self, edit: Edit) -> str:
+        """The line that an edit begins in, with single spaces."""
+        text = self.text(edit.file)
+        start, stop = text.rfind("\n", 0, edit.start) + 1, text.find("\n", edit.start)
+        return " ".join(text[start : stop if stop >= 0 else len(text)].split())
+
     def added(self) -> set[str]:
         """Names of what the edits call once more than the files do: "norm" for `self.norm(x)`."""
         found: set[str] = set()

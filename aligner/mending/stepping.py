@@ -37,10 +37,10 @@ FALL = 5.0
 MOST = 400
 """Candidates that are ranked."""
 
-BLINDLY = 240
+BLINDLY = 200
 """Candidates that nothing speaks for but that people make such mistakes."""
 
-PARTS, BEST = 60, 3
+PARTS, BEST = 60, 2
 """Candidates of which it is looked whether they are part of what is to be done, and how many of these are taken."""
 
 LACKING = 0.2
@@ -48,6 +48,9 @@ LACKING = 0.2
 
 LESS, FAR = 0.6, 100.0
 """How much of an error may be left that is much less, and what it costs that nothing else speaks for it."""
+
+ALIKE = 2.0
+"""What it costs to change a line that stands in the reference's code as it is."""
 
 FORMS = (OTHER_BORDER, OTHER_FORM)
 """Reasons of checks that say no more than that the value has another form, or is another one."""
@@ -164,9 +167,13 @@ class Stepping:
         search = Search(matching, texts, sources, end)
         if lacks and end is not None:
             return [*search.given(end, check.key.slot, matching.wanted)]
-        found_now = Ranking(matching, end).ranked(search.candidates()[:MOST])
+        lines = {event.text for event in story.events if event.text}
+        candidates, blind = search.candidates(), [*Blindly(search, matching, texts, sources, end).candidates()]
+        for one in (*candidates, *blind):
+            one.cost += ALIKE * all(sources.line(edit) in lines for edit in one.edits)
+        found_now = Ranking(matching, end).ranked(sorted(candidates, key=lambda one: one.cost)[:MOST])
         known = {one.edits for one in found_now}
-        blind = sorted(Blindly(search, matching, texts, sources, end).candidates(), key=lambda one: one.cost)
+        blind.sort(key=lambda one: one.cost)
         return found_now + [one for one in blind if one.edits not in known][:BLINDLY]
 
     def _matching(
