@@ -203,11 +203,24 @@ class Ranking:
             else:
                 taken.append(self._class(operand, known))
         if event.word in ("reshape", "cast", HELPER) and taken:
-            yield from ((result, taken[0]) for result in event.results)
+            if event.word != "cast" or not self._is_spoiled(event, taken[0]):
+                yield from ((result, taken[0]) for result in event.results)
             return
         results = self._steps.get(_step(event, taken))
         if results is not None:
             yield from zip(event.results, results)
+
+    def _is_spoiled(self, event: Event, taken: Any) -> bool:
+        """Whether a type is so short that what was right before is wrong in it."""
+        operand = event.operands[0]
+        known = self._right.get(operand) if isinstance(operand, int) else None
+        return known is not None and known == taken and bool({*event.results} & self._wrong)
+
+    @cached_property
+    def _right(self) -> Mapping[int, int]:
+        """The port's values that are the reference's."""
+        classes, twins = self._matching.classes, self._matching.twins
+        return {p: classes[v] for v, some in twins.items() for p in some}
 
     def _is_fed(self, event: Event, model: Event, known: Mapping[int, Any]) -> bool:
         """Whether a call is given what the reference's is, but for plain numbers."""

@@ -264,10 +264,10 @@ SPREAD = torch.linspace(-1, 1, 512).reshape(16, 32)
 @pytest.mark.parametrize(
     ("reference", "port", "inputs", "cause", "confirmed"),
     [
-        (residual, residual_in_half, (SPREAD,), "line-differs", False),
+        (residual, residual_in_half, (SPREAD,), "code-edit", True),
         (counted, counted_in_int8, (SPREAD, torch.ones(2, 300, dtype=torch.bool)), "code-edit", True),
         (counted, counted_in_half, (SPREAD, torch.ones(2, 2500, dtype=torch.bool)), "code-edit", True),
-        (highest, highest_last, (4 * SPREAD,), "line-differs", False),
+        (highest, highest_last, (4 * SPREAD,), "code-edit", True),
         (quantiles, quantiles_by_another_formula, (0.999 * SPREAD,), "code-edit", True),
         (mean_of, mean_of_nothing, (SPREAD, torch.zeros(16, dtype=torch.bool)), "nan-hidden", False),
         (inverted, without_nan, (HOLES,), "nan-hidden", False),
