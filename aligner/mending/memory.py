@@ -37,8 +37,8 @@ class Memory(Care):
         self._made: dict[Key, tuple[object, list[object]]] = {}
         self._held: list[object] = []
         """Whose identities are used: others must not get them."""
-        self._live: list[object] = []
-        """The same, of the run that is under way."""
+        self._live: set[int] = set()
+        """Values of the run that is under way that share their memory with others."""
         self._origins: dict[int, object] = {}
         """What a value shares its memory with."""
         self._same: set[int] = set()
@@ -66,8 +66,8 @@ class Memory(Care):
     def begin(self) -> None:
         """Another run begins."""
         for value in self._live:
-            self._origins.pop(id(value), None)
-        self._live, self._own = [], set()
+            self._origins.pop(value, None)
+        self._live, self._own = set(), set()
 
     def run(
         self, word: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], compute: Callable[[], Any]
@@ -86,10 +86,13 @@ class Memory(Care):
             self._wrote(kwargs.get("out", target))
         made = [one for one in self.of((output,), {}) if not any(one is other for other in given)]
         keeps = self._recording and self._bytes < MOST
-        (self._held if keeps else self._live).extend(made)
-        self._own.update(map(id, made))
-        if shares and given:
-            self._origins.update((id(one), given[0]) for one in made)
+        self._held += made if keeps else []
+        for one in made:
+            self._own.add(id(one))
+            self._origins.pop(id(one), None)  # of another that had been there
+            if shares and given:
+                self._origins[id(one)] = given[0]
+                self._live |= set() if keeps else {id(one)}
         if key is not None and keeps and made:
             self._made[key] = output, [*made, *given]
             self._held += [function, *args, *kwargs.values(), output]

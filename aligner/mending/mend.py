@@ -159,7 +159,7 @@ class Mending:
                         found.append(one)
                         if one.proved and not one.broken:
                             self._proved.append((group, one))
-                        elif one.trials:
+                        elif not one.proved and (one.trials or one.framework is None):
                             in_vain.add(kind)
                 except FailedError:  # code that cannot be run again is not mended
                     continue

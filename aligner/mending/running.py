@@ -177,7 +177,10 @@ class Parent:
 
     def __init__(self, running: Running, call: Call, checks: Sequence[Check]) -> None:
         self.running, self.call, self.checks = running, call, checks
-        self.kept: dict[CallId, tuple[Any, dict[str, int]]] = {}
+        self.kept: dict[CallId, tuple[Any, dict[str, int], object]] = {}
+        """What layers handed on, and what tells whether it is that still."""
+        self.changing: set[CallId] = set()
+        """Calls that hand on what the code writes into."""
         self.bytes = 0
         self.given: dict[CallId, object] = {}
         """What the port's own code gives to the layers that it calls."""
@@ -335,9 +338,12 @@ class _State:
         if isinstance(self._listener, Heard):
             self.users[this] = self._user(this)
         if this in self._parent.kept:
-            output, counts = self._parent.kept[this]
-            self._counts.update(counts)
-            return output
+            output, counts, mark = self._parent.kept[this]
+            if self._mark((output,), {}) == mark:
+                self._counts.update(counts)
+                return output
+            del self._parent.kept[this]  # the code writes into it
+            self._parent.changing.add(this)
         before = dict(self._counts)
         args, kwargs = substitute_arguments(args, kwargs, self._ground.others(self.call, this, found))
         self._depth += 1
@@ -360,10 +366,10 @@ class _State:
 
     def _keep(self, this: CallId, output: Any, found: Tensors, before: Mapping[str, int]) -> None:
         size = sum(self._adapter.to_numpy(tensor).nbytes for _, tensor in found)
-        if self._parent.bytes + size <= KEPT:
+        if self._parent.bytes + size <= KEPT and this not in self._parent.changing:
             self._parent.bytes += size
             counts = {path: count for path, count in self._counts.items() if before.get(path, 0) != count}
-            self._parent.kept[this] = output, counts
+            self._parent.kept[this] = output, counts, self._mark((output,), {})
 
     def _user(self, this: CallId) -> Optional[Event]:
         if self._depth == 0:

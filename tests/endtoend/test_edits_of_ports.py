@@ -118,3 +118,35 @@ def test_a_right_port_with_numpy_in_it_has_no_edit(tmp_path, capsys):
     written(tmp_path, [])
     found = answer(tmp_path, capsys)
     assert (found["outcome"], found["origins"], found["suspects"]) == ("aligned", [], [])
+
+
+IN_PLACE = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, x):
+        y = self.a(x)
+        y += x
+        z = self.b(y)
+        z *= 0.5
+        return self.c(z + y.softmax(-1))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(4, 8),)
+"""
+
+
+def test_code_that_writes_into_what_layers_hand_on_is_run_again_as_often_as_need_be(tmp_path, capsys):
+    (tmp_path / "ref.py").write_text(IN_PLACE, encoding="utf-8")
+    (tmp_path / "port.py").write_text(IN_PLACE.replace("softmax(-1)", "softmax(0)"), encoding="utf-8")
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    (line,) = origin["edit"]["lines"]
+    assert line["after"].strip() == "return self.c(z + y.softmax(-1))"
