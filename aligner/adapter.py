@@ -50,6 +50,8 @@ class Parameter:
     tensor: object
     buffer: bool = False
     """Kept by the layer but no parameter: running statistics, masks, tables of constants."""
+    kept: bool = True
+    """Whether checkpoints hold it; else it is what the layer's constructor makes, and nothing is loaded into it."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class Adapter(Protocol):
     @property
     def packages(self) -> Sequence[str]:
         """The framework's own packages: whose functions are operations, and no code of the user's."""
+
+    @property
+    def layer_class(self) -> type:
+        """The class that all layers are of: torch.nn.Module."""
 
     def version(self) -> str:
         """The framework's version."""

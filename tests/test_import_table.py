@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "registry": WORDS | {"adapter"},
     "dump": WORDS | {"dump", "notebook"},
     "source": WORDS | {"adapter", "source"},
-    "capture": WORDS | {"adapter", "registry", "dump", "capture"},
+    "capture": WORDS | {"adapter", "registry", "dump", "source", "capture"},
     "ingest": WORDS | {"ingest"},
     "explain": WORDS | {"explain"},
     "compare": WORDS | {"dump", "explain", "compare", "notebook"},

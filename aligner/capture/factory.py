@@ -17,6 +17,8 @@ from aligner.capture.script import ImportWatcher
 from aligner.capture.task import Arguments, Task, as_task
 from aligner.dtypes import DTYPES
 from aligner.errors import AdapterError, CaptureError
+from aligner.patches import together
+from aligner.source.constructing import noted
 
 
 @dataclass(frozen=True)
@@ -68,13 +70,15 @@ def build(load: Callable[[], Callable[[], object]], framework: Optional[str], se
         with suppress(AdapterError):
             imported.append(registry.load(name))
             imported[-1].seed(seed)
+            handle.add(noted(imported[-1]).remove)
 
-    with ImportWatcher(sorted(registry.available()), on_import, registry.prepare):
+    with together() as handle, ImportWatcher(sorted(registry.available()), on_import, registry.prepare):
         factory = load()
         for adapter in imported:
             adapter.seed(seed)
         seed_everything(seed)
         task = as_task(factory())
+        handle.remove()
     adapter = registry.of(task.model)
     if framework is not None and adapter.name != framework:
         raise CaptureError("framework-wanted", found=adapter.name, wanted=framework)

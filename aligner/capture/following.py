@@ -9,6 +9,7 @@ from __future__ import annotations
 import linecache
 import math
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from aligner.errors import LateError
 from aligner.findings import CODE
 from aligner.fingerprint import LARGEST, fingerprint, print_of
 from aligner.record import Array
+from aligner.source.constructing import Building
+from aligner.source.ear import Ear
 from aligner.structure import Tensors, flatten_arguments
 from aligner.values import Values, is_array
 from aligner.vocabulary import KINDS
@@ -39,6 +42,9 @@ MANY = 64
 
 WIDE = 160
 """... and of a line."""
+
+SECONDS = 5.0
+"""What building layers again may take."""
 
 HELD = 4 << 20
 """Bytes of values that may wait to be looked at."""
@@ -80,6 +86,12 @@ class _Code:
     steps: list[list[Any]] = field(default_factory=list)
     passed: dict[str, list[list[Any]]] = field(default_factory=lambda: {_HANDED: [], _CAME: []})
     """Values that only go from code to code, each with its line."""
+    built: int = 0
+    """How many of the steps made its tables."""
+
+    def begun(self) -> _Code:
+        """The layer's code, which begins where its constructor ended."""
+        return _Code(True, known={**self.known}, values=[*self.values], steps=[*self.steps], built=len(self.steps))
 
 
 FUSED = {"TransformerEncoder", "TransformerEncoderLayer", "MultiheadAttention"}
@@ -103,11 +115,26 @@ class Following:
         self._waits = adapter.name == "mindspore"
         """Its operators run on by themselves, and are told by names that say whether they write in place."""
         self._stack: list[_Code] = []
+        self._built: dict[str, _Code] = {}
         self._done: set[str] = set()
         self._steps = 0
         self._heard: Optional[Handle] = None
         self._failed = False
         """Something of ours went wrong: the net runs on, and nobody is followed any more."""
+
+    def build(self, model: Any) -> None:
+        """Follow how the layers make their tables when they are built: they are built again for that."""
+        started = time.monotonic()
+        for path, layer in self._adapter.layers(model):
+            building = Building.of(self._adapter, layer) if path in self._own else None
+            if building is None or time.monotonic() - started > SECONDS:
+                continue
+            self._stack.append(_Code(followed=True))
+            with suppress(Exception):  # it cannot be built again: then its tables are what they are
+                if building.heard(Ear(self._adapter, model, self, {})):
+                    self._read(self._stack[-1])
+                    self._built[path] = self._stack[-1]
+            self._stack.clear()
 
     def listen(self, handles: list[Handle]) -> Following:
         """Be told of operations until this is removed, which is added to these."""
@@ -128,7 +155,8 @@ class Following:
         if self._stack:
             self._read(self._stack[-1])
         followed = path in self._own and path not in self._done and self._steps < ALL
-        self._stack.append(_Code(followed))
+        built = self._built.get(path) if followed else None
+        self._stack.append(_Code(followed) if built is None else built.begun())
 
     def leave(self, path: str, call: int = 0, step: int = 0) -> None:
         """A call ends."""
@@ -137,7 +165,8 @@ class Following:
         if code.followed and (code.steps or any(code.passed.values())):
             self._done.add(path)
             self._steps += len(code.steps)
-            told = {name.strip(): rows for name, rows in code.passed.items() if rows}
+            told: dict[str, Any] = {name.strip(): rows for name, rows in code.passed.items() if rows}
+            told.update({"built": code.built} if code.built else {})
             self._tell(CODE, {"layer": path, "values": code.values, "steps": code.steps, **told})
 
     def restart(self) -> None:

@@ -112,13 +112,15 @@ class Capture:
             if self._options.silence_dropout and self._adapter.training(self._model):
                 self._handles.append(self._adapter.silence_dropout(self._model))
                 self._silenced = True
+            if follows(self._options.follow, self._adapter, self._model):
+                self._following = Following(self._adapter, self._model, self._writer.finding)
+                self._following.build(self._model)
             if self._options.operations:
                 gaps = Gaps(self._writer.finding)
                 self._ears.append(gaps)
                 self._handles += [self._adapter.operations(gaps.told), self._computed.listen()]
-            if follows(self._options.follow, self._adapter, self._model):
-                self._following = Following(self._adapter, self._model, self._writer.finding).listen(self._handles)
-                self._ears.append(self._following)
+            if self._following is not None:
+                self._ears.append(self._following.listen(self._handles))
             self._weights.listen(self._handles)
             for path, layer in selected:
                 self._observe(path, layer)

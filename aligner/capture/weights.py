@@ -41,10 +41,12 @@ class Weights:
     def record(self, write: Callable[[Key, str, Callable[[], Array]], None]) -> list[list[object]]:
         """Have all of them written into the dump; the header's table of parameters."""
         table: list[list[object]] = []
+        row: list[object]
         for parameter in self._adapter.parameters(self._model):
             key = Key(0, Phase.PARAMETER, parameter.layer, 0, parameter.role)
             write(key, parameter.dtype, partial(self._recorded, parameter))
-            table.append([parameter.layer, parameter.role, parameter.name, parameter.trainable, parameter.buffer])
+            row = [parameter.layer, parameter.role, parameter.name, parameter.trainable, parameter.buffer]
+            table.append(row if parameter.kept else [*row, False])
         self._known = True
         return table
 

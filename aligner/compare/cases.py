@@ -215,6 +215,10 @@ class Cases:
             found = next((part for part in parts if part.key == key), None)  # type: ignore[assignment]  # reads like a record
         return found
 
+    def is_table(self, place: Place) -> bool:
+        """Whether this is what a layer of the port's has worked out when it was built."""
+        return place.port is not None and (place.port.layer, place.port.slot) in self._nets[1].constants
+
     def _alike(self, place: Place) -> tuple[Value, ...]:
         """For a parameter: the reference's other parameters of this shape, one of which it may have been."""
         key = place.key or place.port

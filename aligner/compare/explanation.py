@@ -77,7 +77,8 @@ class Explaining:
         if place is None:
             return origin
         held = _Held(self._cases)
-        origin = replace(origin, edit=self._edits.get(origin.layer) if origin.where in CODE else None)
+        in_code = origin.where in CODE or self._cases.is_table(place)
+        origin = replace(origin, edit=self._edits.get(origin.layer) if in_code else None)
         if self._full < THOROUGH:
             origin = replace(origin, line=_line(origin, held))
         if origin.edit is not None:  # what was run says more than numbers

@@ -72,6 +72,8 @@ class Trail:
     steps: tuple[Step, ...]
     handed: _Passed = ()
     came: _Passed = ()
+    built: tuple[Step, ...] = ()
+    """What made its tables, when it was built."""
 
     @staticmethod
     def parsed(facts: Mapping[str, Any]) -> Trail:
@@ -87,14 +89,15 @@ class Trail:
             if any(not 0 <= number < len(values) for side in numbers for number in side):
                 raise ValueError("a value that is not there")
             steps.append(Step(str(name), *numbers, tuple(map(str, arguments)), str(file), int(line), str(text)))
-        steps = _in_steps(values, steps)
+        first = int(facts.get("built", 0))
+        built, steps = steps[:first], _in_steps(values, steps[first:])
         passed = [
             tuple((int(one), str(file), int(line), str(text)) for one, file, line, text in facts.get(name, ()))
             for name in ("handed", "came")
         ]
         if any(not 0 <= number < len(values) for rows in passed for number, *_ in rows):
             raise ValueError("a value that is not there")
-        return Trail(values, tuple(steps), *passed)
+        return Trail(values, tuple(steps), passed[0], passed[1], tuple(built))
 
     def numbers(self, step: Step) -> tuple[str, ...]:
         """The plain numbers that a step is given, as arguments or as tensors of one element."""

@@ -224,8 +224,12 @@ class Heard:
             nodes = [node.left, node.comparators[0]]
         elif isinstance(node, (ast.Subscript, ast.Attribute)):
             nodes = [node.value]
-        elif isinstance(node, ast.AugAssign):
-            nodes, values = [node.value], values[1:2]
+        elif isinstance(
+            node, ast.AugAssign
+        ):  # of what is written into an item: what it is changed by is told by itself
+            nodes, values = [node.value], values[1:2] if len(values) == 2 else []
+        elif isinstance(node, ast.Assign) and len(values) == 3:
+            nodes, values = [node.value], values[2:]
         elif isinstance(node, ast.Return) and node.value is not None:
             nodes = [node.value]
         yield from self._pairs(nodes, values, arrays)

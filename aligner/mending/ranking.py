@@ -79,11 +79,17 @@ class Ranking:
                 triples = [three for two in better for one in helping if (three := self._joined(two, one, two.left))]
                 sure += [one for one in triples if not one.left]
         forward = [one for one in found if one.left and one.left < start and self._is_first(one)]
+        early = sorted(forward, key=lambda one: (self._when(one), one.cost))
+        forward = [*dict.fromkeys(one for pair in zip(forward, early) for one in pair)]
         forward += [one for one in found if one.why == MISSING and one.left >= start][:INSIDE]
         first = sorted(sure, key=lambda one: one.cost)[: TRIALS // 2]
         first += [one for one in forward[: TRIALS // 4 + INSIDE] if one not in first]
         first += [one for one in found if one.why == EXCHANGED and one not in first][: TRIALS // 4]
         return first + [one for one in found if one not in first][: TRIALS // 2]
+
+    def _when(self, one: Candidate) -> int:
+        """Which of the wrong values it gives another."""
+        return self._matching.found if not one.moves else min(one.moves[0][0].results, default=self._matching.found)
 
     def _is_first(self, one: Candidate) -> bool:
         """Whether it gives the first wrong step what the reference's first lacking step makes, or comes of that."""

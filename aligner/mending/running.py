@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Optional, Protocol
 
@@ -23,6 +23,7 @@ from aligner.mending.memory import Arguments, Memory
 from aligner.mending.sources import Sources
 from aligner.patches import together
 from aligner.record import Call, Key, Phase
+from aligner.source.constructing import Building
 from aligner.source.ear import Ear, replaced
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
 from aligner.values import Values
@@ -125,6 +126,7 @@ class Running:
         self._plan = ground.plan
         self._paths = {id(layer): path for path, layer in adapter.layers(model)}
         self._state: Optional[_State] = None
+        self._buildings: dict[str, Optional[Building]] = {}
 
     @contextmanager
     def installed(self) -> Iterator[Running]:
@@ -146,6 +148,16 @@ class Running:
     def parent(self, call: Call, checks: Sequence[Check]) -> Parent:
         """A call that can be run again."""
         return Parent(self, call, checks)
+
+    def building(self, path: str) -> Optional[Building]:
+        """How a layer is built; None if that cannot be run again, or does not make what the layer has."""
+        if path not in self._buildings:
+            self._buildings[path] = None
+            building = Building.of(self.adapter, self.ground.layer(path))
+            with suppress(Exception):  # then what it has is what it is
+                if building is not None and building.heard(self.ear(Deaf(), Sources({}), None)):
+                    self._buildings[path] = building
+        return self._buildings[path]
 
     def run(self, state: _State) -> None:
         """Run a call once."""
@@ -229,10 +241,26 @@ class Parent:
         arguments = self._arguments() if memory is None else memory.arguments
         runner = memory if memory is not None else self._care(sources)
         state = _State(self, self.running.ear(listener, sources, runner), listener, vain, arguments, sources)
-        self.running.run(state)
+        with self._built(sources, listener):
+            self.running.run(state)
         if not sources.texts:
             self._empty = runner.empty
         return state
+
+    @contextmanager
+    def _built(self, sources: Sources, listener: Any) -> Iterator[None]:
+        """While the layer has the tables that it would have been built with."""
+        building = self.running.building(self.call.layer)
+        if building is None or not (isinstance(listener, Heard) or building.concerns(sources.texts)):
+            yield
+            return
+        ear = self.running.ear(listener, sources, Care(Values(self.running.adapter), True, trusts=not sources.texts))
+        try:
+            made = building.run(ear)
+        except Exception as error:
+            raise FailedError(f"{type(error).__name__}: {error}") from error
+        with building.instead(made):
+            yield
 
     def _arguments(self) -> Arguments:
         try:

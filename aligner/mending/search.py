@@ -24,6 +24,9 @@ ARGUMENT, OPERAND, MISSING, OTHER, EXCHANGED = "argument", "operand", "missing",
 EXCHANGE = 2.0
 """What it costs to exchange two layers."""
 
+_AT_MOST = {ARGUMENT: 1.5, EXCHANGED: EXCHANGE / 2}
+"""What an edit costs however long it is."""
+
 FAR = 20
 """Steps behind an expression that count against it."""
 
@@ -80,7 +83,7 @@ class Search:
             for value, model in self._matching.near:
                 if whole and model is not None and model.word == event.word and event.word not in (LAYER, HELPER):
                     for edits, why in self._adjusted(anchor, model):
-                        weights = [min(self._cost(edit), 1.5 if why == ARGUMENT else 99.0) for edit in edits]
+                        weights = [min(self._cost(edit), _AT_MOST.get(why, 99.0)) for edit in edits]
                         move = event, None, value, model if why == ARGUMENT else None
                         yield Candidate(sum(weights), tuple(edits), why, (move,))
             yield from self._replaced(anchor, whole)
@@ -230,6 +233,16 @@ class Search:
                 if given is not None:
                     plain = all(isinstance(one, Constant) for one, fit in zip(model.operands, fits) if not fit)
                     yield [*given, *changed], ARGUMENT if plain else OPERAND
+            elif len(fits) == 2 and model.word not in COMMUTING and not others:
+                both = map(self._matching.match, model.operands, event.operands[::-1])
+                yield from [(self._turned(anchor), EXCHANGED)] if all(both) else []  # they differ in their axes alone
+
+    def _turned(self, anchor: Anchor) -> list[Edit]:
+        """Both operands in each other's places."""
+        (one, _), (other, _) = anchor.inputs[:2] if len(anchor.inputs) > 1 else ((anchor.node, None),) * 2
+        texts = self._texts.source(anchor.event, other), self._texts.source(anchor.event, one)
+        edits = [self.edit(anchor.event, node, text) for node, text in zip((one, other), texts)]
+        return [edit for edit in edits if edit is not None]
 
     def _fits(self, model: Event, event: Event) -> bool:
         return any(self._matching.match(one, other) for one, other in zip(model.operands, event.operands))

@@ -153,7 +153,8 @@ class Texts:
 
     def number(self, value: float, event: Event, line: str) -> str:
         """A number, in the reference's words if they mean the same here, or in the port's."""
-        return words.operand(line, value, event.known) or words.kept(value, event.names) or number_text(value)
+        said = words.operand(line, value, event.known)
+        return bracketed(said) if said else words.kept(value, event.names) or number_text(value)
 
     def argument(self, event: Event, model: Event, key: str, value: Any) -> str:
         """An argument of the reference's, in its words if they mean the same here."""
@@ -199,7 +200,8 @@ class Texts:
 
     def _names(self, event: Event) -> list[tuple[str, int, bool]]:
         if event not in self._called:
-            self._called[event] = [*self._heard.called(event)]
+            called = self._heard.called(event)
+            self._called[event] = sorted(called, key=lambda one: "[" in one[0])  # an item is one in this turn of a loop
         return self._called[event]
 
     def _parameter(self, value: int, anchor: Anchor) -> Optional[str]:

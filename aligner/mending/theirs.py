@@ -48,7 +48,7 @@ class Theirs:
     def _steps(self, story: Story, layer: str) -> list[Event]:
         trail = Trail.parsed(self._trails[layer])
         known = {number: self._known(story, value) for number, value in enumerate(trail.values)}
-        return [event for step in trail.steps for event in events_of(step, story, known)]
+        return [event for step in (*trail.built, *trail.steps) for event in events_of(step, story, known)]
 
     def _inside(self, call: Call) -> Iterator[Call]:
         """Calls in it that the port has as well, the outermost ones; and those around them that it has not."""

@@ -105,15 +105,18 @@ def _in_statement(text: str, line: int) -> Sequence[ast.AST]:
 
 @lru_cache(maxsize=64)
 def _leaves(text: str, line: int) -> Sequence[ast.expr]:
-    """Variables and attributes of the statement on a line, but for what is called and what an attribute is taken of."""
+    """Variables, attributes and items by a number of the statement on a line, but for what is called and what these
+    are taken of.
+    """
     nodes = _in_statement(text, line)
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    items = [node for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)]
+    owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) or node in items}
     return [
         node
         for node in nodes
-        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
-        if id(node) not in called | owners
+        if isinstance(node, (ast.Name, ast.Attribute)) or node in items
+        if isinstance(node.ctx, ast.Load) and id(node) not in called | owners
     ]
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from aligner.adapter import Adapter
 from aligner.explain.building import building
 from aligner.explain.speech import SPEECHES
+from aligner.source.constructing import undrawn
 
 
 def built(adapter: Adapter, text: str) -> object:
@@ -20,11 +19,6 @@ def built(adapter: Adapter, text: str) -> object:
         raise ValueError(f"{text} is no layer of {adapter.name}'s")
     names: dict[str, object] = {}
     exec(adapter.preamble(), names)  # the adapter's own imports
-    random, numbers = adapter.random_state(), np.random.get_state()  # MindSpore draws from it
-    try:
+    with undrawn(adapter):  # its first weights mean nothing
         layer: object = eval(made.text, names)  # read and written anew by `building`
-    finally:  # its first weights are drawn, and mean nothing
-        np.random.set_state(numbers)  # as above
-        if random is not None:
-            adapter.set_random_state(random)
     return layer

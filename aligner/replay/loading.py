@@ -113,8 +113,12 @@ class Loader:
     def _loaded(self, natives: Mapping[Slot, Native], entries: Mapping[Slot, Entry], matches: Iterable[Match]) -> None:
         whole: dict[Slot, tuple[Array, str]] = {}
         ports: dict[Slot, Item] = {}
+        unkept = {slot for slot, row in self._table().items() if row[5:6] == [False]}
         for match in matches:
             raw, dtype = _bits(match.reference, entries)
+            native = natives.get(match.port.slot)
+            if native is not None and (not native.kept or (match.reference.slot in unkept and not native.trainable)):
+                continue  # a port has what its constructor makes
             if not match.reformed:
                 self._adapter.load(natives[match.port.slot], raw, dtype)
                 continue
@@ -320,10 +324,12 @@ class Loader:
         values = decode(self._adapter.read(native), native.dtype).reshape(-1)
         return not bool((values == np.rint(values)).all())
 
+    def _table(self) -> Mapping[Slot, Sequence[Any]]:
+        return {Slot(row[0], row[1]): row for row in self._reference.header.get("parameters") or ()}
+
     def _reference_items(self) -> list[Item]:
         """The dump's parameters; the header's table has their own names and which are buffers."""
-        table = {Slot(row[0], row[1]): row for row in self._reference.header.get("parameters") or ()}
-        items = []
+        table, items = self._table(), []
         for slot, entry in self._entries().items():
             row = table.get(slot)
             layer = self._reference.layers.get(slot.layer)

@@ -129,6 +129,8 @@ class Ear:
     ) -> None:
         self._runner = _Plainly() if runner is None else runner
         self._values, self._listener, self._texts = Values(adapter), listener, texts
+        self.used: set[FunctionType] = set()
+        """The user's functions that there is a form of."""
         self._layers = {id(layer) for _, layer in adapter.layers(model)}
         self._packages = frozenset(adapter.packages)
         files = (getattr(sys.modules.get(name), "__file__", None) for name in adapter.packages)
@@ -145,6 +147,7 @@ class Ear:
     def _told(self, function: FunctionType) -> Optional[FunctionType]:
         """What the framework has wrapped around a function (an autocast, a compiler) stays around it."""
         if not self._wraps(function):
+            self.used.add(function)
             return functions.told(function, self, self._texts.get(function.__code__.co_filename))
         told = self._told(vars(function)["__wrapped__"])
         return None if told is None else functions.around(function, told)
@@ -259,8 +262,14 @@ class Ear:
         self._operation(place, "setitem", operators.setitem, one, index, value)
 
     def change(self, place: Place, word: str, one: Any, index: Any, value: Any, /) -> None:
-        """a[i] += b"""
-        self.put(place, self.inplace(place, word, self.item(place, one, index), value), one, index)
+        """a[i] += b; of a value as a[i] = a[i] + b: in place, it would have changed before that can be told."""
+        item = self.item(place, one, index)
+        if self._values.holds(one):
+            made = self.operator(place, word, item, value)
+            if self._values.holds(made) and self._values.dtype(made) == self._values.dtype(one):
+                self.put(place, made, one, index)
+                return
+        self.put(place, self.inplace(place, word, item, value), one, index)
 
     def _operation(self, place: Place, word: str, run: Callable[..., Any], /, *operands: Any) -> Any:
         if not any(map(self._values.holds, operands)):

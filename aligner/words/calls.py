@@ -189,6 +189,8 @@ def _in_one_form(
         index = _index(name, args, arguments)
         for item in index if isinstance(index, tuple) and not isinstance(index, Taken) else (index,):
             operands.extend(tensors(item))
+        if word == "setitem" and len(args) > 2:  # what is written
+            operands.extend(tensors(args[2]) if not _is_number(args[2]) else [Constant(float(args[2]))])
         return word, {"index": _indexed(index, shape)}
     if word == "fill":
         value = 1.0 if "ones" in name else 0.0 if "zeros" in name else _number(arguments.get("value"))
@@ -211,6 +213,12 @@ def _in_one_form(
         return word, {"axis": axis, "pieces": tuple(made)}
     if word in ("max", "min") and len(operands) > 1:
         return f"{word}imum", {}
+    if name == "clampmax":
+        return word, {
+            **arguments,
+            "min": None,
+            "max": arguments["max"] if arguments["min"] is None else arguments["min"],
+        }
     if "axis" in arguments:
         arguments["axis"] = _counted(arguments["axis"], len(shape) + (word == "stack"))
     if isinstance(arguments.get("correction"), bool):
@@ -228,6 +236,10 @@ def _flat(value: Any) -> Any:
 
 def _number(value: Any) -> Optional[float]:
     return float(value) if isinstance(value, (int, float)) else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _counted(axis: Any, rank: int) -> Any:

@@ -70,7 +70,7 @@ prelu: prelu
 softplus: softplus softplusext | beta=1 threshold=20
 gelu: gelu | approximate='none'
 glu: glu | axis=-1
-clamp: clamp clip clipbyvalue clampscalar clamptensor | min=None max=None
+clamp: clamp clip clipbyvalue clampscalar clamptensor clampmin clampmax | min=None max=None
 softmax: softmax | axis=None
 log_softmax: logsoftmax | axis=None
 logsumexp: logsumexp | axis=None keepdims=False
@@ -89,6 +89,7 @@ argmax: argmax | axis=None keepdims=False
 argmin: argmin | axis=None keepdims=False
 cumsum: cumsum cumsumext | axis=None
 cumprod: cumprod | axis=None
+diff: diff | axis=-1
 topk: topk | k=None axis=-1 largest=True
 sort: sort | axis=-1 descending=False
 argsort: argsort | axis=-1 descending=False

@@ -110,6 +110,7 @@ _BOTH: Mapping[str, str] = {
     "flip": "{ops}.flip({0}, ({axis},))",
     "elu": "{ops}.elu({0}, {alpha})",
     "cumsum": "{0}.cumsum({axis})",
+    "diff": "{ops}.diff({0}, 1, {axis})",
     "not": "{ops}.logical_not({0})",
     "glu": "{ops}.glu({0}, {axis})",
     "einsum": "{ops}.einsum({equation}, {all})",

@@ -150,3 +150,69 @@ def test_code_that_writes_into_what_layers_hand_on_is_run_again_as_often_as_need
     (origin,) = answer(tmp_path, capsys)["origins"]
     (line,) = origin["edit"]["lines"]
     assert line["after"].strip() == "return self.c(z + y.softmax(-1))"
+
+
+TABLES = """
+import math
+
+import numpy as np
+import torch
+from torch import nn
+
+
+class Rotary(nn.Module):
+    def __init__(self, width, length, *, base=100.0, **more):
+        super().__init__()
+        self.width = width
+        self.mix = nn.Linear(width, width)
+        nn.init.normal_(self.mix.weight)
+        angle = np.outer(np.arange(length), base ** (-np.arange(0, width, 2) / width)).astype(np.float32)
+        self.register_buffer("cos", torch.tensor(np.cos(angle)), persistent=False)
+        self.register_buffer("sin", torch.tensor(np.sin(angle)), persistent=False)
+        steps = torch.arange(length)
+        self.decay = torch.exp(-0.3 * (steps[:, None] - steps[None, :]).clamp_min(0))
+
+    def forward(self, x):
+        x = self.mix(x)
+        one, other = x.chunk(2, dim=-1)
+        turned = torch.cat((one * self.cos - other * self.sin, one * self.sin + other * self.cos), dim=-1)
+        return self.decay @ turned
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.turn = nn.ModuleList([Rotary(8, 6, base=50.0, unused=1) for _ in range(2)])
+        self.out = nn.Linear(8, 5)
+
+    def forward(self, x):
+        for turn in self.turn:
+            x = turn(x)
+        return self.out(x)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(4, 6, 8),)
+"""
+TABLE_MISTAKES = [
+    ("np.arange(0, width, 2) / width", "np.arange(0, width, 2) / (width - 2)"),
+    ("steps[:, None] - steps[None, :]", "steps[None, :] - steps[:, None]"),
+]
+
+
+@pytest.mark.parametrize(("right", "wrong"), TABLE_MISTAKES)
+def test_a_table_that_a_constructor_makes_is_mended_there(tmp_path, capsys, right, wrong):
+    (tmp_path / "ref.py").write_text(TABLES, encoding="utf-8")
+    (tmp_path / "port.py").write_text(TABLES.replace(right, wrong), encoding="utf-8")
+    found = answer(tmp_path, capsys)
+    lines = found["origins"][0]["edit"]["lines"]
+    assert [line["line"] for line in lines] == [1 + TABLES.split(right)[0].count("\n")]
+    (tmp_path / "port.py").write_text(
+        "\n".join(
+            lines[0]["after"] if number + 1 == lines[0]["line"] else line
+            for number, line in enumerate(TABLES.replace(right, wrong).split("\n"))
+        ),
+        encoding="utf-8",
+    )
+    assert answer(tmp_path, capsys)["outcome"] == "aligned"

@@ -40,6 +40,7 @@ class MindSporeAdapter:
 
     name = "mindspore"
     packages = ("mindspore",)
+    layer_class = nn.Cell
 
     def version(self) -> str:
         """The version of MindSpore."""

@@ -62,6 +62,7 @@ def parameters(model: nn.Cell) -> Iterator[Parameter]:
                     trainable=registered and bool(tensor.requires_grad),
                     tensor=tensor,
                     buffer=not registered or own in BUFFERS,
+                    kept=registered or own not in (getattr(owner, "_non_persistent_buffers_set", None) or ()),
                 )
 
 

@@ -23,6 +23,12 @@ class MindTorchAdapter:
     name = "mindtorch"
     packages = ("mindtorch", "torch", "mindspore")
 
+    @property
+    def layer_class(self) -> type:
+        """nn.Module of the package that is installed."""
+        base: type = package().nn.Module
+        return base
+
     def version(self) -> str:
         """The package's version; mindnlp's says so."""
         return package().version

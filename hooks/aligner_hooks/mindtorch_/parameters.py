@@ -53,6 +53,7 @@ def _parameter(place: Place, name: str, tensor: Any, buffer: bool) -> Parameter:
         trainable=not buffer and bool(tensor.requires_grad),
         tensor=tensor,
         buffer=buffer,
+        kept=not buffer or name not in getattr(place.content, "_non_persistent_buffers_set", ()),
     )
 
 

@@ -36,6 +36,7 @@ class TorchAdapter:
 
     name = "torch"
     packages = ("torch",)
+    layer_class = nn.Module
 
     def version(self) -> str:
         return str(torch.__version__)

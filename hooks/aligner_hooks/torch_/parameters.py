@@ -52,6 +52,7 @@ def _parameter(place: Place, name: str, tensor: Any, seen: set[int], buffer: boo
         trainable=not buffer and requires_grad,
         tensor=tensor,
         buffer=buffer,
+        kept=not buffer or name not in getattr(place.content, "_non_persistent_buffers_set", ()),
     )
 
 

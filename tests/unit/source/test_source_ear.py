@@ -92,7 +92,7 @@ def forward(body):
         ("return x.transpose(1, 2)[..., 0]", "transpose getitem"),
         ("b, n, c = x.shape\nreturn x.reshape(b, n * c)", "reshape"),
         ("x = x.clone()\nx[:, 0] = x[:, 1]\nreturn x", "clone getitem setitem"),
-        ("x = x.clone()\nx[:, 0] += 2\nreturn x", "clone getitem iadd setitem"),
+        ("x = x.clone()\nx[:, 0] += 2\nreturn x", "clone getitem add setitem"),
         ("y = x * 1\ny += x\ny -= 1\nreturn y", "mul iadd isub"),
         ("a, b = x.chunk(2, dim=-1)\nreturn torch.cat((b, a), -1)", "chunk cat"),
         ("return torch.stack([y * 2 for y in x])", "mul mul stack"),

@@ -1,0 +1,210 @@
+"""With what the user's layers were built; and one of them built again, for the tables that its constructor makes."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple, Optional
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from aligner.adapter import Adapter
+from aligner.fingerprint import print_of
+from aligner.patches import Handle, Listeners, patch
+from aligner.source import functions
+from aligner.source.ear import Ear
+from aligner.structure import Tensors, flatten_arguments
+from aligner.values import Values
+
+DEEP = 16
+"""Frames between a layer's own constructor and that of all layers."""
+
+LARGE = 1 << 26
+"""Values of a layer's parameters: larger ones are not built again."""
+
+KEEPERS = ("_buffers", "_parameters", "_params", "_tensor_list")
+"""Dicts in which frameworks keep the tensors of a layer."""
+
+Arguments = tuple[tuple[object, ...], dict[str, object]]
+_Place = tuple[str, str]
+"""The dict in which a layer keeps a value ("": its own), and the value's name."""
+
+Marks = Mapping[_Place, object]
+"""What tells a value from others."""
+
+_OF_LAYER: WeakKeyDictionary[Any, Arguments] = WeakKeyDictionary()
+_OF_CLASS: WeakKeyDictionary[type, Arguments] = WeakKeyDictionary()
+"""The last that was built of it: copies of a layer are not built."""
+
+
+def noted(adapter: Adapter) -> Handle:
+    """Until removed, note what the user's layers are built with."""
+    base = getattr(adapter, "layer_class", None)  # an adapter of others' may not tell
+    return Handle() if base is None else patch(base, "__init__", _noting, frozenset(adapter.packages))
+
+
+def _noting(original: Callable[..., None], listeners: Listeners) -> Callable[..., None]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        for packages in [*listeners.values()]:
+            _note(self, packages, sys._getframe(1))
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+def _note(layer: Any, packages: frozenset[str], frame: Optional[FrameType]) -> None:
+    found: Optional[FrameType] = None
+    for _ in range(DEEP):
+        if frame is None:
+            break
+        code = frame.f_code
+        if code.co_name == "__init__" and code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is layer:
+            found = frame
+        frame = frame.f_back
+    if found is None or str(found.f_globals.get("__name__")).partition(".")[0] in packages:
+        return
+    given = _given(found.f_code, found.f_locals)
+    if given is not None:
+        _OF_LAYER[layer] = _OF_CLASS[type(layer)] = given
+
+
+def _given(code: CodeType, known: Mapping[str, Any]) -> Optional[Arguments]:
+    names = [*code.co_varnames]
+    plain, named = names[1 : code.co_argcount], names[code.co_argcount :][: code.co_kwonlyargcount]
+    rest = iter(names[code.co_argcount + code.co_kwonlyargcount :])
+    starred = next(rest) if code.co_flags & inspect.CO_VARARGS else None
+    doubly = next(rest) if code.co_flags & inspect.CO_VARKEYWORDS else None
+    if any(name not in known for name in (*plain, *named, *filter(None, (starred, doubly)))):  # deleted since
+        return None
+    args = (*(known[name] for name in plain), *(known[starred] if starred else ()))
+    return args, {**{name: known[name] for name in named}, **(known[doubly] if doubly else {})}
+
+
+class Building:
+    """The building of one layer again. What is built has other weights, and the tables that the code makes."""
+
+    def __init__(self, adapter: Adapter, layer: Any, arguments: Arguments) -> None:
+        self._adapter, self._values = adapter, Values(adapter)
+        self._layer, self._arguments = layer, arguments
+        self._plain: Marks = {}
+        """Of what the code makes as it stands in its file."""
+        self._framework = frozenset(_kept(adapter.layer_class()))
+        """What a layer has before it has anything of the user's."""
+        self._used: set[FunctionType] = set()
+        """Functions of the user's that ran for it."""
+
+    @staticmethod
+    def of(adapter: Adapter, layer: Any) -> Optional[Building]:
+        """None where it is not known what it was built with, it has no tables, or it is too large."""
+        arguments = _OF_LAYER.get(layer, _OF_CLASS.get(type(layer)))
+        if arguments is None:
+            return None
+        building = Building(adapter, layer, arguments)
+        return building if building._has_tables() and not building._is_hard() else None
+
+    def run(self, ear: Ear) -> Any:
+        """Another one, as the code says now.
+
+        Raises:
+            LookupError: its source is not known.
+            Exception: whatever the code raises.
+        """
+        kind: Any = type(self._layer)
+        form = ear.form(kind.__init__)
+        if form is None:
+            raise LookupError(kind.__name__)
+        args, kwargs = self._arguments
+        made = kind.__new__(kind)
+        with undrawn(self._adapter):
+            form(made, *args, **kwargs)
+        return made
+
+    def heard(self, ear: Ear) -> bool:
+        """Build it with the code as it stands in its file; whether it has tables then that the layer has.
+
+        Raises:
+            LookupError: its source is not known.
+            Exception: whatever the code raises.
+        """
+        made = self._marks(self.run(ear))
+        known = self._marks(self._layer)
+        self._plain = {place: mark for place, mark in made.items() if known.get(place) == mark}
+        self._used = set(ear.used)
+        return bool(self._plain)
+
+    def concerns(self, texts: Mapping[str, str]) -> bool:
+        """Whether these texts of files have other code for it."""
+        return any(functions.is_edited(one, texts.get(one.__code__.co_filename)) for one in self._used)
+
+    @contextmanager
+    def instead(self, made: Any) -> Iterator[None]:
+        """Let the layer have what another one was built with, where that is not what it was built with."""
+        known, new = _kept(self._layer), _kept(made)
+        marks = self._marks(made)
+        changed = [place for place, mark in self._plain.items() if marks.get(place, mark) != mark]
+        try:
+            for place in changed:
+                known[place].inside[place[1]] = new[place].value
+            yield
+        finally:
+            for place in changed:
+                known[place].inside[place[1]] = known[place].value
+
+    def _has_tables(self) -> bool:
+        found: Tensors = []
+        flatten_arguments(tuple(one.value for one in _kept(self._layer).values()), {}, self._values.holds, found)
+        return any(not getattr(tensor, "requires_grad", False) for _, tensor in found)
+
+    def _is_hard(self) -> bool:
+        given: Tensors = []
+        flatten_arguments(*self._arguments, self._adapter.is_model, given)
+        size = sum(math.prod(one.shape) for one in self._adapter.parameters(self._layer))
+        return bool(given) or size > LARGE  # what is built on other layers may change them
+
+    def _marks(self, layer: Any) -> Marks:
+        own = ((place, one) for place, one in _kept(layer).items() if place not in self._framework)
+        found = ((place, self._mark(one.value)) for place, one in own)
+        return {place: mark for place, mark in found if mark is not None}
+
+    def _mark(self, value: Any) -> object:
+        """What tells a value from others; None for what is no tensor, number, or list of them."""
+        if self._values.holds(value):
+            return self._values.dtype(value), print_of(self._values.read(value))
+        if isinstance(value, (bool, int, float)):
+            return type(value), value
+        if isinstance(value, (tuple, list)):
+            marks = tuple(map(self._mark, value))
+            return None if None in marks else (type(value), *marks)
+        return None
+
+
+class _Kept(NamedTuple):
+    """A value of a layer, and the dict that it stands in."""
+
+    inside: dict[str, Any]
+    value: Any
+
+
+def _kept(layer: Any) -> dict[_Place, _Kept]:
+    own = vars(layer)
+    inside = {"": own, **{name: own[name] for name in KEEPERS if isinstance(own.get(name), dict)}}
+    return {(where, name): _Kept(values, values[name]) for where, values in inside.items() for name in values}
+
+
+@contextmanager
+def undrawn(adapter: Adapter) -> Iterator[None]:
+    """Whatever is drawn in it, the program's random numbers go on as if it had not been."""
+    of_framework, of_numpy, of_python = adapter.random_state(), np.random.get_state(), random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # MindSpore draws from it
+        if of_framework is not None:
+            adapter.set_random_state(of_framework)
