@@ -80,14 +80,25 @@ class Matching:
             return theirs in self.twins.get(ours, ())
         return ours is theirs is None
 
-    def is_twin(self, number: int, value: int) -> bool:
-        """The same for any value of the port, heard before or not."""
-        if number in self.twins.get(value, ()):
-            return True
-        one, other = self.ours.values[value], self.theirs.values[number]
-        if one is None or other is None or one.size != other.size or number == self.found:
-            return False
-        return apart(one, other) <= self.limit
+    def values_of(self, number: int) -> Collection[int]:
+        """The reference's values that any value of the port's is, heard before or not."""
+        if number not in self._values_of:
+            one = self.theirs.values[number]
+            self._values_of[number] = {
+                value
+                for value in self.twins
+                if (other := self.ours.values[value]) is not None and one is not None and one.size == other.size
+                if number != self.found and apart(one, other) <= self.limit
+            }
+        return self._values_of[number]
+
+    @cached_property
+    def _values_of(self) -> dict[int, set[int]]:
+        found: dict[int, set[int]] = {number: set() for number in self._known(self.heard, self.found)}
+        for value, some in self.twins.items():
+            for number in some:
+                found[number].add(value)
+        return found
 
 
 def _behind(end: int, made: Mapping[int, Event], right: Collection[int]) -> list[Step]:

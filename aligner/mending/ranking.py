@@ -32,7 +32,7 @@ other steps than in the reference.
 EARLY = 4
 """Of what the port lacks, the first values that its first wrong step may be made of."""
 
-HELPING = 40
+HELPING = 28
 """Edits that may be joined, each with each."""
 
 

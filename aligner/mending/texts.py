@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from aligner.adapter import Adapter
@@ -38,6 +38,10 @@ class Anchor:
     event: Event
     late: int
     inputs: Sequence[tuple[ast.AST, Operand]]
+    said: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """What is known already of values there, with how many operations deep it is, ..."""
+    unsaid: dict[int, int] = field(default_factory=dict)
+    """... and at which depth it is known that there is nothing."""
 
     @property
     def is_array(self) -> bool:
@@ -61,6 +65,8 @@ class Texts:
         self._side, self._layers = side, layers
         self._called: dict[Event, list[tuple[str, int, bool]]] = {}
         self._owned: dict[int, list[tuple[str, int]]] = {}
+        self._reached = 0
+        """How deep the expression is that is being written."""
         self.assumed: Mapping[int, int] = {}
         """Values of the port that are taken for these of the reference's: what an edit of an earlier turn makes."""
 
@@ -76,8 +82,24 @@ class Texts:
         """
         if isinstance(value, Constant):
             return self.number(value.value, anchor.event, line)
-        if value is None or depth > DEEPEST:
+        if value is None or depth > min(DEEPEST, anchor.unsaid.get(value, DEEPEST)):
             raise LookupError("too deep")
+        if value not in anchor.said:
+            around, self._reached = self._reached, depth
+            try:
+                anchor.said[value] = self._text(value, anchor, depth, line), self._reached - depth
+            except LookupError:
+                anchor.unsaid[value] = depth - 1
+                raise
+            finally:
+                self._reached = max(around, self._reached)
+        said, height = anchor.said[value]
+        if depth + height > DEEPEST:
+            raise LookupError("too deep")
+        self._reached = max(self._reached, depth + height)
+        return said
+
+    def _text(self, value: int, anchor: Anchor, depth: int, line: str) -> str:
         known = self._known(value, anchor)
         if known is not None:
             return known
@@ -134,7 +156,8 @@ class Texts:
             if isinstance(number, int) and self._stands_for(number, value, number in twins):
                 return bracketed(self.source(anchor.event, node)), number
         for name, number, is_array in self._names(anchor.event):
-            if is_array == anchor.is_array and self._stands_for(number, value, self._matching.is_twin(number, value)):
+            twin = value in self._matching.values_of(number)
+            if is_array == anchor.is_array and self._stands_for(number, value, twin):
                 return name, number
         return None
 
@@ -215,7 +238,8 @@ class Texts:
                 for name, tensor in self._kept(owner)
                 if self._adapter.is_tensor(tensor)
             ]
-        return next((name for name, number in self._owned[id(owner)] if self._matching.is_twin(number, value)), None)
+        known = self._matching.values_of
+        return next((name for name, number in self._owned[id(owner)] if value in known(number)), None)
 
     def _kept(self, owner: Any) -> Iterator[tuple[str, object]]:
         for parameter in self._adapter.parameters(owner):

@@ -16,7 +16,7 @@ from aligner.source.ear import Ear
 
 torch = pytest.importorskip("torch")
 
-TEXT = '''
+TEXT = """
 import torch
 from torch import nn
 
@@ -55,7 +55,7 @@ class Plain(nn.Module):
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(2, 2)
-'''
+"""
 
 
 class Silent:
@@ -99,13 +99,15 @@ def test_a_layer_is_built_again_as_it_was(module):
     net = noted(lambda: module.Base("3", 4, 5, scale=0.5, more=1))
     made = Building.of(load("torch"), net).run(ear(net))
     assert (made.scale, made.more, made.linear.in_features) == (1.0, {"more": 1}, 3)
-    assert torch.equal(made.other, net.other) and made.other is not net.other
+    assert torch.equal(made.other, net.other)
+    assert made.other is not net.other
 
 
 def test_of_a_class_upon_another_the_outermost_constructor_counts(module):
     net = noted(lambda: module.Own(3))
     made = Building.of(load("torch"), net).run(ear(net))
-    assert type(made) is module.Own and torch.equal(made.other, net.other)
+    assert type(made) is module.Own
+    assert torch.equal(made.other, net.other)
 
 
 def test_a_copy_is_built_as_the_last_of_its_class(module):
@@ -133,12 +135,14 @@ def test_edited_code_changes_what_it_makes_and_nothing_else(module):
     assert building.heard(ear(net))
     texts = {module.__file__: TEXT.replace("* base", "* base + 1")}
     other = TEXT.replace("self.linear(x)", "self.linear(x + 1)")
-    assert building.concerns(texts) and not building.concerns({module.__file__: other})
+    assert building.concerns(texts)
+    assert not building.concerns({module.__file__: other})
     before, state = net(x), {**vars(net)}
     with building.instead(building.run(ear(net, texts))):
-        assert net.table.tolist() == [1, 4, 7, 10] and net.other.tolist() == [1.5, 6, 10.5, 15]
+        assert (net.table.tolist(), net.other.tolist()) == ([1, 4, 7, 10], [1.5, 6, 10.5, 15])
         assert not torch.equal(net(x), before)
-    assert torch.equal(net(x), before) and vars(net).keys() == state.keys()
+    assert torch.equal(net(x), before)
+    assert vars(net).keys() == state.keys()
     assert all(vars(net)[name] is value for name, value in state.items())
 
 
@@ -149,4 +153,4 @@ def test_a_table_that_the_layer_has_otherwise_by_now_stays(module):
     assert building.heard(ear(net))
     texts = {module.__file__: TEXT.replace("* base", "* base + 1")}
     with building.instead(building.run(ear(net, texts))):
-        assert net.table.tolist() == [5, 8, 11, 14] and net.other.tolist() == [1.5, 6, 10.5, 15]
+        assert (net.table.tolist(), net.other.tolist()) == ([5, 8, 11, 14], [1.5, 6, 10.5, 15])
