@@ -125,11 +125,11 @@ def counted(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
     all equal ones of a statement, an end of a range, what a division is done of; a sign; a limit that counts or not.
     """
     for statement in _statements(sources.text(file), line):
-        groups: dict[str, list[tuple[ast.AST, Sequence[str]]]] = {}
+        groups: dict[tuple[str, int], list[tuple[ast.AST, Sequence[str]]]] = {}
         for node, texts in _off_by_one(statement):
             key = "1" if isinstance(node, ast.BinOp) and _adds_one(node) else sources.words(file, node)
-            groups.setdefault(key, []).append((node, texts))
-        for said, nodes in groups.items():
+            groups.setdefault((key, len(texts)), []).append((node, texts))
+        for (said, _), nodes in groups.items():
             for together in [nodes] * (len(nodes) > 1) + [[one] for one in nodes]:
                 for way in range(len(together[0][1])):
                     texts = [texts[way].format(said) for _, texts in together]

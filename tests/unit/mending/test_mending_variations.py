@@ -53,6 +53,7 @@ def test_variables_that_are_made_beside_each_other_change_names(tmp_path):
         ("y = roll(roll(x, -s, 1), -s, 2)", ["roll(roll(x, s, 1), s, 2)", "roll(roll(x, s, 1), -s, 2)"]),
         ("y = arange(n - 1, n + m - 1)", ["arange(n, n + m)", "arange(n - 2, n + m - 1)"]),
         ("y = x > k", ["x >= k"]),
+        ("y = pad(-k % p, -k)", ["pad((-k - 1) % p, -k)", "pad(k % p, k)"]),
     ],
 )
 def test_numbers_that_are_one_off(tmp_path, line, others):
