@@ -94,7 +94,7 @@ def judge(bug: Bug, answer: Json, changed: AbstractSet[int] = frozenset()) -> Ju
         sure=_sure(bug.origins, chosen, changed),
         plain=plain,
         plain_every=plain_every,
-        misses=tuple(_misses(bug, named, first, strangers, chosen, changed)),
+        misses=(*_misses(bug, named, first, strangers, chosen, changed), *_broken(answer)),
         faults=tuple(_faults(bug, answer)),
         timing=answer["port"].get("timing") or {},
     )
@@ -215,6 +215,13 @@ def _half_right(origin: Origin, entry: Json, changed: AbstractSet[int]) -> Itera
         yield f"cause: {place} is {'/'.join(origin.causes)}, not {', '.join(ids[:NAMED]) or 'none'}"
     elif not any(cause.get("confirmed") for cause in right):
         yield f"confirmed: {place} {right[0]['id']} was not"
+
+
+def _broken(answer: Json) -> Iterator[str]:
+    """A mistake of aligner's own."""
+    for warning in answer.get("warnings", ()):
+        if warning["id"] == "edits-failed":
+            yield f"the search for edits ended with {warning['facts']['error']}"
 
 
 def _told(entry: Json) -> str:
