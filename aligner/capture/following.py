@@ -109,7 +109,7 @@ class Following:
     """Follows the calls of a run as they nest; `tell` gets a finding for each layer."""
 
     def __init__(self, adapter: Adapter, model: Any, tell: Callable[[str, dict[str, Any]], None]) -> None:
-        self._adapter, self._values = adapter, Values(adapter)
+        self._adapter, self._model, self._values = adapter, model, Values(adapter)
         self._tell = tell
         self._own = {path for path, layer in adapter.layers(model) if adapter.spec(layer).kind not in KINDS}
         self._waits = adapter.name == "mindspore"
@@ -122,19 +122,20 @@ class Following:
         self._failed = False
         """Something of ours went wrong: the net runs on, and nobody is followed any more."""
 
-    def build(self, model: Any) -> None:
-        """Follow how the layers make their tables when they are built: they are built again for that."""
+    def built(self) -> Following:
+        """With how the layers make their tables when they are built: they are built again for that."""
         started = time.monotonic()
-        for path, layer in self._adapter.layers(model):
+        for path, layer in self._adapter.layers(self._model):
             building = Building.of(self._adapter, layer) if path in self._own else None
             if building is None or time.monotonic() - started > SECONDS:
                 continue
             self._stack.append(_Code(followed=True))
             with suppress(Exception):  # it cannot be built again: then its tables are what they are
-                if building.heard(Ear(self._adapter, model, self, {})):
+                if building.heard(Ear(self._adapter, self._model, self, {})):
                     self._read(self._stack[-1])
                     self._built[path] = self._stack[-1]
             self._stack.clear()
+        return self
 
     def listen(self, handles: list[Handle]) -> Following:
         """Be told of operations until this is removed, which is added to these."""

@@ -69,8 +69,7 @@ class Capture:
         self.steps = 0
         self.raised: Optional[BaseException] = None
         """What stopped the net, where who runs it knows better than what leaves the block tells."""
-        self._adapter = adapter
-        self._model = model
+        self._adapter, self._model = adapter, model
         self._options = options or Options()
         self._progress = progress or Progress(None, messages.language())
         self._handles: list[Handle] = []
@@ -113,8 +112,7 @@ class Capture:
                 self._handles.append(self._adapter.silence_dropout(self._model))
                 self._silenced = True
             if follows(self._options.follow, self._adapter, self._model):
-                self._following = Following(self._adapter, self._model, self._writer.finding)
-                self._following.build(self._model)
+                self._following = Following(self._adapter, self._model, self._writer.finding).built()
             if self._options.operations:
                 gaps = Gaps(self._writer.finding)
                 self._ears.append(gaps)

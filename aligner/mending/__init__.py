@@ -3,6 +3,7 @@
 events    what both sides' code did, in the same words: operations, calls of layers, values by number
 theirs    the reference's events, out of its dump
 heard     the port's events, of a run of one layer's code
+ground    what a call is run on: the reference's values
 running   one call of a layer, run again from edited source, the layers in it handing on the reference's values
 texts     a value of the reference in the port's words
 search    edits that may put a wrong value right, the smallest first

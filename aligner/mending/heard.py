@@ -224,9 +224,7 @@ class Heard:
             nodes = [node.left, node.comparators[0]]
         elif isinstance(node, (ast.Subscript, ast.Attribute)):
             nodes = [node.value]
-        elif isinstance(
-            node, ast.AugAssign
-        ):  # of what is written into an item: what it is changed by is told by itself
+        elif isinstance(node, ast.AugAssign):  # what is written into an item is told by itself
             nodes, values = [node.value], values[1:2] if len(values) == 2 else []
         elif isinstance(node, ast.Assign) and len(values) == 3:
             nodes, values = [node.value], values[2:]

@@ -18,8 +18,9 @@ from aligner.compare.checks import LIMIT, Check
 from aligner.compare.net import CallId
 from aligner.mending.events import Story
 from aligner.mending.frameworks import Differing
+from aligner.mending.ground import Ground
 from aligner.mending.hunks import hunks, rebuilt, sizes
-from aligner.mending.running import FailedError, Ground, LostError, Parent, Running
+from aligner.mending.running import FailedError, LostError, Parent, Running
 from aligner.mending.sources import Sources
 from aligner.mending.stepping import Stepping, wrong_of
 from aligner.mending.theirs import Theirs

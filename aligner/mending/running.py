@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Optional, Protocol
+from typing import Any, Optional
 
 from aligner.adapter import Adapter
 from aligner.compare.checks import Check
@@ -18,6 +18,7 @@ from aligner.compare.net import CallId, is_input
 from aligner.fingerprint import print_of
 from aligner.mending.care import Care
 from aligner.mending.events import RETURN, Event
+from aligner.mending.ground import Ground
 from aligner.mending.heard import Heard
 from aligner.mending.memory import Arguments, Memory
 from aligner.mending.sources import Sources
@@ -28,61 +29,8 @@ from aligner.source.ear import Ear, replaced
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
 from aligner.values import Values
 
-if TYPE_CHECKING:
-    from aligner.dump.reader import Entry
-
 KEPT = 64 << 20
 """Bytes of what layers hand on that are kept from one run to the next."""
-
-
-class Plan(Protocol):
-    """Which of the port's values and calls stand for which of the reference's."""
-
-    @property
-    def entries(self) -> Mapping[Key, Entry]:
-        """The reference's record by the port's address."""
-
-    @property
-    def calls(self) -> Mapping[CallId, CallId]:
-        """The reference's call by the port's."""
-
-    @property
-    def layers(self) -> Mapping[str, str]:
-        """The reference's layer by the port's."""
-
-    @property
-    def short(self) -> Optional[str]:
-        """The short float type that the port usually computes in."""
-
-    @property
-    def lowered(self) -> Mapping[str, str]:
-        """What layers of the reference compute in, where that is a short float type."""
-
-
-class Ground(Protocol):
-    """What a call of the port's is run on."""
-
-    @property
-    def plan(self) -> Plan:
-        """The counterparts."""
-
-    def layer(self, path: str) -> Optional[object]:
-        """The port's layer."""
-
-    def arguments(self, call: Call) -> tuple[tuple[object, ...], dict[str, object]]:
-        """The reference's arguments of a call of the port's."""
-
-    def off(self, check: Check, tensor: object) -> float:
-        """How far a value is off that was made at a check's place."""
-
-    def around(self, own: Call, parent: str) -> Call:
-        """The call of the port's layer `parent` in which this one was made."""
-
-    def before(self, call: Call) -> Mapping[str, int]:
-        """How often each layer had run when this call began."""
-
-    def others(self, call: Call, this: CallId, found: Tensors) -> Mapping[str, object]:
-        """The reference's values for those of one call inside `call`."""
 
 
 Vain = Callable[[Key, float], bool]

@@ -13,10 +13,11 @@ from aligner.fingerprint import distances
 from aligner.mending.blindly import Blindly
 from aligner.mending.events import LAYER, Event, Story
 from aligner.mending.frameworks import Differing, differing
+from aligner.mending.ground import Ground
 from aligner.mending.heard import Heard
 from aligner.mending.matching import AGREE, Matching
 from aligner.mending.ranking import Ranking
-from aligner.mending.running import FailedError, Ground, InVainError, Parent
+from aligner.mending.running import FailedError, InVainError, Parent
 from aligner.mending.search import Candidate, Search
 from aligner.mending.sources import Sources
 from aligner.mending.texts import Texts
