@@ -78,7 +78,7 @@ class Memory(Care):
         if key is not None and key in self._made:
             return self._made[key][0]
         self.check(word, given, args, kwargs)
-        output = compute()
+        output = self.settled(compute())
         known = row(word)
         shares = known is None or known.word in _SHARING
         target = args[0] if output is None and args else output
