@@ -7,6 +7,7 @@ numbers divided by zero, and indices outside of what they point into.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from aligner.structure import Tensors, flatten_arguments
@@ -54,9 +55,10 @@ class Care:
         return self.settled(compute())
 
     def settled(self, output: Any) -> Any:
-        """The same, read once: MindSpore goes on before an operation has ended, and dies of one whose operand failed."""
+        """The same, read once: MindSpore goes on before an operation has ended, and dies of what is not there yet."""
         for one in self.of((output,), {}):
-            self.values.read(one)
+            with suppress(ValueError):  # it has no values to read
+                self.values.read(one)
         return output
 
     def check(self, word: str, given: Sequence[object], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
