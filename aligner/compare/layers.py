@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Optional
 
+from aligner.compare.calls import paired_calls
 from aligner.compare.composites import COMPOSITES, by_hand
 from aligner.compare.naming import by_content, by_map, by_name, by_replay, family
 from aligner.compare.net import CallId, Net, Visit
@@ -79,7 +80,7 @@ def pair_layers(
     pairing.add(_consistent(by_name(reference, port), replayed, holders, reference, port))
     if reference.partial or port.partial:
         pairing.add(by_content(reference, port))
-    _pair_calls(pairing, reference, port)
+    pairing.calls.update(paired_calls(pairing.layers, reference, port))
     _pair_rows(pairing, reference, port)
     _pair_parents(pairing, reference, port, {(pair.reference, pair.port) for pair in replayed})
     _pair_owners(pairing, reference, port)
@@ -132,21 +133,6 @@ def _holders(net: Net) -> set[str]:
         if net.weights(visit.call.layer):
             found.update(v.call.layer for v in _around(visit) if net.kind(v.call.layer) not in COMPOSITES)
     return found
-
-
-def _pair_calls(pairing: Pairing, reference: Net, port: Net) -> None:
-    """The i-th call of a layer meets the i-th call of its counterpart, if there are as many (parents: at any rate)."""
-    ours, theirs = reference.by_layer(), port.by_layer()
-    for pair in pairing.layers:
-        one, other = ours.get(pair.reference, []), theirs.get(pair.port, [])
-        whole = len(one) == len(other) or _cut_short(reference, one, port, other)
-        if whole or pair.by == "map" or (pair.reference in reference.inner or pair.port in port.inner):
-            pairing.calls.update((a.id, b.id) for a, b in zip(one, other))
-
-
-def _cut_short(reference: Net, one: Sequence[Visit], port: Net, other: Sequence[Visit]) -> bool:
-    """Whether the side that has fewer calls raised before it came to the rest."""
-    return (reference.cut and len(one) < len(other)) or (port.cut and len(other) < len(one))
 
 
 def _pair_rows(pairing: Pairing, reference: Net, port: Net) -> None:

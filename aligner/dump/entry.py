@@ -19,6 +19,9 @@ from aligner.record import Array, Key, display
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
 
+SAMPLED, RUNS = 1024, 16
+"""Elements of a sample, and the runs of neighbours that it is read in where it is not all."""
+
 _UNIT = 16  # pieces are a multiple of this: whole elements of every type, whole words of the checksum
 
 
@@ -164,6 +167,23 @@ class Entry:
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Array:
         return self.load() if dtype is None else self.load().astype(dtype)
+
+    def sample(self) -> Array:
+        """Some of the values, flat: equal values have equal samples, and little is read of large ones.
+
+        Raises:
+            DumpError: the values cannot be read. That they are damaged shows only where all is read.
+        """
+        if self.form != VALUES:
+            raise DumpError("dump-form", path=self._dump.path, layer=self._name(), form=self.form)
+        self._dump._guarded()
+        offset, storage = self._dump._index.offsets[self._row], DTYPES[self.dtype].storage
+        count = self.nbytes // storage.itemsize
+        runs, length = (1, count) if count <= SAMPLED else (RUNS, SAMPLED // RUNS)
+        flat = np.empty((runs, length), storage)
+        for place, run in zip(np.linspace(0, count - length, runs).astype(np.int64), flat):
+            self._dump._read_into(run.view(np.uint8), offset + int(place) * storage.itemsize)
+        return decode(flat.reshape(-1), self.dtype)
 
     def statistics(self) -> Statistics:
         """Minimum, maximum, mean, root mean square, and how many are NaN or infinite; one pass, piece by piece."""

@@ -151,7 +151,7 @@ class Borders:
     def __init__(self, uses: Uses) -> None:
         self.elsewhere: dict[Key, Optional[Entry]] = {}
         self.refuted: set[Key] = set()
-        """Values whose counterparts the port does not make later, as it turned out: what it makes is no better."""
+        """Values that are at no other border, as it turned out: what is made of them is no better."""
         self.doubted: set[Key] = set()
         """Values that may be wrong after all: a later value of the code that was given them is, or they are at another
         border what was wrong at this one."""
@@ -178,11 +178,14 @@ class Borders:
 
         `judge` sets it against another one, in the shape given or in its own; `code` goes on with it.
         """
-        others = [(judge(other), other) for other in self._uses.used.get(check.port, ())]
+        used = self._uses.used.get(check.port, ()) if check.port not in self.refuted else ()
+        others = [(judge(other), other) for other in used]
         if others:
             nearest, other = min(others, key=lambda pair: pair[0].error)
             if not nearest.suspicious:
                 self.elsewhere[check.port] = other
+                waiting = _Waiting(check, code, prints.taken(found.raw()))
+                self._given += [waiting] if waiting.given and waiting.comparable else []
                 return Moved(excused(check), other)
             if nearest.error < NEARER * check.error:
                 self.elsewhere[check.port] = other

@@ -251,3 +251,61 @@ def test_a_norm_that_is_the_encoders_or_the_nets_is_no_mistake(tmp_path, inside)
     found = pairs.compared(tmp_path, telling(Encoding(inside)), Encoding(not inside), torch.randn(3, 7, 5))
     assert found.aligned
     assert not found.origins
+
+
+class Two(nn.Module):
+    """One encoder for two images, and a head for what it makes of both."""
+
+    def __init__(self, first="left", heads="left", skip=False):
+        super().__init__()
+        self.enc = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 8))
+        self.head = nn.Linear(8, 8)
+        self.first, self.heads, self.skip = first, heads, skip
+
+    def forward(self, left, right):
+        if self.first == "left":
+            a, b = self.enc(left), self.enc(right)
+        else:
+            b, a = self.enc(right), self.enc(left)
+        b = b * 0.5 if self.skip else b
+        return (self.head(a), self.head(b)) if self.heads == "left" else (self.head(b), self.head(a))[::-1]
+
+
+def images():
+    return tuple(torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+
+
+@pytest.mark.parametrize("port", [Two("right"), Two("left", "right"), Two("right", "right")])
+def test_one_encoder_may_begin_with_either_of_two_images(tmp_path, port):
+    found = pairs.compared(tmp_path, telling(Two()), port, *images())
+    assert found.aligned
+
+
+def test_a_mistake_beside_another_order_of_calls_is_told_where_it_is(tmp_path):
+    found = pairs.compared(tmp_path, telling(Two()), Two("right", skip=True), *images())
+    (origin,) = found.origins
+    assert (origin.where, origin.between) == ("glue", ("head", "head"))
+    assert [cause.id for cause in origin.causes if cause.confirmed] == ["code-edit"]
+
+
+class Steps(nn.Module):
+    """One layer that is called for one part after the other; a port may leave the first to last out."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self.fc = nn.Linear(16, 8)
+        self.parts = parts
+
+    def forward(self, x):
+        return torch.stack([self.fc(x[:, part]) for part in self.parts], 1).sum(1)
+
+
+@pytest.mark.parametrize("parts", [(4, 3, 2, 1, 0), (1, 3, 0, 4, 2)])
+def test_parts_that_are_worked_on_in_another_order_are_no_mistake(tmp_path, parts):
+    assert pairs.compared(tmp_path, telling(Steps(range(5))), Steps(parts), images()[0]).aligned
+
+
+def test_a_call_fewer_is_the_one_that_is_missing(tmp_path):
+    found = pairs.compared(tmp_path, telling(Steps(range(5))), Steps((1, 2, 3, 4)), images()[0])
+    (origin,) = found.origins
+    assert origin.where == "glue"

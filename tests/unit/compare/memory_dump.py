@@ -37,6 +37,9 @@ class MemoryEntry:
     def load(self):
         return decode(self._array, self.dtype)
 
+    def sample(self):
+        return self.load().reshape(-1)[:1024]
+
     def stream(self, buffer, verify=True):
         storage = DTYPES[self.dtype].storage
         flat = self._array.reshape(-1)

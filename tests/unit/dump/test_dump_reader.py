@@ -284,7 +284,7 @@ def test_a_form_of_a_later_aligner_is_listed_but_not_loaded(tmp_path):
     with open_dump(forged(tmp_path / "x.h5", lambda parts: None, [later, row(order=1)])) as dump:
         assert dump.entries[0].form == "sketch-1"
         assert dump.entries[0].shape == (1000, 1000)
-        for look in (dump.entries[0].load, dump.entries[0].statistics, dump.entries[0].raw):
+        for look in (dump.entries[0].load, dump.entries[0].statistics, dump.entries[0].raw, dump.entries[0].sample):
             with pytest.raises(DumpError, match="sketch-1"):
                 look()
         assert dump.entries[1].load().size == 4
@@ -352,6 +352,21 @@ def test_statistics(tmp_path):
     assert (found[3].mean, found[3].count) == (0.5, 2)
     assert found[4].maximum == 5
     assert (found[5].nan, np.isnan(found[5].maximum)) == (3, True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool"])
+@pytest.mark.parametrize("count", [0, 1, 1024, 1025, 70000])
+def test_a_sample_is_all_of_a_small_value_and_runs_of_a_large_one(tmp_path, dtype, count):
+    values = np.arange(count).astype(DTYPES[dtype].storage)
+    with open_dump(make(tmp_path / "x.h5", [record(0, values.reshape(-1, 1), dtype)])) as dump:
+        found = dump.entries[0].sample()
+        every = dump.entries[0].load().reshape(-1)
+    assert found.shape == (min(count, 1024),)
+    if count <= 1024:
+        assert np.array_equal(found, every)
+    else:
+        assert np.array_equal(found[:64], every[:64])
+        assert np.array_equal(found[-64:], every[-64:])
 
 
 def test_find_and_lists(tmp_path):

@@ -1,0 +1,125 @@
+"""Which call of a layer's counterpart stands for which of the layer's: in order, or in the order that values tell.
+
+A net that works on two images with one encoder may begin with either. Where the calls are not each other's in order,
+and are so in another, that one holds, for the layers inside as well; where no values tell, it is the order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from aligner.compare.net import CallId, Net, Visit
+from aligner.errors import DumpError
+
+if TYPE_CHECKING:
+    from aligner.compare.verdict import LayerPair
+
+NEAR, APART = 1e-3, 1e-2
+"""Calls are each other's where what they are given differs by no more than the one part, and not beyond the other."""
+
+LEAST = 16
+"""So many values may be equal by chance."""
+
+MOST = 1024
+"""Of more calls of one layer the order tells."""
+
+
+def paired_calls(layers: Iterable[LayerPair], reference: Net, port: Net) -> Mapping[CallId, CallId]:
+    """By the reference's call the port's, for layers with as many calls on both sides; parents, and those whose values
+    tell, at any rate."""
+    ours, theirs = reference.by_layer(), port.by_layer()
+    rows = [(pair, ours.get(pair.reference, []), theirs.get(pair.port, [])) for pair in layers]
+    found: dict[CallId, CallId] = {}
+    for pair, one, other in sorted((row for row in rows if row[1] and row[2]), key=lambda row: row[1][0].call.first):
+        told = _by_parent(one, other, found) or _by_value(one, other)
+        found.update((one[i].id, other[j].id) for i, j in told.items())
+        whole = len(one) == len(other) or _cut_short(reference, one, port, other)
+        if whole or pair.by == "map" or (pair.reference in reference.inner or pair.port in port.inner):
+            rest = [visit for i, visit in enumerate(one) if i not in told]
+            left = [visit for j, visit in enumerate(other) if j not in told.values()]
+            found.update((a.id, b.id) for a, b in zip(rest, left))
+    return found
+
+
+def _cut_short(reference: Net, one: Sequence[Visit], port: Net, other: Sequence[Visit]) -> bool:
+    """Whether the side that has fewer calls raised before it came to the rest."""
+    return (reference.cut and len(one) < len(other)) or (port.cut and len(other) < len(one))
+
+
+def _by_parent(one: Sequence[Visit], other: Sequence[Visit], found: Mapping[CallId, CallId]) -> Mapping[int, int]:
+    """Indices of calls inside calls that are each other's in another order; none where all are in order."""
+    inside: dict[CallId, list[int]] = {}
+    for j, visit in enumerate(other):
+        if visit.parent is not None:
+            inside.setdefault(visit.parent.id, []).append(j)
+    told: dict[int, int] = {}
+    for i, visit in enumerate(one):
+        counterpart = found.get(visit.parent.id) if visit.parent is not None else None
+        if counterpart is None or not inside.get(counterpart):
+            return {}
+        told[i] = inside[counterpart].pop(0)
+    return told if any(i != j for i, j in told.items()) else {}
+
+
+def _by_value(one: Sequence[Visit], other: Sequence[Visit]) -> Mapping[int, int]:
+    """Indices of calls that were given the same; none where order tells as much."""
+    if len(one) == len(other) == 1 or max(len(one), len(other)) > MOST:
+        return {}
+    odd = [k for k, (a, b) in enumerate(zip(one, other)) if not _same(a, b)]
+    if not odd and len(one) == len(other):
+        return {}
+    last = min(len(one), len(other))
+    rows = [*odd, *range(last, len(one))]
+    columns = [*odd, *range(last, len(other))]
+    near = _near(_samples(one, rows), _samples(other, columns))
+    taken = [j for places in near.values() for j in places]
+    told = {i: places[0] for i, places in near.items() if len(places) == 1 and taken.count(places[0]) == 1}
+    return told if any(i != j for i, j in told.items()) else {}
+
+
+def _samples(visits: Sequence[Visit], places: Iterable[int]) -> Mapping[int, Any]:
+    taken = ((place, _given(visits[place])) for place in places)
+    return {place: sample for place, sample in taken if sample is not None}
+
+
+def _near(one: Mapping[int, Any], other: Mapping[int, Any]) -> Mapping[int, list[int]]:
+    """By the index of each sample those of the other row that it may be."""
+    sizes: dict[int, tuple[list[int], list[int]]] = {}
+    for side, row in enumerate((one, other)):
+        for index, sample in row.items():
+            sizes.setdefault(sample.size, ([], []))[side].append(index)
+    found: dict[int, list[int]] = {}
+    for ours, theirs in sizes.values():
+        columns = np.stack([other[j] for j in theirs] or [np.empty(0)])
+        for i in ours if theirs else ():
+            apart = np.linalg.norm(columns - one[i], axis=1)
+            found[i] = [theirs[k] for k in np.flatnonzero(apart <= NEAR * np.linalg.norm(columns, axis=1))]
+    return found
+
+
+def _same(one: Visit, other: Visit) -> bool:
+    """Whether two calls were given the same, or near enough that no other order need be asked for."""
+    if [entry.content for entry in one.inputs] == [entry.content for entry in other.inputs]:
+        return True
+    return _apart(_given(one), _given(other)) <= APART
+
+
+def _given(visit: Visit) -> Optional[Any]:
+    """Samples of what a call was given, one behind the other; None where that tells nothing."""
+    try:
+        samples = [entry.sample() for entry in visit.inputs]
+    except DumpError:  # it is told where all is read
+        return None
+    flat = np.concatenate(samples) if samples else np.empty(0)
+    wide = np.abs(flat).astype(np.float64) if flat.dtype.kind == "c" else flat.astype(np.float64)
+    return wide if wide.size >= LEAST and np.isfinite(wide).all() and np.ptp(wide) > 0.0 else None
+
+
+def _apart(one: Optional[Any], other: Optional[Any]) -> float:
+    """How far two samples differ, as a part of them; 1 where that cannot be said."""
+    if one is None or other is None or one.size != other.size:
+        return 1.0
+    return float(np.linalg.norm(one - other) / max(float(np.linalg.norm(one)), float(np.linalg.norm(other))))
