@@ -86,8 +86,8 @@ class Blindly:
                         yield from [edit] if edit is not None else []
 
     def _of_helpers(self) -> Iterator[Candidate]:
-        """Calls of functions of the user's, the last ones first: two arguments in each other's places; one that has a
-        default and is called as something that the code has.
+        """Calls of functions of the user's, the last ones first: two arguments in each other's places, another value of
+        the code's; one that has a default and is called as something that the code has.
         """
         wrong = {value for value, _ in self._matching.wrong}
         calls = [one for one in self._matching.heard if one.word == HELPER and {*one.results} & wrong]
@@ -97,6 +97,8 @@ class Blindly:
                 continue
             for edit in self._forgotten(event, event.node):
                 yield Candidate(TURNED + 0.1 * late, (edit,), MISSING, (), 9)
+            for number, edit in enumerate(itertools.islice(self._others(event), SWAPPED)):
+                yield Candidate(TURNED + 0.1 * late + 0.02 * number, (edit,), OTHER, (), 9)
             given = [one for one in event.node.args if not isinstance(one, ast.Starred)]
             given += [one.value for one in event.node.keywords if one.arg]
             for one, other in itertools.combinations(given, 2):
@@ -106,6 +108,16 @@ class Blindly:
                 if len(found) == 2 and found not in seen:
                     seen.add(found)
                     yield Candidate(TURNED + 0.1 * late, found, EXCHANGED, (), 9)
+
+    def _others(self, event: Event) -> Iterator[Edit]:
+        """Values that such a call is given, and others of that shape that its code has a name for."""
+        shapes = self._matching.theirs.shapes
+        names = [(name, value) for name, value in self._texts.names(event) if name.isidentifier()]
+        for node, value in event.inputs:
+            if isinstance(node, ast.Name) and isinstance(value, int):
+                alike = (name for name, other in names if other != value and shapes[other] == shapes[value])
+                edits = (self._search.edit(event, node, name) for name in alike)
+                yield from (edit for edit in edits if edit is not None)
 
     def _forgotten(self, event: Event, call: ast.Call) -> Iterator[Edit]:
         """Arguments that a function takes and is not given here."""

@@ -111,7 +111,7 @@ class Heard:
             while self._entered[-1][0] != where:  # it raised, and the code went on
                 self._entered.pop()
             _, frame, began = self._entered.pop()
-            if len(results) == 1:
+            if results:
                 self.story.events.append(_at(Event(HELPER, (), results, began=began), frame))
             return
         event = self.pending.pop()

@@ -36,6 +36,9 @@ DEPTH = 4
 CALLS = 48
 """Other calls that are run with an edit."""
 
+SAME = 4
+"""Of these, which are run while it is looked for: they run other ways through the same code, as a rule."""
+
 SMALL, ALLOWED = 1e-4, 4.0
 """Errors that a kernel of the framework's may make, and how many times as far off others may be for it."""
 
@@ -276,7 +279,9 @@ class Mending:
         if len(why) == DEPTH:
             return None
         try:
-            best, edited, trials = self._stepping.step(group.checks, parent, story, sources)
+            best, edited, trials = self._stepping.step(
+                group.checks, parent, story, sources, lambda edited: any(self._broken(group, edited, SAME))
+            )
         except FailedError:  # with the edits so far its code does not run
             return None
         result.trials += trials
@@ -320,12 +325,12 @@ class Mending:
         except FailedError:
             return False
 
-    def _broken(self, group: _Group, sources: Sources) -> Iterator[str]:
-        """Layers whose code was right and is not, with these edits."""
+    def _broken(self, group: _Group, sources: Sources, most: int = CALLS) -> Iterator[str]:
+        """Layers whose code was right and is not, with these edits: those of the same class first."""
         others = [one for one in self._groups if one is not group and not one.fails]
         kind = type(self._ground.layer(group.call.layer))
         others.sort(key=lambda one: type(self._ground.layer(one.call.layer)) is not kind)
-        for other in others[:CALLS]:
+        for other in others[:most]:
             try:
                 parent = self._running.parent(other.call, other.checks)
                 was = {check.port for check in wrong_of(other.checks, parent.trial(self._sources))}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import ChainMap, Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
@@ -28,6 +28,12 @@ INSIDE = 6
 """Edits that take one step more, the smallest, which are run though what comes of them is not known, for it is done in
 other steps than in the reference.
 """
+
+IDLE = {"clamp": 0, "abs": 0, "relu": 0, "floor": 0, "round": 0, "where": -1}
+"""Words of operations that often leave a value as it is, and which of their operands that is."""
+
+GAINED = 4
+"""So many values that the port lacks, and has after an edit, speak for it."""
 
 EARLY = 4
 """Of what the port lacks, the first values that its first wrong step may be made of."""
@@ -53,6 +59,8 @@ class Ranking:
         self._events = [*matching.heard, *([end] if end is not None else [])]
         self._end = end
         self._lines: dict[tuple[str, str], list[Event]] = {}
+        self._odd: set[Event] = set()
+        """What makes something else of the reference's values: they have other shapes, or it does something else."""
         self._steps = {
             _step(event, [self._class(one) for one in event.operands]): [matching.classes.get(r) for r in event.results]
             for event in matching.ours.events
@@ -65,7 +73,7 @@ class Ranking:
             return [*found[:TRIALS]]
         start = self._left(())
         for one in found:
-            one.left = self._left(one.moves)
+            one.left, one.gained = self._after(one.moves)
         sure = [one for one in found if not one.left]
         if not sure or sure[0].cost >= 8:
             helping = sorted(
@@ -78,12 +86,14 @@ class Ranking:
                 better = sorted(joined, key=lambda one: one.cost + 0.5 * one.left)[:12]
                 triples = [three for two in better for one in helping if (three := self._joined(two, one, two.left))]
                 sure += [one for one in triples if not one.left]
-        forward = [one for one in found if one.left and one.left < start and self._is_first(one)]
-        early = sorted(forward, key=lambda one: (self._when(one), one.cost))
-        forward = [*dict.fromkeys(one for pair in zip(forward, early) for one in pair)]
+        forward = [one for one in found if one.left and one.left < start]
+        forward = [one for one in forward if one.gained >= GAINED or self._is_first(one)]
+        early = sorted(forward, key=lambda one: (self._when(one), not self._is_same(one), one.cost))
+        most = sorted(forward, key=lambda one: (-one.gained, one.cost))
+        forward = [*dict.fromkeys(one for three in zip(forward, early, most) for one in three)]
         forward += [one for one in found if one.why == MISSING and one.left >= start][:INSIDE]
         first = sorted(sure, key=lambda one: one.cost)[: TRIALS // 2]
-        first += [one for one in forward[: TRIALS // 4 + INSIDE] if one not in first]
+        first += [one for one in forward[: TRIALS // 3 + INSIDE] if one not in first]
         first += [one for one in found if one.why == EXCHANGED and one not in first][: TRIALS // 4]
         return first + [one for one in found if one not in first][: TRIALS // 2]
 
@@ -91,13 +101,23 @@ class Ranking:
         """Which of the wrong values it gives another."""
         return self._matching.found if not one.moves else min(one.moves[0][0].results, default=self._matching.found)
 
+    def _is_same(self, one: Candidate) -> bool:
+        """Whether it makes of right values what the reference makes by the same operation."""
+        event, _, value, _ = one.moves[0]
+        made = self._matching.makers[0].get(value)
+        return made is not None and made.word == event.word and self._has(made)
+
+    def _has(self, made: Event) -> bool:
+        """Whether the port has all that the reference's step works on."""
+        return all(not isinstance(v, int) or bool(self._matching.twins.get(v)) for v in made.operands)
+
     def _is_first(self, one: Candidate) -> bool:
         """Whether it gives the first wrong step what the reference's first lacking step makes, or comes of that."""
         event, _, value, _ = one.moves[0] if one.moves else (None, None, None, None)
         made = self._matching.makers[0].get(value) if value is not None else None
         if made is None or event is None:
             return False
-        if all(not isinstance(v, int) or bool(self._matching.twins.get(v)) for v in made.operands):
+        if self._has(made):
             return True
         early = event.word == made.word or value in self._early
         return early and not {*event.operands} & self._wrong
@@ -121,14 +141,19 @@ class Ranking:
         return Candidate(one.cost + other.cost + 1.0, edits, one.why, moves, left)
 
     def _left(self, moves: Sequence[Move]) -> int:
-        """How many wrong values there are still, as far as the same steps of the same values have the same results."""
+        return self._after(moves)[0]
+
+    def _after(self, moves: Sequence[Move]) -> tuple[int, int]:
+        """How many wrong values there are still, as far as the same steps of the same values have the same results, and
+        how many of those that the port lacks it has then.
+        """
         matching = self._matching
         moved = _Moved(
             {_place(event): (event, value, model) for event, node, value, model in moves if node is None},
             {id(node): (event, value) for event, node, value, _ in moves if node is not None},
             {},
         )
-        known, setter = ChainMap({}, self._plain[0]), self._plain[1]
+        known, setter, fresh = ChainMap({}, self._plain[0]), self._plain[1], set[int]()
         left = {number for place in moved.whole for number in self._at.get(place, ())}
         for node in moved.parts:
             for number in self._holding.get(node, ()):
@@ -137,17 +162,25 @@ class Ranking:
         while queue:
             number = heapq.heappop(queue)
             event = self._events[number]
-            for value, found in self._made(event, known, moved):
-                sure = _place(event) in moved.whole or value == matching.found
-                if (sure or setter.get(value, number) >= number) and known.get(value) != found:
+            for value, found in self._made(event, known, moved, fresh):
+                given = _place(event) in moved.whole
+                first = matching.makers[1].get(value) is event and self._is_fresh(event, moved, fresh)
+                sure = given or first or value == matching.found
+                if (sure or setter.get(value, number) >= number) and (given or known.get(value) != found):
                     known[value] = found
+                    fresh.add(value)
                     for user in self._users.get(value, ()):
                         if user > number and user not in left:
                             left.add(user)
                             heapq.heappush(queue, user)
+        gained = len({known.get(value) for value in fresh} & self._lacking)
         if known.get(matching.found) == matching.classes.get(matching.wanted):
-            return 0
-        return self._open(known) + 1
+            return 0, gained
+        return self._open(known) + 1, gained
+
+    @cached_property
+    def _lacking(self) -> set[int]:
+        return {self._matching.classes[value] for value, _ in self._matching.missing if value in self._matching.classes}
 
     def _into(self, number: int, node: int, moved: _Moved) -> Iterator[int]:
         """The events inside a function of the user's that is given something else, and that use it."""
@@ -169,10 +202,18 @@ class Ranking:
         }
         setter = dict.fromkeys(known, -1)
         for number, event in enumerate(self._events):
-            for value, found in self._made(event, known, _Moved({}, {}, {})):
-                if value not in known:
+            for value, found in self._made(event, known, _Moved({}, {}, {}), ()):
+                if value in self._heard:
+                    self._odd.add(event)
+                elif value not in known:
                     known[value], setter[value] = found, number
         return known, setter
+
+    @cached_property
+    def _heard(self) -> set[int]:
+        """Values whose numbers are none of the reference's."""
+        values = self._matching.theirs.values
+        return {one for one, _ in self._matching.wrong if values[one] is not None and one not in self._right}
 
     @cached_property
     def _at(self) -> Mapping[Any, list[int]]:
@@ -190,8 +231,10 @@ class Ranking:
         events = enumerate(self._events)
         return _grouped((one, number) for number, event in events for one in event.operands if isinstance(one, int))
 
-    def _made(self, event: Event, known: Mapping[int, Any], moved: _Moved) -> Iterator[tuple[int, Any]]:
-        """What the event's values are, so far as that follows."""
+    def _made(
+        self, event: Event, known: Mapping[int, Any], moved: _Moved, fresh: Collection[int]
+    ) -> Iterator[tuple[int, Any]]:
+        """What the event's values are, so far as that follows; `fresh` are values that come of the edits."""
         first, value, model = moved.whole.get(_place(event), (event, None, None))
         if value is not None and event.results and (model is None or self._is_fed(event, model, known)):
             yield event.results[0], self._turn(value, event, first)
@@ -213,8 +256,19 @@ class Ranking:
                 yield from ((result, taken[0]) for result in event.results)
             return
         results = self._steps.get(_step(event, taken))
-        if results is not None:
-            yield from zip(event.results, results)
+        if results is None and event.word in IDLE and taken[IDLE[event.word]] is not None:
+            results = [taken[IDLE[event.word]]]  # nothing is heard of what the reference does in vain
+        if results is None or (event in self._odd and not self._is_fresh(event, moved, fresh)):
+            return
+        yield from zip(event.results, results)
+
+    def _is_fresh(self, event: Event, moved: _Moved, fresh: Collection[int]) -> bool:
+        """Whether it works on something else than what it has made of the reference's values, in their own shapes."""
+        return (
+            any(isinstance(one, int) and one in fresh for one in event.operands)
+            or any(id(node) in moved.parts for node, _ in event.inputs)
+            or any((event, one) in moved.inside for one in event.operands)
+        )
 
     def _is_spoiled(self, event: Event, taken: Any) -> bool:
         """Whether a type is so short that what was right before is wrong in it."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 from aligner.mending.events import HELPER, LAYER, RETURN, Event
-from aligner.mending.matching import NEAREST, Matching
+from aligner.mending.matching import NEAREST, Matching, Step
 from aligner.mending.sources import Edit, Sources, change, edit_of
 from aligner.mending.texts import Anchor, Texts
 from aligner.words.calls import Constant, equal
@@ -54,7 +54,9 @@ class Candidate:
     why: str
     moves: tuple[Move, ...]
     left: int = 0
-    """Wrong values that there would be still, by what is known before it is run."""
+    """Wrong values that there would be still, by what is known before it is run, ..."""
+    gained: int = 0
+    """... and values of the reference's that there would be then."""
     old: str = ""
     """What stands in the place of the only edit."""
 
@@ -80,7 +82,7 @@ class Search:
         for anchor in self.anchors():
             event = anchor.event
             whole = anchor.node is event.node
-            for value, model in self._matching.near:
+            for value, model in (*self._matching.near, *self._formed(anchor)):
                 if whole and model is not None and model.word == event.word and event.word not in (LAYER, HELPER):
                     for edits, why in self._adjusted(anchor, model):
                         weights = [min(self._cost(edit), _AT_MOST.get(why, 99.0)) for edit in edits]
@@ -89,6 +91,16 @@ class Search:
             yield from self._replaced(anchor, whole)
         yield from self._exchanged()
         yield from self._again()
+
+    def _formed(self, anchor: Anchor) -> Iterator[Step]:
+        """What the reference has for a right value of another shape: with others it may do something else."""
+        shapes = self._matching.ours.shapes
+        if not isinstance(anchor.value, int):
+            return
+        for value in self._matching.starts:
+            alike = anchor.value in self._matching.twins[value]
+            if alike and shapes[value] != self._matching.theirs.shapes[anchor.value]:
+                yield value, self._matching.makers[0].get(value)
 
     def _again(self) -> Iterator[Candidate]:
         """In a loop the first turn that goes wrong may have little to tell apart. With what it should have made, the

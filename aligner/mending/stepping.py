@@ -35,7 +35,7 @@ a mistake, changes no more than 3e-6."""
 FALL = 5.0
 """The error must be this many times smaller."""
 
-MOST = 400
+MOST = 800
 """Candidates that are ranked."""
 
 BLINDLY = 200
@@ -49,6 +49,9 @@ LACKING = 0.2
 
 LESS, FAR = 0.6, 100.0
 """How much of an error may be left that is much less, and what it costs that nothing else speaks for it."""
+
+BREAKING = 6.0
+"""What it costs that layers which are right would be wrong."""
 
 ALIKE = 2.0
 """What it costs to change a line that stands in the reference's code as it is."""
@@ -88,9 +91,17 @@ class Stepping:
         self._look: Optional[_Look] = None
 
     def step(
-        self, checks: Sequence[Check], parent: Parent, story: Story, sources: Sources
+        self,
+        checks: Sequence[Check],
+        parent: Parent,
+        story: Story,
+        sources: Sources,
+        breaks: Callable[[Sources], bool],
     ) -> tuple[Optional[Candidate], Sources, int]:
-        """The least edit that puts the first wrong value right and makes no other wrong."""
+        """The least edit that puts the first wrong value right and makes no other wrong.
+
+        One that `breaks` other layers, which run the same lines and are right, is taken where there is no other.
+        """
         look = self._look = _Look(checks, parent, sources)
         names = {check.port for check in look.wrong}
         trials = 0
@@ -107,6 +118,7 @@ class Stepping:
                 left = {bad.port for bad in wrong_of(checks, errors)}
                 if left <= names - {check.port}:
                     price = one.cost + 6.0 * len(left) + 3.0 * (not self._witnessed(parent, story, edited, one))
+                    price += BREAKING * breaks(edited)
                     if best is None or price < best[0]:
                         best = price, one, edited
             if best is not None:

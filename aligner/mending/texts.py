@@ -104,6 +104,9 @@ class Texts:
         if known is not None:
             return known
         made = self._matching.makers[0].get(value)
+        turned = self._turned(value, made, anchor)
+        if turned is not None:
+            return turned
         if made is None or made.word == LAYER:
             name = self._parameter(value, anchor)
             if name is not None:
@@ -119,11 +122,17 @@ class Texts:
             raise LookupError(made.word)
         operands = [self.text(one, anchor, depth + 1, made.text) for one in made.operands]
         texts = {key: self.argument(anchor.event, made, key, item) for key, item in made.arguments.items()}
-        if made.word == "fill" and made.arguments.get("value") in (0, 1) and self._is_float(made.results[0]):
-            texts["value"] = f"{float(made.arguments['value'])}"
         side = NUMPY if anchor.is_array else self._side
-        text = spelled(made.word, operands, made.arguments, texts, self._modules(anchor.event, side), side)
+        word = self._filling(made, side) if made.word == "fill" else made.word
+        text = spelled(word, operands, made.arguments, texts, self._modules(anchor.event, side), side)
         return self._typed(text, made.results[0], anchor) if anchor.is_array and not operands else text
+
+    def _filling(self, made: Event, side: str) -> str:
+        """Numbers of a value of its own: MindSpore's `full` makes whole ones of them."""
+        if not self._is_float(made.results[0]):
+            return "fill"
+        plain = [word for word, number in (("zeros", 0), ("ones", 1)) if made.arguments.get("value") == number]
+        return plain[0] if plain else "floats" if side == MINDSPORE else "fill"
 
     def _typed(self, text: str, value: int, anchor: Anchor) -> str:
         """What numpy makes of nothing, in the type that stands there."""
@@ -143,6 +152,33 @@ class Texts:
         if found is None or self._matching.ours.shapes[value] == self._matching.theirs.shapes[found[1]]:
             return None
         return found[0]
+
+    def _turned(self, value: int, made: Optional[Event], anchor: Anchor) -> Optional[str]:
+        """A value that stands there with its axes in another order, turned back: or the one that this is made of."""
+        ways: list[tuple[int, Sequence[int]]] = [(value, range(len(self._matching.ours.shapes[value])))]
+        if made is not None and made.word == "transpose" and isinstance(made.operands[0], int):
+            if self._found(made.operands[0], anchor) is not None:
+                return None
+            ways.append((made.operands[0], made.arguments["perm"]))
+        for text, number in self._there(anchor):
+            turn = self._matching.makers[1].get(number)
+            if turn is None or turn.word != "transpose" or number in self._matching.held:
+                continue
+            source, order = turn.operands[0], [*turn.arguments["perm"]]
+            for other, perm in ways:
+                shapes = self._matching.ours.shapes[other], self._matching.theirs.shapes[number]
+                if source in self._matching.twins.get(other, ()) and shapes[1] == tuple(shapes[0][i] for i in order):
+                    return self.transposed(anchor.event, bracketed(text), [order.index(axis) for axis in perm])
+        return None
+
+    def _there(self, anchor: Anchor) -> Iterator[tuple[str, int]]:
+        """What the place has: expressions and names, each with the port's value."""
+        for node, number in [(anchor.node, anchor.value), *anchor.inputs]:
+            if isinstance(number, int):
+                yield self.source(anchor.event, node), number
+        for name, number, is_array in self._names(anchor.event):
+            if is_array == anchor.is_array:
+                yield name, number
 
     def _known(self, value: int, anchor: Anchor) -> Optional[str]:
         """An expression beside the place, or a name, that has the value already, in the reference's shape."""
@@ -184,7 +220,8 @@ class Texts:
         if key == "shape" and model.word == "reshape":
             return self.shape(event, model, value)
         if key == "index":
-            return words.index(model.text, value, event.known) or written(key, value)
+            sizes = self._matching.ours.shapes[model.operands[0]] if isinstance(model.operands[0], int) else ()
+            return words.index(model.text, value, sizes, event.known) or written(key, value)
         for said in words.argument(model.text, model.name, model.places.get(key)):
             if words.means(said, value, event.known) or self._is_axis(said, value, key, event):
                 return said
@@ -220,6 +257,10 @@ class Texts:
         if len(literal) == 1:
             found[literal[0]] = "-1"
         return found
+
+    def names(self, event: Event) -> Iterator[tuple[str, int]]:
+        """What the code calls its tensors there, and their numbers."""
+        return ((name, number) for name, number, is_array in self._names(event) if not is_array)
 
     def _names(self, event: Event) -> list[tuple[str, int, bool]]:
         if event not in self._called:

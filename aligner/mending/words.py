@@ -114,26 +114,56 @@ def _is_module(node: ast.expr) -> bool:
     return ast.unparse(node) in ("torch", "F", "ops", "mint", "nn.functional", "torch.nn.functional", "mindspore.ops")
 
 
-def index(line: str, value: Sequence[Any], names: Mapping[str, Any]) -> Optional[str]:
-    """What stands in brackets in a line, if it means these items; a slice is its start, its end and its step."""
+def index(line: str, value: Sequence[Any], sizes: Sequence[int], names: Mapping[str, Any]) -> Optional[str]:
+    """What stands in brackets in a line, if it means these items of something of these sizes; a slice is its start,
+    its end and its step.
+    """
     tree = _parsed(line)
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.Subscript):
-            items = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-            if len(items) == len(value) and all(_is_item(one, two, names) for one, two in zip(items, value)):
+            items = _complete(node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice], len(sizes))
+            taken = iter(sizes)
+            lengths = [1 if _is_none(item) else next(taken, 1) for item in items]
+            while len(items) > len(value) and _is_all(items[-1]):
+                items.pop()
+            if len(items) == len(value) and all(_is_item(*each, names) for each in zip(items, value, lengths)):
                 return ast.unparse(node.slice).strip("()")
     return None
 
 
-def _is_item(node: ast.expr, value: Any, names: Mapping[str, Any]) -> bool:
+def _complete(items: Sequence[ast.expr], rank: int) -> list[ast.expr]:
+    """An item for each axis, and for each that is new."""
+    rest = [ast.Slice(None, None, None)] * max(0, rank - sum(not _is_none(one) and not _is_rest(one) for one in items))
+    at = next((number for number, one in enumerate(items) if _is_rest(one)), None)
+    return [*items, *rest] if at is None else [*items[:at], *rest, *items[at + 1 :]]
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_rest(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is ...
+
+
+def _is_all(node: ast.expr) -> bool:
+    return isinstance(node, ast.Slice) and node.lower is node.upper is node.step is None
+
+
+def _is_item(node: ast.expr, value: Any, length: int, names: Mapping[str, Any]) -> bool:
     if isinstance(node, ast.Slice) and isinstance(value, tuple) and len(value) == 3:
         parts = zip((node.lower, node.upper, node.step), (value[0], value[1], None if value[2] == 1 else value[2]))
         return all(
-            other is None if part is None else means(ast.unparse(part), other or 0, names) for part, other in parts
+            other is None if part is None else _is_place(part, other or 0, length, names) for part, other in parts
         )
     if isinstance(value, int):
-        return means(ast.unparse(node), value, names)
-    return value is None and isinstance(node, ast.Constant) and node.value is None
+        return _is_place(node, value, length, names)
+    return value is None and _is_none(node)
+
+
+def _is_place(node: ast.expr, value: int, length: int, names: Mapping[str, Any]) -> bool:
+    """Whether an expression is this place of an axis, counted from either end."""
+    return any(means(ast.unparse(node), one, names) for one in (value, value - length))
 
 
 def arguments(line: str, name: str) -> Iterator[str]:

@@ -9,6 +9,7 @@ import operator as operators
 import os
 import re
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -34,8 +35,15 @@ _CONTAINERS = (list, dict, set, deque)
 _NEVER = ("numpy", "aligner", "aligner_hooks")
 """Code that is neither the user's nor the framework's, besides Python's own."""
 
+TURNS, SECONDS = 1000, 2.0
+"""Of edited code a `while` that has had more turns, and goes on for longer, has no end."""
+
 Place = tuple[str, int, int, int, int]
 """The file, and where in it something begins and ends: line and column, twice."""
+
+
+class EndlessError(Exception):
+    """Edited code does not come to an end."""
 
 
 class Listener(Protocol):
@@ -129,6 +137,7 @@ class Ear:
     ) -> None:
         self._runner = _Plainly() if runner is None else runner
         self._values, self._listener, self._texts = Values(adapter), listener, texts
+        self._turns, self._began = 0, time.monotonic()
         self.used: set[FunctionType] = set()
         """The user's functions that there is a form of."""
         self._layers = {id(layer) for _, layer in adapter.layers(model)}
@@ -174,6 +183,13 @@ class Ear:
         """By its module, or by its file: what MindSpore rewrites imports parts of packages under other names."""
         written = isinstance(function, FunctionType) and function.__code__.co_filename.startswith(self._folders)
         return written or _root(function) in self._packages
+
+    def turn(self, place: Place, value: Any) -> Any:
+        """while a"""
+        self._turns += 1
+        if self._texts and self._turns > TURNS and time.monotonic() - self._began > SECONDS:
+            raise EndlessError(f"{place[0]}:{place[1]}: no end after {self._turns} turns")
+        return value
 
     def call(self, place: Place, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """f(...)"""

@@ -126,6 +126,12 @@ class Telling(ast.NodeTransformer):
         told = self._told(node, "inplace", ast.Constant(word), ast.copy_location(known, target), node.value)
         return ast.copy_location(ast.Assign([target], told), node)
 
+    def visit_While(self, node: ast.While) -> ast.AST:
+        """while a: an edit may make it endless."""
+        self.generic_visit(node)
+        node.test = self._told(node.test, "turn", node.test)
+        return node
+
     def visit_Return(self, node: ast.Return) -> ast.AST:
         """return a"""
         self.generic_visit(node)

@@ -22,6 +22,7 @@ _MINDSPORE: Mapping[str, str] = {
     "min": "{0}.min(axis={axis}, keepdims={keepdims})",
     "linear": "{ops}.matmul({0}, {1}.swapaxes(0, 1))",
     "fill": "{ops}.full({shape}, {value})",
+    "floats": "({ops}.ones({shape}) * {value})",
     "cast": "{0}.astype({ms}.{dtype})",
     "repeat_interleave": "{ops}.repeat_interleave({0}, {repeats}, axis={axis})",
     "tile": "{ops}.tile({0}, {reps})",
@@ -89,6 +90,8 @@ _NUMPY: Mapping[str, str] = {
     "masked_fill": "{ops}.where({1}, {value}, {0})",
 }
 _BOTH: Mapping[str, str] = {
+    "zeros": "{ops}.zeros({shape})",
+    "ones": "{ops}.ones({shape})",
     "reshape": "{0}.reshape({shape})",
     "getitem": "{0}[{index}]",
     "masked_fill": "{0}.masked_fill({1}, {value})",

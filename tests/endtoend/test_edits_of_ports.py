@@ -216,3 +216,97 @@ def test_a_table_that_a_constructor_makes_is_mended_there(tmp_path, capsys, righ
         encoding="utf-8",
     )
     assert answer(tmp_path, capsys)["outcome"] == "aligned"
+
+
+ATTENTION = """
+import torch
+from torch import nn
+
+
+def chosen(cdf, at):
+    cdf = torch.cat((torch.zeros_like(cdf[:, :1]), cdf), -1)
+    place = torch.searchsorted(cdf, at.expand(cdf.shape[0], -1).contiguous(), right=True)
+    return torch.gather(cdf, 1, (place - 1).clamp(min=0))
+
+
+def mixed(one, other, weight):
+    one, other = one * weight, other / (1 + weight)
+    return (one @ other.transpose(-2, -1)).softmax(-1)
+
+
+class Pairs(nn.Module):
+    def __init__(self, outgoing):
+        super().__init__()
+        self.outgoing = outgoing
+        self.proj, self.out = nn.Linear(6, 12), nn.Linear(6, 6)
+
+    def combine(self, a, b):
+        a, b = a.permute(2, 0, 1), b.permute(2, 0, 1)
+        if self.outgoing:
+            x = a @ b.transpose(1, 2)
+        else:
+            x = b.transpose(1, 2) @ a
+        return x.permute(1, 2, 0)
+
+    def forward(self, z):
+        a, b = self.proj(z).chunk(2, -1)
+        return z + self.out(self.combine(a.sigmoid(), b))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qk, self.head, self.fine = nn.Linear(6, 12), nn.Linear(6, 4), nn.Linear(5, 4)
+        self.pairs = nn.ModuleList([Pairs(True), Pairs(False)])
+
+    def again(self, x, y, kept):
+        x = x + kept[0].tanh()
+        return x, y - kept[1].mean(0)
+
+    def forward(self, z, mask, at):
+        for pair in self.pairs:
+            z = pair(z)
+        q, k = self.qk(z).chunk(2, -1)
+        bias = (1e4 * (mask - 1))[:, None, :]
+        a = (q @ k.transpose(1, 2) + bias).softmax(-1)
+        first, second = a @ z, (a * a) @ z
+        x, y = first, second
+        x, y = self.again(first, second, (q, k))
+        weights = mixed(x, y, z)
+        fine = chosen((weights.sum(1) / weights.sum((1, 2))[:, None]).cumsum(-1), at)
+        low, high = 1 / (1 / (1 + at)[None] + fine), fine[:, :-1]
+        return self.head(x * 0.1 + y), self.fine(low * high.sum(-1, keepdim=True))
+
+
+def build():
+    torch.manual_seed(3)
+    mask = torch.tensor([[1.0, 1, 1, 0, 1], [1, 1, 0, 1, 1], [1, 1, 1, 1, 0], [1, 0, 1, 1, 1], [0, 1, 1, 1, 1]])
+    return Net().eval(), (torch.randn(5, 5, 6), mask, torch.rand(5))
+"""
+ATTENTION_MISTAKES = {
+    "a mask along the other axis": [("[:, None, :]\n        a =", "[:, :, None]\n        a =")],
+    "one way of two": [("x = b.transpose(1, 2) @ a", "x = a.transpose(1, 2) @ b")],
+    "what a function of two results is given": [("self.again(first, second,", "self.again(x, first,")],
+    "zeros in front": [
+        ("torch.cat((torch.zeros_like(cdf[:, :1]), cdf), -1)", "torch.cat((cdf, torch.ones_like(cdf[:, :1])), -1)")
+    ],
+    "another variable": [("mixed(x, y, z)", "mixed(x, y, first)")],
+    "without the end": [("fine[:, :-1]", "fine[:, 1:]")],
+    "an inverse": [("1 / (1 / (1 + at)[None] + fine)", "(1 + at)[None] + fine")],
+}
+
+
+@pytest.mark.parametrize("mistake", ATTENTION_MISTAKES)
+def test_code_that_goes_several_ways_is_mended_where_it_is_wrong(tmp_path, capsys, mistake):
+    text = ATTENTION
+    for old, new in ATTENTION_MISTAKES[mistake]:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (tmp_path / "ref.py").write_text(ATTENTION, encoding="utf-8")
+    (tmp_path / "port.py").write_text(text, encoding="utf-8")
+    edits = [origin["edit"] for origin in answer(tmp_path, capsys)["origins"]]
+    assert edits
+    assert all(edit is not None and edit["confirmed"] and not edit["only_here"] for edit in edits)
+    main(["compare", "ref.h5", "port.h5", "--patch", "fix.diff"])
+    subprocess.run(["git", "apply", "fix.diff"], check=True)
+    assert answer(tmp_path, capsys)["outcome"] == "aligned"

@@ -92,7 +92,12 @@ def test_an_element_of_a_parameter_is_a_number():
         ("pos.append(p + self.level[n])", (2,), None),
         ("y = x[:, :n]", ((None, None, 1), (None, 3, 1)), ":, :n"),
         ("y = x[:, None, 2]", ((None, None, 1), None, 2), ":, None, 2"),
+        ("y = x[:, :-1]", ((None, None, 1), (None, 6, 1)), ":, :-1"),
+        ("y = x[..., -1]", ((None, None, 1), 6), "..., -1"),
+        ("y = x[..., None, :]", ((None, None, 1), None), "..., None, :"),
+        ("y = x[:, 1:]", ((None, None, 1), (None, 6, 1)), None),
     ],
 )
 def test_items_are_read_off_a_line(line, value, found):
-    assert words.index(line, value, NAMES) == found
+    """Of something of five and seven; a place may be counted from the end."""
+    assert words.index(line, value, (5, 7), NAMES) == found

@@ -373,3 +373,22 @@ def test_numpy_is_heard_and_what_is_made_a_tensor_of_it(tmp_path):
     )
     wanted = ["arange", "add", "repeatinterleave", "truediv", "from_numpy", "mul"]
     assert names(module.Net(), torch.randn(6)) == wanted
+
+
+def test_edited_code_that_comes_to_no_end_is_stopped(tmp_path, x, monkeypatch):
+    monkeypatch.setattr(ear, "SECONDS", 0.05)
+    module = built(tmp_path, forward("n = 5000\nwhile n > 0:\n    n -= 1\nreturn x + n"))
+    file, net = str(tmp_path / "net.py"), module.Net()
+    text = (tmp_path / "net.py").read_text(encoding="utf-8")
+    for edited, ends in ((text, True), (text.replace("n > 0", "n > -1"), True), (text.replace("n > 0", "True"), False)):
+        handle = ear.listen(load("torch"), net, Told(), {file: edited})
+        try:
+            if ends:
+                net(x)
+            else:
+                with pytest.raises(ear.EndlessError, match=r"net\.py:\d+"):
+                    net(x)
+        finally:
+            handle.remove()
+    monkeypatch.setattr(ear, "SECONDS", 0.0)
+    assert "add" in names(net, x)  # code that is as it was may take as long as it likes
