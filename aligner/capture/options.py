@@ -28,5 +28,7 @@ class Options:
     then: Optional[Callable[[Sink, int, float], None]] = None
     """What is done once the net has run and nothing is observed any more, while the dump is still open: it gets the
     dump, the last order number, and the seconds since the capture began."""
+    search: float = 60.0
+    """Seconds that edits of a port's code are looked for, with a forced pass; 0: not at all."""
     then_stopped: bool = False
     """It is done where the net raised as well."""

@@ -84,6 +84,15 @@ def add_arguments(parser: parsing.Parser) -> None:
         ),
     )
     add(
+        "--search",
+        type=parsing.seconds,
+        metavar="SECONDS",
+        help=say(
+            "how long changes of the port's code that put it right are looked for at most (60; 0: not at all)",
+            "最多用多长时间查找能改正待比对代码的修改（默认 60 秒；0 表示不查找）",
+        ),
+    )
+    add(
         "--truth",
         action="store_true",
         help=say(

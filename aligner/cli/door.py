@@ -38,6 +38,7 @@ def session_options(
         force=options.force,
         seed=seed,
         header={"command": options.command, "target": _target(options, arguments)},
+        **({} if options.search is None else {"search": options.search}),
     )
 
 

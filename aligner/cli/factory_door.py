@@ -38,8 +38,8 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
     for name in ("truth", "expect"):
         if getattr(options, name) and options.reference:
             raise UsageError("option-of-reference", option=f"--{name}")
-    for name in ("rename", "map", "write_map", "allow_missing", "free_only"):
-        if getattr(options, name) and not options.reference:
+    for name in ("rename", "map", "write_map", "allow_missing", "free_only", "search"):
+        if getattr(options, name) not in (None, False, []) and not options.reference:
             raise UsageError("option-needs-from", option=f"--{name.replace('_', '-')}")
     check_output(options)
     seed = 0 if options.seed is None else options.seed

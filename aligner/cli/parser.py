@@ -200,6 +200,15 @@ def add_standing_options(parser: Parser) -> None:
     )
 
 
+def seconds(text: str) -> int:
+    """A whole number from 0 up, as an option's value.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    return 0 if text == "0" else count(text)
+
+
 def count(text: str) -> int:
     """A whole number from 1 up, as an option's value; argparse tells of what is none, with the option's name.
 

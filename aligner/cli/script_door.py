@@ -35,6 +35,7 @@ _FACTORY_ONLY = (
     "write_map",
     "allow_missing",
     "free_only",
+    "search",
     "truth",
     "expect",
 )

@@ -42,9 +42,6 @@ SAME = 4
 SMALL, ALLOWED = 1e-4, 4.0
 """Errors that a kernel of the framework's may make, and how many times as far off others may be for it."""
 
-SECONDS = 60.0
-"""What all of this may take; then what is left is not looked into, and it is said."""
-
 
 @dataclass
 class Mended:
@@ -114,6 +111,7 @@ class Mending:
         port: Dump,
         checks: Iterable[Check],
         own: Callable[[str], bool],
+        seconds: float,
         progress: Optional[Progress] = None,
     ) -> None:
         self._adapter, self._ground, self._reference = adapter, ground, reference
@@ -126,7 +124,7 @@ class Mending:
         self._progress, self._trials = progress, 0
         self._sources = Sources({})
         self._proved: list[tuple[_Group, Mended]] = []
-        self._started = time.monotonic()
+        self._until = time.monotonic() + seconds
         self.failed: Optional[Exception] = None
         self.spent = False
         """The time was over before all was looked into."""
@@ -179,7 +177,7 @@ class Mending:
         return not self._is_over()
 
     def _is_over(self) -> bool:
-        self.spent = time.monotonic() - self._started > SECONDS
+        self.spent = time.monotonic() > self._until
         return self.spent
 
     def _of(self, group: _Group) -> Iterator[Mended]:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
+from aligner.mending.callers import by_caller
 from aligner.mending.events import HELPER, LAYER, RETURN, Event
 from aligner.mending.matching import NEAREST, Matching, Step
 from aligner.mending.sources import Edit, Sources, change, edit_of
@@ -76,7 +77,9 @@ class Search:
                 one.edits = edits
                 one.old = self._sources.text(edits[0].file)[edits[0].start : edits[0].end]
                 found[edits] = one
-        return sorted([*found.values(), *_each_others([*found.values()])], key=lambda one: one.cost)
+        plain = [*found.values()]
+        given = [two for one in plain if (two := by_caller(one, self._matching.heard, self._sources)) is not None]
+        return sorted([*plain, *given, *_each_others(plain)], key=lambda one: one.cost)
 
     def _all(self) -> Iterator[Candidate]:
         for anchor in self.anchors():

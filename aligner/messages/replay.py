@@ -106,8 +106,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "edits-spent": (
         "The search for edits of the port's code was ended after {seconds} s; some wrong code was not looked into.\n"
-        "Mend what is shown, and capture the port again.",
-        "对待比对代码修改的查找在 {seconds} 秒后结束，部分有误的代码尚未查找。\n请先改正已给出的部分，再重新采集待比对网络。",
+        "Mend what is shown, and capture the port again, or give it longer: --search SECONDS.",
+        "对待比对代码修改的查找在 {seconds} 秒后结束，部分有误的代码尚未查找。\n请先改正已给出的部分，再重新采集待比对网络；或延长时间：--search 秒数。",
     ),
     "steps-left-out": (
         "{count} steps of {reference} are left out, from step {step} on: it ran them on weights that were changed after they "

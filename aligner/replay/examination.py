@@ -33,7 +33,7 @@ from aligner.dtypes import DTYPES
 from aligner.dump.reader import Dump, Entry, open_dump
 from aligner.errors import AlignerError, DumpError
 from aligner.findings import CHECK, EDIT
-from aligner.mending.mend import SECONDS, Mending
+from aligner.mending.mend import Mending
 from aligner.record import Array, Key, Note, Phase
 from aligner.replay import coordinates
 from aligner.replay.alone import Alone
@@ -76,6 +76,8 @@ class Subject:
     given: Mapping[str, str] = field(default_factory=dict)
     """The user's map."""
     progress: Optional[Progress] = None
+    search: float = 60.0
+    """Seconds that edits of its code are looked for."""
 
 
 @dataclass(frozen=True)
@@ -360,7 +362,7 @@ def _try(subject: Subject, path: str, pairing: Pairing, plan: Plan, checks: list
 def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink: Sink) -> tuple[int, int]:
     """Edits of the port's own code, where that is wrong; how many were run, and how much code they put right."""
     adapter, made, proved = subject.adapter, 0, 0
-    if not any(check.fails for check in checks) or not hasattr(adapter, "computing"):
+    if not any(check.fails for check in checks) or not hasattr(adapter, "computing") or not subject.search:
         return made, proved
     layers = dict(adapter.layers(subject.model))
 
@@ -370,7 +372,9 @@ def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink
     with open_dump(path) as port:
         try:
             alone = _lonely(subject, port, plan)
-            mending = Mending(adapter, subject.model, alone, subject.reference, port, checks, own, subject.progress)
+            mending = Mending(
+                adapter, subject.model, alone, subject.reference, port, checks, own, subject.search, subject.progress
+            )
             with as_it_was(adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
                 for found in mending.mended():
                     sink.finding(EDIT, found.facts)
@@ -378,7 +382,7 @@ def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink
                     proved += found.proved
             failed = mending.failed
             if mending.spent:
-                sink.note(Note("", "edits-spent", {"seconds": int(SECONDS)}))
+                sink.note(Note("", "edits-spent", {"seconds": round(subject.search)}))
         except AlignerError:
             raise
         except Exception as error:  # what was found before stands

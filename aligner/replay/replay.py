@@ -178,6 +178,7 @@ class Replay:
             last,
             self.given,
             progress,
+            options.search,
         )
         try:
             with self._as_loaded(bool(changed.layers)):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -135,9 +137,10 @@ def changed(text, edits):
     return text
 
 
-def captured():
+def captured(*options):
+    port = ["port.py:build", "--from", "ref.h5", "-o", "port.h5", *options]
     assert main(["capture", "ref.py:build", "-o", "ref.h5", "--force", "--quiet"]) == 0
-    assert main(["capture", "port.py:build", "--from", "ref.h5", "-o", "port.h5", "--force", "--quiet"]) == 0
+    assert main(["capture", *port, "--force", "--quiet"]) == 0
 
 
 def compared(capsys, *options):
@@ -291,11 +294,27 @@ def test_a_search_that_fails_costs_nothing_but_the_edit(tmp_path, capsys, monkey
 
 
 def test_a_search_that_has_no_time_left_says_so(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("aligner.mending.mend.SECONDS", -1.0)
+    monkeypatch.setattr("aligner.mending.mend.time", SimpleNamespace(monotonic=itertools.count(step=1e3).__next__))
     written(tmp_path, *MISTAKES["axis"])
     found = answer(capsys)
     assert [origin["edit"] for origin in found["origins"]] == [None, None]
     assert any("was ended after" in warning["text"] for warning in found["warnings"])
+
+
+def test_how_long_is_searched_is_an_option(tmp_path, capsys):
+    written(tmp_path, *MISTAKES["axis"])
+    captured("--search", "0")
+    main(["compare", "ref.h5", "port.h5", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [origin["edit"] for origin in found["origins"]] == [None, None]
+    assert not any("was ended after" in warning["text"] for warning in found["warnings"])
+    captured("--search", "90")
+    assert "confirmed" in compared(capsys).out
+    for words in (["--search", "9"], ["--from", "ref.h5", "--search", "-1"]):
+        with pytest.raises(SystemExit) as stopped:
+            raise SystemExit(main(["capture", "port.py:build", "-o", "x.h5", *words]))
+        assert stopped.value.code == 2
+        assert "--search" in capsys.readouterr().err
 
 
 STAGES = """

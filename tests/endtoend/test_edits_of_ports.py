@@ -234,6 +234,10 @@ def mixed(one, other, weight):
     return (one @ other.transpose(-2, -1)).softmax(-1)
 
 
+def later(x, by=1):
+    return torch.roll(x, by, -1)
+
+
 class Pairs(nn.Module):
     def __init__(self, outgoing):
         super().__init__()
@@ -275,7 +279,7 @@ class Net(nn.Module):
         weights = mixed(x, y, z)
         fine = chosen((weights.sum(1) / weights.sum((1, 2))[:, None]).cumsum(-1), at)
         low, high = 1 / (1 / (1 + at)[None] + fine), fine[:, :-1]
-        return self.head(x * 0.1 + y), self.fine(low * high.sum(-1, keepdim=True))
+        return self.head(x * 0.1 + y), self.fine((later(low, by=2) + later(low * low)) * high.sum(-1, keepdim=True))
 
 
 def build():
@@ -292,6 +296,7 @@ ATTENTION_MISTAKES = {
     ],
     "another variable": [("mixed(x, y, z)", "mixed(x, y, first)")],
     "without the end": [("fine[:, :-1]", "fine[:, 1:]")],
+    "an argument that has a default": [("later(low, by=2)", "later(low)")],
     "an inverse": [("1 / (1 / (1 + at)[None] + fine)", "(1 + at)[None] + fine")],
 }
 
