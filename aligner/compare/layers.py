@@ -153,7 +153,15 @@ def _pair_rows(pairing: Pairing, reference: Net, port: Net) -> None:
     used = {i for i, _, _ in found}, {j for _, j, _ in found}
     rest = [i for i in one if i not in used[0]], [j for j in other if j not in used[1]]
     found += _unique(reference, port, *rest)
-    _take(pairing, reference, port, found)
+    _take(pairing, reference, port, [one for one in found if not _is_other(pairing, reference, port, one)])
+
+
+def _is_other(pairing: Pairing, reference: Net, port: Net, found: tuple[int, int, float]) -> bool:
+    """Whether two calls, however alike, are of layers that are others' counterparts and have weights."""
+    one, other = reference.visits[found[0]].call.layer, port.visits[found[1]].call.layer
+    ours = {pair.port for pair in pairing.layers if pair.reference == one}
+    theirs = {pair.reference for pair in pairing.layers if pair.port == other}
+    return bool(reference.weights(one) and ours and theirs) and other not in ours
 
 
 def _in_row(net: Net, visit: Visit) -> bool:

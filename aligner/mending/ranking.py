@@ -164,8 +164,7 @@ class Ranking:
             event = self._events[number]
             for value, found in self._made(event, known, moved, fresh):
                 given = _place(event) in moved.whole
-                first = matching.makers[1].get(value) is event and self._is_fresh(event, moved, fresh)
-                sure = given or first or value == matching.found
+                sure = given or value == matching.found or self._is_fresh(event, moved, fresh)
                 if (sure or setter.get(value, number) >= number) and (given or known.get(value) != found):
                     known[value] = found
                     fresh.add(value)

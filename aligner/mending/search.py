@@ -16,6 +16,7 @@ from aligner.mending.events import HELPER, LAYER, RETURN, Event
 from aligner.mending.matching import NEAREST, Matching, Step
 from aligner.mending.sources import Edit, Sources, change, edit_of
 from aligner.mending.texts import Anchor, Texts
+from aligner.mending.upstream import partings
 from aligner.words.calls import Constant, equal
 from aligner.words.operations import COMMUTING
 from aligner.words.spelling import NAMES
@@ -94,6 +95,16 @@ class Search:
             yield from self._replaced(anchor, whole)
         yield from self._exchanged()
         yield from self._again()
+        yield from self._upstream()
+
+    def _upstream(self) -> Iterator[Candidate]:
+        """What a wrong step works on, mended where it was made."""
+        for anchor, value in partings(self._matching):
+            with suppress(LookupError):
+                edit = self.edit(anchor.event, anchor.node, self._texts.text(value, anchor))
+                if edit is not None:
+                    cost = self._cost(edit) + 0.3 + 0.05 * min(anchor.late, FAR)
+                    yield Candidate(cost, (edit,), OTHER, ((anchor.event, None, value, None),))
 
     def _formed(self, anchor: Anchor) -> Iterator[Step]:
         """What the reference has for a right value of another shape: with others it may do something else."""

@@ -315,3 +315,40 @@ def test_code_that_goes_several_ways_is_mended_where_it_is_wrong(tmp_path, capsy
     main(["compare", "ref.h5", "port.h5", "--patch", "fix.diff"])
     subprocess.run(["git", "apply", "fix.diff"], check=True)
     assert answer(tmp_path, capsys)["outcome"] == "aligned"
+
+
+PROJECTED = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.out = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def split(self, x):
+        return x.reshape(x.shape[0], 2, 4).transpose(0, 1)
+
+    def forward(self, x, places):
+        q, k = self.split(self.q(x)), self.split(self.k(x))
+        place_q = self.split(self.q(places))
+        place_k = self.split(self.k(places))
+        a = (q @ k.mT + q @ place_k.mT + place_q @ k.mT).softmax(-1)
+        return self.out((a @ self.split(x)).transpose(0, 1).reshape(x.shape))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(6, 8), torch.randn(6, 8))
+"""
+
+
+def test_a_layer_called_in_anothers_place_is_mended_where_it_is_called(tmp_path, capsys):
+    """What it makes there is right elsewhere: only where it is used does it go wrong."""
+    (tmp_path / "ref.py").write_text(PROJECTED, encoding="utf-8")
+    (tmp_path / "port.py").write_text(PROJECTED.replace("self.k(places)", "self.q(places)"), encoding="utf-8")
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    (line,) = origin["edit"]["lines"]
+    assert line["after"].strip() == "place_k = self.split(self.k(places))"
+    assert origin["edit"]["confirmed"]

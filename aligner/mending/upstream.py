@@ -1,0 +1,57 @@
+"""Where a value was made that is right and stands in the place of another.
+
+Both sides' steps are followed upwards as long as they do the same; where they part is what there is to change.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Optional
+
+from aligner.mending.events import HELPER, LAYER, RETURN, Event
+from aligner.mending.matching import Matching
+from aligner.mending.texts import Anchor
+from aligner.words.calls import same
+
+FARTHEST = 12
+"""Steps that are followed."""
+
+Parting = tuple[Anchor, int]
+"""An expression of the port, and the reference's value that it should have."""
+
+
+def partings(matching: Matching) -> Iterator[Parting]:
+    """What the wrong steps work on in place of something else, where it was made, one step or more above."""
+    ours, wrong = dict(matching.near), [event for _, event in matching.wrong if event is not None]
+    for number, event in enumerate(wrong):
+        for model in ours.values():
+            if model is None or model.word != event.word or len(model.operands) != len(event.operands):
+                continue
+            pairs = [pair for pair in zip(model.operands, event.operands) if not matching.match(*pair)]
+            if len(pairs) == 1:
+                yield from _above(matching, *pairs[0], event, len(wrong) - number)
+
+
+def _above(matching: Matching, wanted: object, found: object, user: Event, late: int) -> Iterator[Parting]:
+    """The steps that made one value and the other, the last ones first."""
+    for _ in range(FARTHEST):
+        if not isinstance(wanted, int) or not isinstance(found, int):
+            return
+        model, made = matching.makers[0].get(wanted), _maker(matching, found, user)
+        if model is None or made is None or len(made.results) != 1:
+            return
+        if isinstance(made.node, ast.expr) and not made.part:
+            yield Anchor(made.node, found, made, late, made.inputs), wanted
+        if model.word != made.word or model.word == LAYER or not same(model.arguments, made.arguments):
+            return
+        pairs = [pair for pair in zip(model.operands, made.operands) if not matching.match(*pair)]
+        if len(pairs) != 1 or len(model.operands) != len(made.operands):
+            return
+        (wanted, found), user = pairs[0], made
+
+
+def _maker(matching: Matching, value: int, user: Event) -> Optional[Event]:
+    """What made a value that a step is given: of several that make the same, the last one before it."""
+    before = matching.heard[: next((n for n, one in enumerate(matching.heard) if one is user), 0)]
+    return next((one for one in reversed(before) if value in one.results and one.word not in (RETURN, HELPER)), None)
