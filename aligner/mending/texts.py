@@ -107,10 +107,9 @@ class Texts:
         turned = self._turned(value, made, anchor)
         if turned is not None:
             return turned
-        if made is None or made.word == LAYER:
-            name = self._parameter(value, anchor)
-            if name is not None:
-                return name
+        kept = self._parameter(value, anchor)
+        if kept is not None:
+            return self._shaped(*kept, value, anchor)
         if made is None:
             number = self._matching.ours.number(value)
             if number is None:
@@ -268,8 +267,8 @@ class Texts:
             self._called[event] = sorted(called, key=lambda one: "[" in one[0])  # an item is one in this turn of a loop
         return self._called[event]
 
-    def _parameter(self, value: int, anchor: Anchor) -> Optional[str]:
-        """A tensor that the layer itself keeps."""
+    def _parameter(self, value: int, anchor: Anchor) -> Optional[tuple[str, int]]:
+        """A tensor that the layer itself keeps, and its number."""
         owner = anchor.event.names.get("self")
         if owner is None or not self._adapter.is_model(owner):
             return None
@@ -280,7 +279,7 @@ class Texts:
                 if self._adapter.is_tensor(tensor)
             ]
         known = self._matching.values_of
-        return next((name for name, number in self._owned[id(owner)] if value in known(number)), None)
+        return next(((name, number) for name, number in self._owned[id(owner)] if value in known(number)), None)
 
     def _kept(self, owner: Any) -> Iterator[tuple[str, object]]:
         for parameter in self._adapter.parameters(owner):

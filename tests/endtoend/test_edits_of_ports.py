@@ -262,6 +262,7 @@ class Net(nn.Module):
         super().__init__()
         self.qk, self.head, self.fine = nn.Linear(6, 12), nn.Linear(6, 4), nn.Linear(5, 4)
         self.pairs = nn.ModuleList([Pairs(True), Pairs(False)])
+        self.register_buffer("soft", torch.linspace(1.0, 0.5, 5), persistent=False)
 
     def again(self, x, y, kept):
         x = x + kept[0].tanh()
@@ -279,7 +280,7 @@ class Net(nn.Module):
         weights = mixed(x, y, z)
         fine = chosen((weights.sum(1) / weights.sum((1, 2))[:, None]).cumsum(-1), at)
         low, high = 1 / (1 / (1 + at)[None] + fine), fine[:, :-1]
-        return self.head(x * 0.1 + y), self.fine((later(low, by=2) + later(low * low)) * high.sum(-1, keepdim=True))
+        return self.head(x * 0.1 + y), self.fine((later(low, by=2) + later(low * low)) * high.sum(-1, keepdim=True) * self.soft)
 
 
 def build():
@@ -297,6 +298,7 @@ ATTENTION_MISTAKES = {
     "another variable": [("mixed(x, y, z)", "mixed(x, y, first)")],
     "without the end": [("fine[:, :-1]", "fine[:, 1:]")],
     "an argument that has a default": [("later(low, by=2)", "later(low)")],
+    "a table that was forgotten": [(" * self.soft)", ")")],
     "an inverse": [("1 / (1 / (1 + at)[None] + fine)", "(1 + at)[None] + fine")],
 }
 
