@@ -113,7 +113,7 @@ _BOTH: Mapping[str, str] = {
     "flip": "{ops}.flip({0}, ({axis},))",
     "elu": "{ops}.elu({0}, {alpha})",
     "cumsum": "{0}.cumsum({axis})",
-    "diff": "{ops}.diff({0}, 1, {axis})",
+    "diff": "{ops}.diff({0}, 1, {axis}{more})",
     "not": "{ops}.logical_not({0})",
     "glu": "{ops}.glu({0}, {axis})",
     "einsum": "{ops}.einsum({equation}, {all})",
@@ -164,9 +164,10 @@ def spelled(
         operands = [bracketed(one) for one in operands]
     values = {key: texts.get(key) or written(key, value) for key, value in given.items()}
     listed = ", ".join(operands)
+    more = "".join(f", {one}" for one in operands[1:])
     every = listed + ("," if len(operands) == 1 else "")
     try:
-        return template.format(*operands, all=every, list=listed, word=word, **{**values, **modules})
+        return template.format(*operands, all=every, list=listed, more=more, word=word, **{**values, **modules})
     except (IndexError, KeyError) as error:
         raise LookupError(f"{word}: {error}") from error
 
