@@ -10,8 +10,9 @@ from types import FunctionType
 from typing import Any, Optional
 
 from aligner.mending.events import HELPER, Event, Site
+from aligner.mending.joining import EXCHANGE, EXCHANGED
 from aligner.mending.matching import Matching
-from aligner.mending.search import ARGUMENT, EXCHANGE, EXCHANGED, FAR, MISSING, OTHER, Candidate, Search
+from aligner.mending.search import ARGUMENT, FAR, MISSING, OTHER, Candidate, Search
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.texts import Texts
 from aligner.mending.variations import counted, exchanged, operated, renamed, repeated, swapped

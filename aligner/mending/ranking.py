@@ -13,8 +13,9 @@ from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
 from aligner.mending.events import HELPER, Event
+from aligner.mending.joining import EXCHANGED, apart
 from aligner.mending.matching import Matching
-from aligner.mending.search import EXCHANGED, MISSING, Candidate, Move, apart
+from aligner.mending.search import MISSING, Candidate, Move
 from aligner.words.calls import Constant, Operand
 from aligner.words.operations import COMMUTING
 
@@ -364,7 +365,9 @@ def _step(event: Event, operands: list[Any]) -> Any:
 
 
 def _as_product(word: str, operands: list[Any]) -> tuple[str, list[Any]]:
-    """A division by a number is a product with its inverse."""
+    """A division by a number is a product with its inverse, a square one with itself."""
+    if word == "square" or (word == "pow" and operands[1:] == [("number", "2")]):
+        return "mul", [operands[0], operands[0]]
     if word == "div" and len(operands) == 2 and isinstance(operands[1], tuple) and float(operands[1][1]):
         return "mul", [operands[0], ("number", f"{1.0 / float(operands[1][1]):.6g}")]
     return word, operands

@@ -13,18 +13,16 @@ from typing import Any, Optional
 
 from aligner.mending.callers import by_caller
 from aligner.mending.events import HELPER, LAYER, RETURN, Event
+from aligner.mending.joining import EXCHANGE, EXCHANGED, apart, each_others, everywhere
 from aligner.mending.matching import NEAREST, Matching, Step
 from aligner.mending.sources import Edit, Sources, change, edit_of
 from aligner.mending.texts import Anchor, Texts
 from aligner.mending.upstream import partings
-from aligner.words.calls import Constant, equal
+from aligner.words.calls import Constant, Operand, equal
 from aligner.words.operations import COMMUTING
 from aligner.words.spelling import NAMES
 
-ARGUMENT, OPERAND, MISSING, OTHER, EXCHANGED = "argument", "operand", "missing", "other", "exchanged"
-
-EXCHANGE = 2.0
-"""What it costs to exchange two layers."""
+ARGUMENT, OPERAND, MISSING, OTHER = "argument", "operand", "missing", "other"
 
 _AT_MOST = {ARGUMENT: 1.5, EXCHANGED: EXCHANGE / 2}
 """What an edit costs however long it is."""
@@ -80,7 +78,7 @@ class Search:
                 found[edits] = one
         plain = [*found.values()]
         given = [two for one in plain if (two := by_caller(one, self._matching.heard, self._sources)) is not None]
-        return sorted([*plain, *given, *_each_others(plain)], key=lambda one: one.cost)
+        return sorted([*plain, *given, *each_others(plain), *everywhere(plain)], key=lambda one: one.cost)
 
     def _all(self) -> Iterator[Candidate]:
         for anchor in self.anchors():
@@ -88,10 +86,9 @@ class Search:
             whole = anchor.node is event.node
             for value, model in (*self._matching.near, *self._formed(anchor)):
                 if whole and model is not None and model.word == event.word and event.word not in (LAYER, HELPER):
-                    for edits, why in self._adjusted(anchor, model):
+                    for edits, why, fed in self._adjusted(anchor, model):
                         weights = [min(self._cost(edit), _AT_MOST.get(why, 99.0)) for edit in edits]
-                        move = event, None, value, model if why == ARGUMENT else None
-                        yield Candidate(sum(weights), tuple(edits), why, (move,))
+                        yield Candidate(sum(weights), tuple(edits), why, ((event, None, value, fed),))
             yield from self._replaced(anchor, whole)
         yield from self._exchanged()
         yield from self._again()
@@ -235,8 +232,10 @@ class Search:
                     add(Anchor(node, value, event, len(steps) - number, inputs))
         return [*found.values()]
 
-    def _adjusted(self, anchor: Anchor, model: Event) -> Iterator[tuple[list[Edit], str]]:
-        """The port's own call with other arguments or operands, as the reference has them."""
+    def _adjusted(self, anchor: Anchor, model: Event) -> Iterator[tuple[list[Edit], str, Optional[Event]]]:
+        """The port's own call with other arguments or operands, as the reference has them; and the reference's, where
+        it makes the same only if its other operands are right.
+        """
         event = anchor.event
         if len(model.operands) != len(event.operands):
             return
@@ -251,17 +250,25 @@ class Search:
         ]
         for changed in self._changed(event, model, others):
             if others:
-                yield changed, ARGUMENT
+                yield changed, ARGUMENT, model
                 if len(changed) > 1:
-                    yield from (([one], ARGUMENT) for one in changed)
+                    yield from (([one], ARGUMENT, model) for one in changed)
             if not all(fits) and model.operands:
                 given = self._given(anchor, model, fits)
                 if given is not None:
                     plain = all(isinstance(one, Constant) for one, fit in zip(model.operands, fits) if not fit)
-                    yield [*given, *changed], ARGUMENT if plain else OPERAND
+                    yield [*given, *changed], ARGUMENT if plain else OPERAND, model if plain else None
+                coming = [self._comes(*pair) or fit for *pair, fit in zip(model.operands, event.operands, fits)]
+                rest = self._given(anchor, model, coming) if coming != fits and not all(coming) else None
+                yield from [([*rest, *changed], OPERAND, model)] if rest is not None else []
             elif len(fits) == 2 and model.word not in COMMUTING and not others:
                 both = map(self._matching.match, model.operands, event.operands[::-1])
-                yield from [(self._turned(anchor), EXCHANGED)] if all(both) else []  # they differ in their axes alone
+                yield from [(self._turned(anchor), EXCHANGED, None)] if all(both) else []  # they differ in their axes
+
+    def _comes(self, ours: Operand, theirs: Operand) -> bool:
+        """Whether both are wrong by then: one comes to be the other by what is mended before."""
+        lacking, wrong = ({value for value, _ in steps} for steps in (self._matching.missing, self._matching.wrong))
+        return ours in lacking and theirs in wrong
 
     def _turned(self, anchor: Anchor) -> list[Edit]:
         """Both operands in each other's places."""
@@ -362,21 +369,3 @@ def _operands(event: Optional[Event]) -> list[int]:
 def _is_idle(event: Event) -> bool:
     """Whether it gives what it was given: a condition that is never true looks so."""
     return event.word not in (RETURN, LAYER, HELPER) and bool({*event.results} & {*event.operands})
-
-
-def _each_others(found: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Two places that get what stands in the other: alone, either makes it worse."""
-    known: dict[tuple[str, str], list[Candidate]] = {}
-    for one in sorted(found, key=lambda one: one.cost):
-        if len(one.edits) == 1 and one.old:
-            edit = one.edits[0]
-            for other in known.get((edit.new, one.old), ())[:1]:
-                edits = tuple(sorted((edit, other.edits[0])))
-                if apart(edits):
-                    yield Candidate(EXCHANGE + one.cost / 4, edits, EXCHANGED, (*other.moves, *one.moves))
-            known.setdefault((one.old, edit.new), []).append(one)
-
-
-def apart(edits: Sequence[Edit]) -> bool:
-    """Whether no two of them, in their order, touch each other."""
-    return all(one.end <= other.start or one.file != other.file for one, other in zip(edits, edits[1:]))

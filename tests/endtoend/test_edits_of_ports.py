@@ -280,7 +280,8 @@ class Net(nn.Module):
         weights = mixed(x, y, z)
         fine = chosen((weights.sum(1) / weights.sum((1, 2))[:, None]).cumsum(-1), at)
         low, high = 1 / (1 / (1 + at)[None] + fine), fine[:, :-1]
-        return self.head(x * 0.1 + y), self.fine((later(low, by=2) + later(low * low)) * high.sum(-1, keepdim=True) * self.soft)
+        low = (later(low, by=2) + later(low * low)) * high.sum(-1, keepdim=True)
+        return self.head(x * 0.1 + y), self.fine(low * self.soft)
 
 
 def build():
@@ -298,7 +299,7 @@ ATTENTION_MISTAKES = {
     "another variable": [("mixed(x, y, z)", "mixed(x, y, first)")],
     "without the end": [("fine[:, :-1]", "fine[:, 1:]")],
     "an argument that has a default": [("later(low, by=2)", "later(low)")],
-    "a table that was forgotten": [(" * self.soft)", ")")],
+    "a table that was forgotten": [("(low * self.soft)", "(low)")],
     "an inverse": [("1 / (1 / (1 + at)[None] + fine)", "(1 + at)[None] + fine")],
 }
 
@@ -344,6 +345,44 @@ def build():
     torch.manual_seed(3)
     return Net().eval(), (torch.randn(6, 8), torch.randn(6, 8))
 """
+
+
+COUNTED = """
+import torch
+from torch import nn
+
+
+def statistics(x, keep):
+    count = keep.sum(1, keepdim=True).clamp_min(1.0)
+    mean = (x * keep).sum(1, keepdim=True) / count
+    spread = (torch.square(x - mean) * keep).sum(1, keepdim=True) / count
+    return mean, (spread + 1e-5).sqrt()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, x, keep):
+        x = self.embed(x)
+        mean, spread = statistics(x, keep)
+        return self.out((x - mean) / spread)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(3, 6, 8), (torch.rand(3, 6, 1) > 0.3).float())
+"""
+
+
+def test_a_number_that_stands_for_a_value_in_two_lines_is_changed_in_both(tmp_path, capsys):
+    wrong = COUNTED.replace("keep.sum(1, keepdim=True).clamp_min(1.0)", "float(x.shape[1])")
+    (tmp_path / "ref.py").write_text(COUNTED, encoding="utf-8")
+    (tmp_path / "port.py").write_text(wrong, encoding="utf-8")
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert origin["edit"]["confirmed"]
+    assert sum(line["after"].count("/ keep.sum(1, keepdim=True)") for line in origin["edit"]["lines"]) == 2
 
 
 def test_a_layer_called_in_anothers_place_is_mended_where_it_is_called(tmp_path, capsys):
