@@ -251,7 +251,9 @@ def test_a_layer_that_is_called_in_anothers_place_is_the_doing_of_the_code_aroun
     net = Normed()
     for parameter in net.parameters():
         parameter.data.normal_()
-    assert places(compared(tmp_path, net, Normed(again=True), torch.randn(2, 3, 8))) == [("", "glue", ("fc1", "norm2"))]
+    result = compared(tmp_path, net, Normed(again=True), torch.randn(2, 3, 8))
+    assert places(result) == [("", "glue", ("fc1", "fc2"))]  # the second norm does not run at all
+    assert result.origins[0].edit is not None
 
 
 class Gate(nn.Module):
