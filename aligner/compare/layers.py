@@ -153,15 +153,19 @@ def _pair_rows(pairing: Pairing, reference: Net, port: Net) -> None:
     used = {i for i, _, _ in found}, {j for _, j, _ in found}
     rest = [i for i in one if i not in used[0]], [j for j in other if j not in used[1]]
     found += _unique(reference, port, *rest)
-    _take(pairing, reference, port, [one for one in found if not _is_other(pairing, reference, port, one)])
+    _take(pairing, reference, port, [*_alone_or_known(pairing, reference, port, found)])
 
 
-def _is_other(pairing: Pairing, reference: Net, port: Net, found: tuple[int, int, float]) -> bool:
-    """Whether two calls, however alike, are of layers that are others' counterparts and have weights."""
-    one, other = reference.visits[found[0]].call.layer, port.visits[found[1]].call.layer
-    ours = {pair.port for pair in pairing.layers if pair.reference == one}
-    theirs = {pair.reference for pair in pairing.layers if pair.port == other}
-    return bool(reference.weights(one) and ours and theirs) and other not in ours
+def _alone_or_known(
+    pairing: Pairing, reference: Net, port: Net, found: Iterable[tuple[int, int, float]]
+) -> Iterable[tuple[int, int, float]]:
+    """Without calls, however alike, of layers that have weights and are both others' counterparts."""
+    known = {(pair.reference, pair.port) for pair in pairing.layers}
+    ours, theirs = {one for one, _ in known}, {other for _, other in known}
+    for i, j, sure in found:
+        one, other = reference.visits[i].call.layer, port.visits[j].call.layer
+        if (one, other) in known or one not in ours or other not in theirs or not reference.weights(one):
+            yield i, j, sure
 
 
 def _in_row(net: Net, visit: Visit) -> bool:

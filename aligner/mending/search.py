@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Optional
 
 from aligner.mending.callers import by_caller
@@ -267,8 +268,15 @@ class Search:
 
     def _comes(self, ours: Operand, theirs: Operand) -> bool:
         """Whether both are wrong by then: one comes to be the other by what is mended before."""
-        lacking, wrong = ({value for value, _ in steps} for steps in (self._matching.missing, self._matching.wrong))
-        return ours in lacking and theirs in wrong
+        return ours in self._lacking and theirs in self._wrong
+
+    @cached_property
+    def _lacking(self) -> set[Operand]:
+        return {value for value, _ in self._matching.missing}
+
+    @cached_property
+    def _wrong(self) -> set[Operand]:
+        return {value for value, _ in self._matching.wrong}
 
     def _turned(self, anchor: Anchor) -> list[Edit]:
         """Both operands in each other's places."""

@@ -6,7 +6,8 @@ Both sides' steps are followed upwards as long as they do the same; where they p
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Optional
 
 from aligner.mending.events import HELPER, LAYER, RETURN, Event
@@ -14,31 +15,43 @@ from aligner.mending.matching import Matching
 from aligner.mending.texts import Anchor
 from aligner.words.calls import same
 
-FARTHEST = 12
-"""Steps that are followed."""
+FARTHEST, STARTS = 12, 64
+"""Steps that are followed, and wrong steps that are begun from, the first ones."""
 
+Maker = Callable[[int, Event], Optional[Event]]
 Parting = tuple[Anchor, int]
 """An expression of the port, and the reference's value that it should have."""
 
 
 def partings(matching: Matching) -> Iterator[Parting]:
     """What the wrong steps work on in place of something else, where it was made, one step or more above."""
-    ours, wrong = dict(matching.near), [event for _, event in matching.wrong if event is not None]
+    wrong = [event for _, event in matching.wrong[:STARTS] if event is not None]
+    places = {event: number for number, event in enumerate(matching.heard)}
+    made: dict[int, list[Event]] = {}
+    for event in matching.heard:
+        for value in event.results if event.word not in (RETURN, HELPER) else ():
+            made.setdefault(value, []).append(event)
+    maker, seen = partial(_maker, made, places), set[tuple[int, int]]()
     for number, event in enumerate(wrong):
-        for model in ours.values():
+        for _, model in matching.near:
             if model is None or model.word != event.word or len(model.operands) != len(event.operands):
                 continue
             pairs = [pair for pair in zip(model.operands, event.operands) if not matching.match(*pair)]
             if len(pairs) == 1:
-                yield from _above(matching, *pairs[0], event, len(wrong) - number)
+                for anchor, value in _above(matching, maker, *pairs[0], event, len(wrong) - number):
+                    if (places[anchor.event], value) not in seen:
+                        seen.add((places[anchor.event], value))
+                        yield anchor, value
 
 
-def _above(matching: Matching, wanted: object, found: object, user: Event, late: int) -> Iterator[Parting]:
+def _above(
+    matching: Matching, maker: Maker, wanted: object, found: object, user: Event, late: int
+) -> Iterator[Parting]:
     """The steps that made one value and the other, the last ones first."""
     for _ in range(FARTHEST):
         if not isinstance(wanted, int) or not isinstance(found, int):
             return
-        model, made = matching.makers[0].get(wanted), _maker(matching, found, user)
+        model, made = matching.makers[0].get(wanted), maker(found, user)
         if model is None or made is None or len(made.results) != 1:
             return
         if isinstance(made.node, ast.expr) and not made.part:
@@ -51,7 +64,9 @@ def _above(matching: Matching, wanted: object, found: object, user: Event, late:
         (wanted, found), user = pairs[0], made
 
 
-def _maker(matching: Matching, value: int, user: Event) -> Optional[Event]:
+def _maker(
+    made: Mapping[int, Sequence[Event]], places: Mapping[Event, int], value: int, user: Event
+) -> Optional[Event]:
     """What made a value that a step is given: of several that make the same, the last one before it."""
-    before = matching.heard[: next((n for n, one in enumerate(matching.heard) if one is user), 0)]
-    return next((one for one in reversed(before) if value in one.results and one.word not in (RETURN, HELPER)), None)
+    end = places.get(user, 0)
+    return next((one for one in reversed(made.get(value, ())) if places[one] < end), None)
