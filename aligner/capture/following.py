@@ -125,13 +125,15 @@ class Following:
     def built(self) -> Following:
         """With how the layers make their tables when they are built: they are built again for that."""
         started = time.monotonic()
-        for path, layer in self._adapter.layers(self._model):
+        layers = dict(self._adapter.layers(self._model))
+        known = {*map(id, layers.values())}
+        for path, layer in layers.items():
             building = Building.of(self._adapter, layer) if path in self._own else None
             if building is None or time.monotonic() - started > SECONDS:
                 continue
             self._stack.append(_Code(followed=True))
             with suppress(Exception):  # it cannot be built again: then its tables are what they are
-                if building.heard(Ear(self._adapter, self._model, self, {})):
+                if building.heard(Ear(self._adapter, known, self, {})):
                     self._read(self._stack[-1])
                     self._built[path] = self._stack[-1]
             self._stack.clear()
@@ -209,6 +211,9 @@ class Following:
     ) -> None:
         """Values go into a layer or leave a function."""
         self._pass(_HANDED, args, kwargs, where)
+
+    def kept(self, args: tuple[object, ...], kwargs: Mapping[str, object], where: Where) -> None:
+        """Values go into a list: where they go on from there is heard."""
 
     def entered(self, args: tuple[object, ...], kwargs: Mapping[str, object], where: Where) -> None:
         """Values go into a function of the user's: what it does with them is heard."""

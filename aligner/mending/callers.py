@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Optional
 
 from aligner.mending.events import HELPER, Event
 from aligner.mending.sources import Edit, Sources, edit_of
-from aligner.source.functions import parsed
+from aligner.source.written import parsed
 
 if TYPE_CHECKING:
     from aligner.mending.search import Candidate

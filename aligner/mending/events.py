@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Optional
 from aligner.fingerprint import Fingerprint
 from aligner.words.calls import Operand, Where
 
-LAYER, RETURN, HELPER = " layer", " return", " helper"
+LAYER, RETURN, HELPER, KEPT = " layer", " return", " helper", " kept"
 """Words of events that are no operations: a call of a layer, a value that is returned, what a function of the user's
-gives."""
+gives, a value that is put into a list."""
 
 
 class Site(NamedTuple):

@@ -13,7 +13,7 @@ from aligner.adapter import Adapter
 from aligner.compare.casts import is_short
 from aligner.dtypes import DTYPES, decode
 from aligner.fingerprint import HUGE, LARGEST, Fingerprint, fingerprint, print_of
-from aligner.mending.events import HELPER, LAYER, RETURN, Event, Site, Story, pieces
+from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event, Site, Story, pieces
 from aligner.mending.memory import Memory
 from aligner.mending.sources import Sources
 from aligner.source.ear import Place
@@ -99,6 +99,12 @@ class Heard:
             event.layer = self._layers(to) or ""
             event.name = type(to).__name__
             self.pending.append(event)
+
+    def kept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place) -> None:
+        """Values go into a list."""
+        if len(self.story.events) < MOST:
+            given = tuple(self.number(tensor) for tensor in self._given(args, kwargs))
+            self.story.events.append(_at(Event(KEPT, given, ()), self._frame(where, args, kwargs)))
 
     def entered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place) -> None:
         """Values go into a function of the user's."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 from aligner.mending.sources import Sources
-from aligner.source.functions import source
+from aligner.source.written import source
 
 LEAST_SIZE = 4
 """Smaller numbers are axes and counts more often than sizes."""

@@ -10,7 +10,7 @@ from typing import Optional
 import numpy as np
 
 from aligner.fingerprint import apart, distances
-from aligner.mending.events import LAYER, RETURN, Event, Story, makers
+from aligner.mending.events import KEPT, LAYER, RETURN, Event, Story, makers
 from aligner.words.calls import Constant, Operand, equal
 
 AGREE, LEAST, SHARE = 1e-4, 3e-6, 0.05
@@ -32,7 +32,7 @@ class Matching:
         self.ours, self.theirs, self.heard = ours, theirs, heard
         self.wanted, self.found = wanted, found
         self.limit = max(min(AGREE, SHARE * error if math.isfinite(error) else AGREE), LEAST)
-        self.makers = makers(ours.events), makers([event for event in heard if event.word != RETURN])
+        self.makers = makers(ours.events), makers([event for event in heard if event.word not in (RETURN, KEPT)])
         known = self._known(ours.events, wanted), self._known(heard, found)
         prints = [ours.values[value] for value in known[0]], [theirs.values[value] for value in known[1]]
         table = distances(*prints, turned=False) <= self.limit

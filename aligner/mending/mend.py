@@ -20,7 +20,8 @@ from aligner.mending.events import Story
 from aligner.mending.frameworks import Differing
 from aligner.mending.ground import Ground
 from aligner.mending.hunks import hunks, rebuilt, sizes
-from aligner.mending.running import FailedError, LostError, Parent, Running
+from aligner.mending.others import Others
+from aligner.mending.running import FailedError, Parent, Running
 from aligner.mending.sources import Sources
 from aligner.mending.stepping import Stepping, wrong_of
 from aligner.mending.theirs import Theirs
@@ -123,6 +124,7 @@ class Mending:
         self._stepping = Stepping(adapter, ground, reference, self._theirs, self._goes_on)
         self._progress, self._trials = progress, 0
         self._sources = Sources({})
+        self._others = Others(self._running)
         self._proved: list[tuple[_Group, Mended]] = []
         self._until = time.monotonic() + seconds
         self.failed: Optional[Exception] = None
@@ -329,16 +331,7 @@ class Mending:
         kind = type(self._ground.layer(group.call.layer))
         others.sort(key=lambda one: type(self._ground.layer(one.call.layer)) is not kind)
         for other in others[:most]:
-            try:
-                parent = self._running.parent(other.call, other.checks)
-                was = {check.port for check in wrong_of(other.checks, parent.trial(self._sources))}
-                left = {check.port for check in wrong_of(other.checks, parent.trial(sources))}
-            except LostError:  # nobody can tell
-                continue
-            except FailedError:
-                yield other.owner
-                continue
-            if left - was:
+            if self._others.breaks(other.call, other.checks, self._sources, sources):
                 yield other.owner
 
     def _call(self, step: int, wanted: Optional[CallId]) -> Optional[Call]:

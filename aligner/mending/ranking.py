@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
-from aligner.mending.events import HELPER, Event
+from aligner.mending.events import HELPER, KEPT, Event
 from aligner.mending.joining import EXCHANGED, apart
 from aligner.mending.matching import Matching
 from aligner.mending.search import MISSING, Candidate, Move
@@ -247,7 +247,7 @@ class Ranking:
             elif node in moved.parts:
                 first, value = moved.parts[node]
                 taken.append(self._turn(value, event, first))
-                if event is self._end and operand == self._matching.found:
+                if isinstance(operand, int) and (event.word == KEPT or self._is_end(event, operand)):
                     yield operand, taken[-1]
             else:
                 taken.append(self._class(operand, known))
@@ -261,6 +261,9 @@ class Ranking:
         if results is None or (event in self._odd and not self._is_fresh(event, moved, fresh)):
             return
         yield from zip(event.results, results)
+
+    def _is_end(self, event: Event, operand: int) -> bool:
+        return event is self._end and operand == self._matching.found
 
     def _is_fresh(self, event: Event, moved: _Moved, fresh: Collection[int]) -> bool:
         """Whether it works on something else than what it has made of the reference's values, in their own shapes."""

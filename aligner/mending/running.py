@@ -7,9 +7,10 @@ that they hand these on without running.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from types import FunctionType
 from typing import Any, Optional
 
 from aligner.adapter import Adapter
@@ -26,6 +27,7 @@ from aligner.patches import together
 from aligner.record import Call, Key, Phase
 from aligner.source.constructing import Building
 from aligner.source.ear import Ear, replaced
+from aligner.source.functions import differs
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
 from aligner.values import Values
 
@@ -57,6 +59,9 @@ class Deaf:
 
     def handed(self, *_: Any) -> None:
         """Into a layer."""
+
+    def kept(self, *_: Any) -> None:
+        """Into a list."""
 
     def entered(self, *_: Any) -> None:
         """Into a function."""
@@ -129,7 +134,7 @@ class Running:
 
     def ear(self, listener: Any, sources: Sources, runner: Optional[Care]) -> Ear:
         """What rewritten code calls."""
-        return Ear(self.adapter, self._model, listener, sources.texts, runner)
+        return Ear(self.adapter, self._paths, listener, sources.texts, runner)
 
 
 class Parent:
@@ -148,6 +153,8 @@ class Parent:
         self._empty: Optional[bool] = None
         """Whether its own code has values without elements."""
         self.before = running.ground.before(call)
+        self.used: frozenset[FunctionType] = frozenset()
+        """The user's functions that the last run went through."""
 
     def trial(self, sources: Sources, vain: Vain = lambda key, error: False) -> Mapping[Key, float]:
         """How far off each value is that is looked at.
@@ -173,10 +180,22 @@ class Parent:
         """What `heard` gives, from memory where it can."""
         return self._heard(sources, self._remembered())
 
+    def concerned(self, used: Iterable[FunctionType], one: Sources, other: Sources) -> bool:
+        """Whether a run that goes through these functions does something else with other edits than with these."""
+        files = ((function, function.__code__.co_filename) for function in used)
+        if any(differs(function, one.texts.get(file), other.texts.get(file)) for function, file in files):
+            return True
+        building = self.running.building(self.call.layer)
+        return building is not None and building.concerns(other.texts)
+
+    def forget(self) -> None:
+        """Let go of what layers handed on, and of what is remembered."""
+        self.kept.clear()
+        self.bytes, self._memory = 0, None
+
     def _remembered(self) -> Optional[Memory]:
         if self._memory is not None and self._memory.spoiled:  # what layers handed on may have been written into, too
-            self.kept.clear()
-            self.bytes, self._memory = 0, None
+            self.forget()
         if self._memory is not None:
             self._memory.begin()
         return self._memory
@@ -188,9 +207,11 @@ class Parent:
     def _run(self, sources: Sources, listener: Any, vain: Vain, memory: Optional[Memory]) -> _State:
         arguments = self._arguments() if memory is None else memory.arguments
         runner = memory if memory is not None else self._care(sources)
-        state = _State(self, self.running.ear(listener, sources, runner), listener, vain, arguments, sources)
+        ear = self.running.ear(listener, sources, runner)
+        state = _State(self, ear, listener, vain, arguments, sources)
         with self._built(sources, listener):
             self.running.run(state)
+        self.used = frozenset(ear.used)
         if not sources.texts:
             self._empty = runner.empty
         return state

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Optional
 
 from aligner.mending.callers import by_caller
-from aligner.mending.events import HELPER, LAYER, RETURN, Event
+from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event
 from aligner.mending.joining import EXCHANGE, EXCHANGED, apart, each_others, everywhere
 from aligner.mending.matching import NEAREST, Matching, Step
 from aligner.mending.sources import Edit, Sources, change, edit_of
@@ -210,6 +210,7 @@ class Search:
             v for value in fed if value in makers and makers[value].word in SHAPING for v in _operands(makers[value])
         }
         steps = [one for one in self._matching.heard if one.word != RETURN and {*one.results} & (wrong | fed)]
+        steps += [one for one in self._matching.heard if one.word == KEPT and {*one.operands} & wrong]
         steps += [one for one in self._matching.heard if _is_idle(one) and {*one.results} & shaped and one not in steps]
         last = makers.get(self._matching.found)
         steps = steps[:NEAREST] + ([last] if last is not None and last not in steps[:NEAREST] else [])

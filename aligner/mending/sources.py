@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Optional
 
 from aligner.mending.events import Site
-from aligner.source.functions import parsed, source
+from aligner.source.written import changed, parsed, source
 from aligner.words.spelling import bracketed
 
 
@@ -50,7 +50,8 @@ class Sources:
             text = texts.get(edit.file) or source(edit.file)
             texts[edit.file] = text[: edit.start] + edit.new + text[edit.end :]
         for file in {edit.file for edit in edits}:
-            parsed(texts[file])
+            if changed(source(file), texts[file]) is None:
+                parsed(texts[file])
         return Sources(texts)
 
     def line(self, edit: Edit) -> str:
@@ -68,7 +69,12 @@ class Sources:
 
     def node(self, site: Site) -> Optional[ast.AST]:
         """The expression or statement that stands there."""
-        return _nodes(self.text(site.file)).get(site[1:])
+        text, own = self.text(site.file), source(site.file)
+        part = changed(own, text)
+        if part is None:
+            return _nodes(parsed(text)).get(site[1:])
+        inside = part.new.lineno <= site.line <= (part.new.end_lineno or 0)
+        return _nodes(part.new if inside else parsed(own)).get(site[1:])
 
     def span(self, file: str, node: ast.AST) -> tuple[int, int]:
         """Where in the text it begins and ends; columns of a tree count bytes."""
@@ -104,10 +110,10 @@ def _functions(text: str) -> Sequence[tuple[int, int]]:
 
 
 @lru_cache(maxsize=32)
-def _nodes(text: str) -> Mapping[tuple[int, ...], ast.AST]:
+def _nodes(tree: ast.AST) -> Mapping[tuple[int, ...], ast.AST]:
     """Expressions and statements by where they stand; of those of one place the outermost expression."""
     found: dict[tuple[int, ...], ast.AST] = {}
-    for node in ast.walk(parsed(text)):
+    for node in ast.walk(tree):
         if isinstance(node, (ast.expr, ast.Return, ast.Assign, ast.AugAssign)):
             place = node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
             found.setdefault(place, node)

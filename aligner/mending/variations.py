@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 
 from aligner.mending.sources import Edit, Sources
-from aligner.source.functions import parsed
+from aligner.source.written import parsed
 
 
 def exchanged(sources: Sources, file: str, lines: Collection[int]) -> Iterator[tuple[Edit, ...]]:

@@ -140,7 +140,7 @@ class Building:
 
     def concerns(self, texts: Mapping[str, str]) -> bool:
         """Whether these texts of files have other code for it."""
-        return any(functions.is_edited(one, texts.get(one.__code__.co_filename)) for one in self._used)
+        return any(functions.differs(one, None, texts.get(one.__code__.co_filename)) for one in self._used)
 
     @contextmanager
     def instead(self, made: Any) -> Iterator[None]:

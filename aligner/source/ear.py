@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, Optional, Protocol
@@ -57,6 +57,9 @@ class Listener(Protocol):
     def handed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place, to: Optional[object]) -> None:
         """Values go into a layer, or are returned."""
 
+    def kept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place) -> None:
+        """Values go into a list, a dictionary or the like."""
+
     def entered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place) -> None:
         """Values go into a function of the user's."""
 
@@ -90,9 +93,10 @@ def listen(
     """
     if not hasattr(adapter, "computing"):  # an adapter of others' may not tell
         return None
-    ear = Ear(adapter, model, listener, texts)
+    layers = [layer for _, layer in adapter.layers(model)]
+    ear = Ear(adapter, {*map(id, layers)}, listener, texts)
     methods = []
-    for _, layer in adapter.layers(model):
+    for layer in layers:
         owner, name = adapter.computing(layer)
         function = getattr(owner, name)
         form = ear.form(function)
@@ -130,17 +134,18 @@ class Ear:
     def __init__(
         self,
         adapter: Adapter,
-        model: Any,
+        layers: Container[int],
         listener: Listener,
         texts: Mapping[str, str],
         runner: Optional[Runner] = None,
     ) -> None:
+        """`layers` are the identities of the net's layers."""
         self._runner = _Plainly() if runner is None else runner
         self._values, self._listener, self._texts = Values(adapter), listener, texts
         self._turns, self._began = 0, time.monotonic()
         self.used: set[FunctionType] = set()
         """The user's functions that there is a form of."""
-        self._layers = {id(layer) for _, layer in adapter.layers(model)}
+        self._layers = layers
         self._packages = frozenset(adapter.packages)
         files = (getattr(sys.modules.get(name), "__file__", None) for name in adapter.packages)
         self._folders = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in files if file)
@@ -218,6 +223,8 @@ class Ear:
             return function(*args, **kwargs)
         owner = getattr(function, "__self__", None)
         given = (owner, *args) if self._values.holds(owner) else args
+        if isinstance(owner, _CONTAINERS) and self._given(args, kwargs):
+            self._listener.kept(args, kwargs, place)
         if isinstance(owner, _CONTAINERS) or not self._is_operation(function, given, kwargs):
             return function(*args, **kwargs)
         name = self._name(function, owner)

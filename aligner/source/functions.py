@@ -7,14 +7,14 @@ compiled of, or cannot be had, there is no such form of it.
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType
 from typing import Any, Optional
 
-from aligner.source.rewriting import EAR, Definition, Telling
+from aligner.source.rewriting import EAR, Telling
+from aligner.source.written import Definition, changed, definitions, parsed, source
 
 
 def told(function: FunctionType, ear: object, text: Optional[str] = None) -> Optional[FunctionType]:
@@ -36,10 +36,10 @@ def told(function: FunctionType, ear: object, text: Optional[str] = None) -> Opt
     return made
 
 
-def is_edited(function: FunctionType, text: Optional[str]) -> bool:
-    """Whether it does something else by this text of its file than by the file's own."""
+def differs(function: FunctionType, one: Optional[str], other: Optional[str]) -> bool:
+    """Whether it does something else by one text of its file than by the other; None is the file's own."""
     code, file, name = function.__code__, function.__code__.co_filename, function.__qualname__
-    return text is not None and _code(code, file, name, text) is not _code(code, file, name, None)
+    return one != other and _code(code, file, name, one) is not _code(code, file, name, other)
 
 
 def around(wrapper: FunctionType, inner: FunctionType) -> Optional[FunctionType]:
@@ -74,55 +74,50 @@ def is_told(function: FunctionType) -> bool:
 def _code(code: CodeType, file: str, name: str, text: Optional[str]) -> Optional[CodeType]:
     """Code of two files may be equal. A function that stands in another text as it does in its file is made once."""
     try:
-        own, node = _definition(code, file, None), _definition(code, file, text)
+        own = _definition(code, file, source(file))
+        node = own if own is None or text is None else _counterpart(own, source(file), text)
         if own is None or node is None:
             return None
-        if text is not None and own.lineno == node.lineno and _lines(source(file), own) == _lines(text, node):
+        if text is not None and node is own:
             return _code(code, file, name, None)
         return _compiled(deepcopy(node), code, _owner(name))
     except (SyntaxError, ValueError, RecursionError):  # no Python, or nested too deeply for its compiler
         return None
 
 
-def source(file: str) -> str:
-    """What stands in a file, or in a notebook's cell; "" where that is not known."""
-    return "".join(linecache.getlines(file))
-
-
-def _definition(code: CodeType, file: str, other: Optional[str]) -> Optional[Definition]:
-    """The one definition of the file that makes this very code, or the one in its place in another text."""
-    text = source(file)
+@lru_cache(maxsize=4096)
+def _definition(code: CodeType, file: str, text: str) -> Optional[Definition]:
+    """The one definition of the file that makes this very code."""
     if not text:
         return None
     if not any(_is_same(code, one) for one in _within(_whole(text, file)) if one.co_name == code.co_name):
         return None
-    defined = _definitions(text)
     found = [
-        number
-        for number, node in enumerate(defined)
+        node
+        for node in definitions(parsed(text))
         if getattr(node, "name", "<lambda>") == code.co_name
         and min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))]) == code.co_firstlineno
     ]
-    if len(found) != 1:
-        return None
-    others = defined if other is None else _definitions(other)
-    return others[found[0]] if len(others) == len(defined) else None
+    return found[0] if len(found) == 1 else None
 
 
-@lru_cache(maxsize=64)
-def _definitions(text: str) -> Sequence[Definition]:
-    kinds = ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda
-    return [node for node in ast.walk(parsed(text)) if isinstance(node, kinds)]
-
-
-@lru_cache(maxsize=8)
-def parsed(text: str) -> ast.Module:
-    """The syntax tree, which is not to be changed.
+def _counterpart(own: Definition, text: str, other: str) -> Optional[Definition]:
+    """What stands in another text in this definition's place; the very same where that is as it was.
 
     Raises:
-        SyntaxError: it is no Python.
+        SyntaxError: it is no Python there.
     """
-    return ast.parse(text)
+    part = changed(text, other)
+    defined, others = map(definitions, (parsed(text), parsed(other)) if part is None else part)
+    place = own.lineno, own.col_offset  # a tree that is not kept any more is made again
+    number = next((n for n, one in enumerate(defined) if (one.lineno, one.col_offset) == place), None)
+    if number is None:  # it stands outside of what was changed
+        return own
+    if len(others) != len(defined):
+        return None
+    node = others[number]
+    same = own.lineno == node.lineno and _lines(text, own) == _lines(other, node)
+    return own if same else node
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Any, Optional
+
+from aligner.source.written import Definition
 
 EAR = "__ear__"
 """The name by which the code knows who listens."""
@@ -47,8 +49,6 @@ _PLAIN = frozenset(
     )
 )
 """What asks Python something, and may ask it of the very frame that it stands in."""
-
-Definition = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda]
 
 
 class Telling(ast.NodeTransformer):

@@ -27,6 +27,9 @@ class _Telling:
     def handed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: ear.Place, to: Optional[object]) -> None:
         """Not asked."""
 
+    def kept(self, *_: object) -> None:
+        """Into a list."""
+
     def entered(self, *_: object) -> None:
         """Into a function."""
 

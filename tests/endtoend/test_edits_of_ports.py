@@ -393,3 +393,52 @@ def test_a_layer_called_in_anothers_place_is_mended_where_it_is_called(tmp_path,
     (line,) = origin["edit"]["lines"]
     assert line["after"].strip() == "place_k = self.split(self.k(places))"
     assert origin["edit"]["confirmed"]
+
+
+KEPT = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Fuse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ways = nn.ModuleList([nn.ModuleList([nn.Linear(6, 6) for _ in range(2)]) for _ in range(2)])
+
+    def forward(self, one, other):
+        kept = []
+        for number in range(2):
+            y = self.ways[number][0](one)
+            if number == 0:
+                y = y + other
+            else:
+                y = y * self.ways[number][1](other)
+            kept.append(F.relu(y))
+        return kept
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList([Fuse() for _ in range(2)]), nn.Linear(6, 3)
+
+    def forward(self, x):
+        one, other = x, 0.5 * x
+        for block in self.blocks:
+            one, other = block(one, other)
+        return self.head(one - other)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(4, 6),)
+"""
+
+
+def test_what_is_put_into_a_list_is_mended_where_it_is_put(tmp_path, capsys):
+    (tmp_path / "ref.py").write_text(KEPT, encoding="utf-8")
+    (tmp_path / "port.py").write_text(KEPT.replace("append(F.relu(y))", "append(y)"), encoding="utf-8")
+    edits = [origin["edit"] for origin in answer(tmp_path, capsys)["origins"]]
+    assert [[line["after"].strip() for line in edit["lines"]] for edit in edits] == [["kept.append(torch.relu(y))"]] * 2
+    assert all(edit["confirmed"] and not edit["only_here"] for edit in edits)

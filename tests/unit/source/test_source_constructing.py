@@ -88,7 +88,8 @@ def noted(make):
 
 
 def ear(net, texts=None):
-    return Ear(load("torch"), net, Silent(), texts or {})
+    layers = {id(layer) for _, layer in load("torch").layers(net)}
+    return Ear(load("torch"), layers, Silent(), texts or {})
 
 
 def test_nothing_is_known_of_layers_that_were_built_before(module):

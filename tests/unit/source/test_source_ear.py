@@ -36,13 +36,16 @@ class Told:
     """Keeps what it is told."""
 
     def __init__(self):
-        self.names, self.handing, self.entering, self.coming = [], [], [], []
+        self.names, self.handing, self.entering, self.coming, self.keeping = [], [], [], [], []
 
     def begun(self, name, args, kwargs, where):
         self.names.append((name, where[:2]))
 
     def handed(self, args, kwargs, where, to):
         self.handing.append((args, where[1], to))
+
+    def kept(self, args, kwargs, where):
+        self.keeping.append((args, where[1]))
 
     def entered(self, args, kwargs, where):
         self.entering.append((args, where[1]))
@@ -228,6 +231,24 @@ def test_what_goes_into_layers_and_leaves_functions_is_told_with_its_line(tmp_pa
     assert torch.equal(half[0], x / 2)
     assert made[1:] == (told.handing[1][1], net.act)
     assert torch.equal(made[0], (x / 2).relu())
+
+
+def test_what_is_put_into_lists_is_told(tmp_path, x):
+    text = """
+    class Net(nn.Module):
+        def forward(self, x):
+            kept, names = [], []
+            kept.append(x / 2)
+            names.append("half")
+            return torch.cat(kept)
+    """
+    net, told = built(tmp_path, text).Net(), Told()
+    handle = ear.listen(load("torch"), net, told)
+    net(x)
+    handle.remove()
+    ((args, line),) = told.keeping
+    assert torch.equal(args[0], x / 2)
+    assert (tmp_path / "net.py").read_text(encoding="utf-8").splitlines()[line - 1].strip() == "kept.append(x / 2)"
 
 
 def test_functions_and_classes_that_name_themselves(tmp_path, x):
