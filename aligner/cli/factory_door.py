@@ -101,7 +101,7 @@ def _tell_examined(replay: Replay, voice: Voice) -> None:
         facts = {"checked": found.checked, "wrong": found.wrong, "seconds": f"{found.seconds:.1f}"}
         voice.say("forced-told", **facts)
         if found.trials:
-            voice.say("trials-told", trials=found.trials, confirmed=found.confirmed)
+            voice.say("trials-told", trials=found.trials, seconds=f"{found.trying:.1f}", confirmed=found.confirmed)
 
 
 def _prepare(

@@ -195,8 +195,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "强制对齐运行：逐一检查 {checked} 个值（{seconds} 秒），其中自身有误的：{wrong} 个",
     ),
     "trials-told": (
-        "trials: {trials} made, {confirmed} brought the error down to rounding",
-        "试验：共 {trials} 次，其中 {confirmed} 次使误差降到舍入水平",
+        "trials: {trials} made ({seconds} s), {confirmed} brought the error down to rounding",
+        "试验：共 {trials} 次（{seconds} 秒），其中 {confirmed} 次使误差降到舍入水平",
     ),
     "next-compare": ("next: aligner compare {reference} {path}", "下一步：aligner compare {reference} {path}"),
     "option-needs-factory": (

@@ -89,6 +89,9 @@ class Summary:
     trials: int
     confirmed: int
     seconds: float
+    """Of the forced pass."""
+    trying: float
+    """Seconds of the trials."""
 
 
 def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) -> Summary:
@@ -117,11 +120,12 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
     trials = _try(subject, path, pairing, plan, checks, sink)
     for check in checks:
         sink.finding(CHECK, to_facts(check))
-    tried = time.monotonic()
+    tried, computed = time.monotonic(), time.process_time()
     edits = _mend(subject, path, plan, checks, sink)
     ended = time.monotonic()
     timing = {"free_s": round(free, 3), "forced_s": round(middle - started, 3)}
     timing = {**timing, "trials_s": round(tried - middle, 3), "edits_s": round(ended - tried, 3)}
+    timing["edits_cpu_s"] = round(time.process_time() - computed, 3)
     left = forced.left
     told = {
         "forced": True,
@@ -131,7 +135,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
     sink.update_header(**told, reference_token=subject.reference.token, precision=plan.short, timing=timing)
     wrong = {(check.owner, check.where, check.between) for check in checks if check.fails}
     tried_all, confirmed = trials[0] + edits[0], trials[1] + edits[1]
-    return Summary(len(checks), len(wrong), tried_all, confirmed, ended - started)
+    return Summary(len(checks), len(wrong), tried_all, confirmed, middle - started, ended - middle)
 
 
 def _lonely(subject: Subject, port: Dump, plan: Plan) -> Alone:

@@ -1,6 +1,6 @@
 """All cases of one pair: the published port, and its planted mistakes if asked; each command as a user gives it.
 
-python one_pair.py NAME RESULT.json [--planted] [--texts FOLDER]; run.py starts it.
+python one_pair.py NAME RESULT.json [--planted] [--mend] [--texts FOLDER]; run.py starts it.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import packages
 import pairs
 from commands import Done, aligner, program
-from verdicts import Verdict, judge, refused
+from verdicts import Verdict, edits, judge, refused
+
+from aligner.dump.reader import open_dump
 
 ANSWERED = (0, 1)
 
@@ -25,8 +27,8 @@ ANSWERED = (0, 1)
 class Asked:
     """The commands of one case, and what they cost."""
 
-    def __init__(self, folder: Path, texts: Optional[Path]):
-        self.folder, self.texts = folder, texts
+    def __init__(self, folder: Path, texts: Optional[Path], mend: bool):
+        self.folder, self.texts, self.mend = folder, texts, mend
         self.reference = folder / "ref.h5"
         self.figures: dict[str, dict[str, float]] = {}
 
@@ -49,10 +51,17 @@ class Asked:
             done = self._note("capture --from", aligner(*words, "--allow-missing", package=package))
         if done.code != 0:
             return self._refused(case, "capture --from", done)
+        with open_dump(dump) as found:
+            self.figures["edits"] = {"seconds": found.header["timing"]["edits_cpu_s"]}
         done = self._note("compare", aligner("compare", self.reference, dump, "--json", package=package))
         if done.code not in ANSWERED:
             return self._refused(case, "compare", done)
-        verdict = replace(judge(case, differences, json.loads(done.out)), figures=dict(self.figures), advised=advised)
+        answer = json.loads(done.out)
+        verdict = replace(judge(case, differences, answer), figures=dict(self.figures), advised=advised)
+        if self.mend and case.planted and package is not None:
+            verdict = replace(verdict, patched=self._is_right_with(edits(answer), target, package))
+            if verdict.patched:  # whatever it is called, it is the right cause
+                verdict = replace(verdict, caused=1, proved=1)
         if self.texts is not None:
             (self.texts / f"{case.id}.json").write_text(done.out, encoding="utf-8")
             if verdict.misses:
@@ -60,6 +69,22 @@ class Asked:
                 (self.texts / f"{case.id}.txt").write_text(text.out + text.err, encoding="utf-8")
         dump.unlink()
         return verdict
+
+    def _is_right_with(self, told: Sequence[Mapping[str, Any]], target: str, package: Path) -> Optional[bool]:
+        """Whether the port is right with the edits that were told; None where there are none."""
+        if not told:
+            return None
+        if any(edit["only_here"] for edit in told):
+            return False
+        folder, dump = package.with_name(f"{package.name}-patched"), self.folder / "patched.h5"
+        packages.patched_copy(folder, told, package)
+        done = aligner("capture", target, "--from", self.reference, "-o", dump, "--force", package=folder)
+        if done.code != 0:
+            return False
+        done = aligner("compare", self.reference, dump, "--json", package=folder)
+        dump.unlink()
+        answer = json.loads(done.out) if done.code in ANSWERED else {"outcome": "refused"}
+        return bool(answer["outcome"] == "aligned" and not answer["origins"])
 
     def _note(self, name: str, done: Done) -> Done:
         self.figures[name] = {"code": done.code, "seconds": done.seconds, "peak_mib": done.peak_mib}
@@ -100,11 +125,12 @@ def main() -> int:
     parser.add_argument("result", type=Path)
     parser.add_argument("--planted", action="store_true")
     parser.add_argument("--case", action="append")
+    parser.add_argument("--mend", action="store_true")
     parser.add_argument("--texts", type=Path)
     options = parser.parse_args()
     pair = pairs.pair(options.name)
     with tempfile.TemporaryDirectory() as folder:
-        asked = Asked(Path(folder), options.texts)
+        asked = Asked(Path(folder), options.texts, options.mend)
         done = asked.capture_reference(pair)
         if done.code != 0:
             print(done.err, file=sys.stderr)

@@ -44,6 +44,17 @@ def installed() -> Path:
     return Path(spec.origin).parent
 
 
+def patched_copy(folder: Path, edits: Sequence[Any], source: Path) -> None:
+    """A copy of an edited package in `folder`, with what aligner told of its lines done to it."""
+    shutil.copytree(source / PORT, folder / PORT, ignore=shutil.ignore_patterns("__pycache__"))
+    lines = {(line["file"], line["line"], line["before"]): line for edit in edits for line in edit["lines"]}
+    for (file, first, before), line in sorted(lines.items(), reverse=True):
+        path = folder / Path(file).resolve().relative_to(source.resolve())
+        rows = path.read_text(encoding="utf-8").split("\n")
+        rows[first - 1 : first - 1 + len(before.splitlines())] = line["after"].splitlines()
+        path.write_text("\n".join(rows), encoding="utf-8")
+
+
 def edited_copy(folder: Path, edits: Sequence[Any], source: Path) -> None:
     """A copy of the port's package in `folder`, with the edits in it.
 

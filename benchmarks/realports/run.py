@@ -1,6 +1,6 @@
 """Real ports: how right aligner is on nets that other people wrote.
 
-    python benchmarks/realports/run.py [--pair NAME]... [--planted] [--case ID]... [--held-out] [--jobs 1] [--json FILE]
+    python benchmarks/realports/run.py [--pair NAME]... [--planted] [--mend] [--case ID]... [--held-out] [--json FILE]
 
 Prints one line for each miss, then the tables. The exit code is 1 if a pair could not be asked.
 """
@@ -31,6 +31,7 @@ def run_pair(name: str, folder: Path, options: argparse.Namespace) -> list[Verdi
     result = folder / f"{name}.json"
     line = [sys.executable, str(Path(__file__).with_name("one_pair.py")), name, str(result)]
     line += ["--planted"] * (options.planted or bool(options.case))
+    line += ["--mend"] * options.mend
     for case in options.case or ():
         line += ["--case", case]
     if options.texts:
@@ -66,6 +67,7 @@ def main() -> int:
     parser.add_argument(
         "--planted", action="store_true", help="also wrong ports when they are mended, and planted mistakes"
     )
+    parser.add_argument("--mend", action="store_true", help="run planted ports again with the edits that are told")
     parser.add_argument("--held-out", action="store_true", help="also the pairs that nobody looks at until the end")
     parser.add_argument("--jobs", type=int, default=1, help="pairs at a time (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every verdict to FILE")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from verdicts import Verdict
 
@@ -56,6 +57,7 @@ def totals(verdicts: Sequence[Verdict]) -> str:
         ["with the right cause", share(sum(one.caused for one in wrong), differences)],
         ["confirmed", share(sum(one.proved for one in wrong), differences)],
         ["wrong ports where the first named is true", share(sum(one.first for one in wrong), len(wrong))],
+        *of_code([one for one in wrong if one.code]),
         ["answers ALIGNED in which an origin stands", str(sum(one.promised for one in verdicts))],
         ["false origins", str(sum(one.false_origins for one in verdicts))],
         ["false origins called confirmed", str(sum(one.false_confirmed for one in verdicts))],
@@ -65,9 +67,38 @@ def totals(verdicts: Sequence[Verdict]) -> str:
     return markdown(["of these ports", ""], rows)
 
 
+def of_code(wrong: Sequence[Verdict]) -> list[list[str]]:
+    """Of planted mistakes in code: whether the line is told, and what the edits came to, if that was asked."""
+    if not wrong:
+        return []
+    rows = [
+        [
+            "mistakes in code where the wrong line, or an edit of it, is told",
+            share(sum(one.lined for one in wrong), len(wrong)),
+        ]
+    ]
+    if any(one.patched is not None for one in wrong):
+        right = sum(one.patched is True for one in wrong)
+        rows.append(["... where the port is right with the edits that are told", share(right, len(wrong))])
+        rows.append(["... where it is not", share(sum(one.patched is False for one in wrong), len(wrong))])
+    return rows
+
+
 def cases(verdicts: Sequence[Verdict]) -> str:
     """A row for each case, with the reasons for its misses."""
-    heads = ["port", "truth", "said", "named", "cause", "first", "false", "of these confirmed", "CPU s", "misses"]
+    heads = [
+        "port",
+        "truth",
+        "said",
+        "named",
+        "cause",
+        "first",
+        "false",
+        "of these confirmed",
+        "patch",
+        "CPU s",
+        "misses",
+    ]
     rows = []
     for one in verdicts:
         truth = f"{one.differences} wrong" if one.differences else "right"
@@ -76,7 +107,8 @@ def cases(verdicts: Sequence[Verdict]) -> str:
         first = ("yes" if one.first else "no") if one.differences else "-"
         seconds = " + ".join(f"{one.figures[key]['seconds']:.0f}" for key in COMMANDS if key in one.figures)
         false = [str(one.false_origins), str(one.false_confirmed)]
-        rows.append([one.id, truth, one.outcome, named, cause, first, *false, seconds, _reasons(one)])
+        patch = {None: "-", True: "right", False: "not right"}[one.patched]
+        rows.append([one.id, truth, one.outcome, named, cause, first, *false, patch, seconds, _reasons(one)])
     return markdown(heads, rows)
 
 
@@ -103,20 +135,24 @@ def times(verdicts: Sequence[Verdict]) -> str:
 
 def dearness(verdicts: Sequence[Verdict]) -> str:
     """What both captures of a pair cost, with the forced pass, as parts of a plain run of both nets."""
-    ratios = sorted(
-        ((figures["capture"]["seconds"] + figures["capture --from"]["seconds"]) / figures["plain"]["seconds"], one.id)
-        for one in verdicts
-        for figures in (one.figures,)
-        if {"plain", "capture", "capture --from"} <= figures.keys()
-    )
-    if not ratios:
-        return ""
-    over = sum(ratio > DEAR for ratio, _ in ratios)
-    middle, (most, case) = ratios[len(ratios) // 2][0], ratios[-1]
-    return (
-        f"Both captures against a plain run of both nets (`plain`): median {middle:.1f} times, "
-        f"most {most:.1f} ({case}); over {DEAR}: {over} of {len(ratios)}."
-    )
+    told = [one for one in verdicts if {"plain", "capture", "capture --from", "edits"} <= one.figures.keys()]
+    lines = []
+    for words, spared in (("with the forced pass", True), ("and with the search for edits of wrong code", False)):
+        ratios = sorted((_ratio(one.figures, spared), one.id) for one in told)
+        if ratios:
+            over = sum(ratio > DEAR for ratio, _ in ratios)
+            middle, (most, case) = ratios[len(ratios) // 2][0], ratios[-1]
+            lines.append(
+                f"Both captures against a plain run of both nets (`plain`), {words}: median {middle:.1f} times, "
+                f"most {most:.1f} ({case}); over {DEAR}: {over} of {len(ratios)}."
+            )
+    return "\n\n".join(lines)
+
+
+def _ratio(figures: Any, spared: bool) -> float:
+    """The search tells of its own processor time."""
+    seconds = figures["capture"]["seconds"] + figures["capture --from"]["seconds"]
+    return float((seconds - spared * figures["edits"]["seconds"]) / figures["plain"]["seconds"])
 
 
 def _reasons(one: Verdict) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 from pairs import Difference
 
@@ -37,6 +37,9 @@ class Verdict:
     held: int = 0  # calls that the forced pass held to the reference
     left: int = 0  # layers that it left with their own values
     advised: bool = False  # weights were left over; the capture was made again with --allow-missing, as it said
+    code: bool = False  # one mistake in the port's own code, planted: a line is wrong
+    lined: bool = False  # that line is told, or an edit of it
+    patched: Optional[bool] = None  # with the edits that are told the port is right; None where it was not tried
     misses: tuple[str, ...] = ()
     figures: Json = field(default_factory=dict)  # of each command: exit code, seconds, peak memory
 
@@ -71,6 +74,8 @@ def judge(case: Verdict, differences: Sequence[Difference], answer: Json) -> Ver
             "promised": answer["outcome"] == "aligned" and bool(answer["origins"]),
             "held": int(answer.get("held", {}).get("calls", 0)),
             "left": len(answer.get("held", {}).get("left", ())),
+            "code": case.planted and all(one.lines for one in told),
+            "lined": any(_is_lined(one, places) for one, places in found),
             "misses": tuple(_misses(told, answer, entries, false, named, first)),
         }
     )
@@ -108,6 +113,19 @@ def place(entry: Json) -> str:
     line = (entry.get("line") or {}).get("text") or ""
     parts = [entry["layer"] or "(net)", entry["where"], ", ".join(causes[:NAMED]), f"`{line.strip()}`" if line else ""]
     return " ".join(part for part in parts if part)
+
+
+def edits(answer: Json) -> list[Json]:
+    """The edits that are told, of all places."""
+    entries = [*answer["origins"], *answer.get("suspects", ())]
+    return [entry["edit"] for entry in entries if entry.get("edit")]
+
+
+def _is_lined(one: Difference, places: Sequence[Json]) -> bool:
+    """Whether the wrong line, or an edit of it, is told at these places."""
+    lines = [(entry.get("line") or {}).get("text") or "" for entry in places]
+    lines += [line["before"] for entry in places if entry.get("edit") for line in entry["edit"]["lines"]]
+    return any(piece in line for line in lines for piece in one.lines)
 
 
 def _confirmed(entry: Json) -> bool:
