@@ -34,7 +34,7 @@ def paired_calls(layers: Iterable[LayerPair], reference: Net, port: Net) -> Mapp
     rows = [(pair, ours.get(pair.reference, []), theirs.get(pair.port, [])) for pair in layers]
     found: dict[CallId, CallId] = {}
     for pair, one, other in sorted((row for row in rows if row[1] and row[2]), key=lambda row: row[1][0].call.first):
-        told = _by_parent(one, other, found) or _by_value(one, other)
+        told = _told(one, other, found)
         found.update((one[i].id, other[j].id) for i, j in told.items())
         whole = len(one) == len(other) or _cut_short(reference, one, port, other)
         if whole or pair.by == "map" or (pair.reference in reference.inner or pair.port in port.inner):
@@ -49,19 +49,43 @@ def _cut_short(reference: Net, one: Sequence[Visit], port: Net, other: Sequence[
     return (reference.cut and len(one) < len(other)) or (port.cut and len(other) < len(one))
 
 
-def _by_parent(one: Sequence[Visit], other: Sequence[Visit], found: Mapping[CallId, CallId]) -> Mapping[int, int]:
-    """Indices of calls inside calls that are each other's in another order; none where all are in order."""
-    inside: dict[CallId, list[int]] = {}
-    for j, visit in enumerate(other):
-        if visit.parent is not None:
-            inside.setdefault(visit.parent.id, []).append(j)
+def _told(one: Sequence[Visit], other: Sequence[Visit], found: Mapping[CallId, CallId]) -> Mapping[int, int]:
+    """Indices of calls that are each other's in another order; none where all are in order.
+
+    What runs inside a call is nobody's but of what runs inside that call's counterpart, whatever it is given: a mistake
+    may give it what another call is given.
+    """
+    theirs = _inside(other)
     told: dict[int, int] = {}
-    for i, visit in enumerate(one):
-        counterpart = found.get(visit.parent.id) if visit.parent is not None else None
-        if counterpart is None or not inside.get(counterpart):
-            return {}
-        told[i] = inside[counterpart].pop(0)
+    left, free = [*range(len(one))], [*range(len(other))]
+    for parent, some in _inside(one).items():
+        counterpart = None if parent is None else found.get(parent)
+        others = theirs.get(counterpart) if counterpart is not None else None
+        if others is not None:
+            alike = _chosen(one, some, other, others)
+            told.update(alike)
+            if len(some) == len(others):
+                rest = [j for j in others if j not in alike.values()]
+                told.update(zip([i for i in some if i not in alike], rest))
+            left, free = [i for i in left if i not in some], [j for j in free if j not in others]
+    told.update(_chosen(one, left, other, free))
     return told if any(i != j for i, j in told.items()) else {}
+
+
+def _chosen(
+    one: Sequence[Visit], some: Sequence[int], other: Sequence[Visit], others: Sequence[int]
+) -> Mapping[int, int]:
+    """Indices of the calls among these that were given the same."""
+    told = _by_value([one[i] for i in some], [other[j] for j in others])
+    return {some[i]: others[j] for i, j in told.items()}
+
+
+def _inside(visits: Iterable[Visit]) -> Mapping[Optional[CallId], list[int]]:
+    """Indices of calls by the call that they run inside of."""
+    found: dict[Optional[CallId], list[int]] = {}
+    for number, visit in enumerate(visits):
+        found.setdefault(None if visit.parent is None else visit.parent.id, []).append(number)
+    return found
 
 
 def _by_value(one: Sequence[Visit], other: Sequence[Visit]) -> Mapping[int, int]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import FunctionType
 from typing import Any, Optional
 
+from aligner.mending.callers import around
 from aligner.mending.events import HELPER, Event, Site
 from aligner.mending.joining import EXCHANGE, EXCHANGED
 from aligner.mending.matching import Matching
@@ -158,12 +159,13 @@ class Blindly:
                 yield Candidate(COUNT + 0.05 * late, edits, OTHER, (), 9)
 
     def _sites(self) -> list[Site]:
-        """Where the first wrong value is made, and where the last one is in each other function."""
+        """Where the first wrong value is made, the last one of each other function, and where these are called."""
         found: dict[object, Site] = {}
         events = [event for _, event in self._matching.wrong if event is not None]
         for event in (*events[:1], *([self._end] if self._end is not None else []), *reversed(events)):
-            if event.site is not None:
-                found.setdefault(self._sources.function(event.site.file, event.site.line), event.site)
+            for one in (event, *around(event, self._matching.theirs.events)):
+                if one.site is not None:
+                    found.setdefault(self._sources.function(one.site.file, one.site.line), one.site)
         return [*found.values()]
 
     def _under_other_words(self, event: Event, node: ast.AST, inside: ast.AST) -> Iterator[Edit]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Optional, Union
 
 from aligner.mending.events import HELPER, Event
 from aligner.mending.sources import Edit, Sources, edit_of
@@ -14,21 +14,50 @@ from aligner.source.written import parsed
 if TYPE_CHECKING:
     from aligner.mending.search import Candidate
 
+Given = Union[ast.expr, str]
+"""An argument's expression, or the name of one that is not given."""
+
 COST = 0.4
 """What it costs more than the change inside, which may make others wrong that call the function."""
 
 
-def by_caller(one: Candidate, heard: Sequence[Event], sources: Sources) -> Optional[Candidate]:
-    """A literal in the place of a parameter, given by the call that was under way instead."""
+def by_caller(one: Candidate, events: Sequence[Event], sources: Sources) -> Iterator[Candidate]:
+    """A literal in the place of a parameter, given by the call that was under way instead: as it is, by the name of
+    something that is as much there, or as what is given and the difference.
+    """
     if len(one.edits) != 1 or not one.moves or not one.old.isidentifier() or not _is_literal(one.edits[0].new):
-        return None
+        return
     event = one.moves[0][0]
-    call = _call_of(event, heard)
+    call = next(around(event, events), None)
     if event.site is None or call is None or call.site is None or not isinstance(call.node, ast.Call):
-        return None
-    around = _definition(sources.text(event.site.file), event.site.line)
-    edit = None if around is None else _given(call.node, call.site.file, around, one.old, one.edits[0].new, sources)
-    return None if edit is None else replace(one, cost=one.cost + COST, edits=(edit,), old="")
+        return
+    function = _definition(sources.text(event.site.file), event.site.line)
+    place = None if function is None else _given(call.node, function, one.old)
+    for late, text in enumerate(_texts(one, event, call, place, sources)):
+        edit = _edit(call.node, call.site.file, place, text, sources)
+        if edit is not None:
+            yield replace(one, cost=one.cost + COST + 0.1 * late, edits=(edit,), old="")
+
+
+def _texts(one: Candidate, event: Event, call: Event, place: Optional[Given], sources: Sources) -> Iterator[str]:
+    """What the call may give instead: the shortest that says it in the code's own words first."""
+    text = one.edits[0].new
+    wanted, found = ast.literal_eval(text), event.known.get(one.old)
+    if type(wanted) is int and type(found) is int and place is not None:
+        yield from (name for name, value in call.names.items() if type(value) is int and value == wanted)
+        if isinstance(place, ast.expr) and call.site is not None:
+            yield more(place, wanted - found, sources.words(call.site.file, place))
+    yield text
+
+
+def more(node: ast.expr, by: int, text: str) -> str:
+    """A whole number as it is written, and so much more: n - 1 and 1 is n."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)) and isinstance(node.right, ast.Constant):
+        known = node.right.value
+        if type(known) is int:
+            by += known if isinstance(node.op, ast.Add) else -known
+            text = ast.unparse(node.left)
+    return text if not by else f"{text} {'+' if by > 0 else '-'} {abs(by)}"
 
 
 def _is_literal(text: str) -> bool:
@@ -39,13 +68,12 @@ def _is_literal(text: str) -> bool:
     return True
 
 
-def _call_of(event: Event, heard: Sequence[Event]) -> Optional[Event]:
-    """The innermost call of a function of the user's in which this was done."""
-    at = next((number for number, one in enumerate(heard) if one is event), None)
-    if at is None:
-        return None
-    around = [one for number, one in enumerate(heard) if one.word == HELPER and one.began <= at < number]
-    return max(around, key=lambda one: one.began, default=None)
+def around(event: Event, events: Sequence[Event]) -> Iterator[Event]:
+    """The calls of functions of the user's in which this was done, the innermost first."""
+    at = next((number for number, one in enumerate(events) if one is event), None)
+    if at is not None:
+        calls = [one for number, one in enumerate(events) if one.word == HELPER and one.began <= at < number]
+        yield from sorted(calls, key=lambda one: -one.began)
 
 
 def _definition(text: str, line: int) -> Optional[ast.FunctionDef]:
@@ -54,10 +82,8 @@ def _definition(text: str, line: int) -> Optional[ast.FunctionDef]:
     return max(around, key=lambda one: one.lineno, default=None)
 
 
-def _given(
-    call: ast.Call, file: str, definition: ast.FunctionDef, name: str, text: str, sources: Sources
-) -> Optional[Edit]:
-    """The call with this argument."""
+def _given(call: ast.Call, definition: ast.FunctionDef, name: str) -> Optional[Given]:
+    """What a call gives for a parameter: its expression, or the name to give it by; None where that cannot be."""
     called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     if called != definition.name or any(isinstance(one, ast.Starred) for one in call.args):
         return None
@@ -65,10 +91,15 @@ def _given(
     names = names[1:] if names[:1] == ["self"] and isinstance(call.func, ast.Attribute) else names
     named = next((one.value for one in call.keywords if one.arg == name), None)
     if named is not None:
-        return edit_of(sources, file, named, text)
+        return named
     if name in names[: len(call.args)]:
-        return edit_of(sources, file, call.args[names.index(name)], text)
-    if name not in names and name not in [one.arg for one in definition.args.kwonlyargs]:
-        return None
+        return call.args[names.index(name)]
+    return name if name in names or name in [one.arg for one in definition.args.kwonlyargs] else None
+
+
+def _edit(call: ast.Call, file: str, place: Optional[Given], text: str, sources: Sources) -> Optional[Edit]:
+    """The call with this argument."""
+    if place is None or isinstance(place, ast.expr):
+        return None if place is None else edit_of(sources, file, place, text)
     end = sources.span(file, call)[1] - 1
-    return Edit(file, end, end, f"{', ' * bool(call.args or call.keywords)}{name}={text}")
+    return Edit(file, end, end, f"{', ' * bool(call.args or call.keywords)}{place}={text}")

@@ -78,7 +78,7 @@ class Search:
                 one.old = self._sources.text(edits[0].file)[edits[0].start : edits[0].end]
                 found[edits] = one
         plain = [*found.values()]
-        given = [two for one in plain if (two := by_caller(one, self._matching.heard, self._sources)) is not None]
+        given = [two for one in plain for two in by_caller(one, self._matching.theirs.events, self._sources)]
         return sorted([*plain, *given, *each_others(plain), *everywhere(plain)], key=lambda one: one.cost)
 
     def _all(self) -> Iterator[Candidate]:
