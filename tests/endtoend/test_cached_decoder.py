@@ -1,4 +1,4 @@
-"""A decoder that generates with a cache: what is wrong from its second call on is one origin with its line and patch."""
+"""A decoder that generates with a cache: a mistake that shows from its second call on is one origin, with a patch."""
 
 from __future__ import annotations
 
