@@ -34,6 +34,10 @@ LOOKED_AT = 512
 NEAR = 0.02
 """Two values are one where these differ by no more than this part: a short type rounds, others are far off."""
 
+OFTEN, FARTHEST = 5.0, 0.2
+"""Where layers before the first choice are given values that are off a little, behind it these may be so many times as
+far off, never farther than this part, without the choice being doubted for it: another mistake explains them."""
+
 MOST_ORDERS = 6
 """Runs at most: all orders of three layers (q, k and v)."""
 
@@ -58,6 +62,8 @@ class _Run:
     """The reference's layer by the port's."""
     known: dict[str, bool] = field(default_factory=dict)
     """Whether the layer was given what the reference's was given."""
+    off: dict[str, float] = field(default_factory=dict)
+    """How far off what a layer was given is, as a part of it; 1 where it is something else."""
     fitted: set[str] = field(default_factory=set)
     """Layers that were given something else, and whose counterpart shows in what they make."""
     groups: dict[str, _Group] = field(default_factory=dict)
@@ -76,10 +82,13 @@ class _Run:
         """
         found: dict[_Group, int] = {}
         latest: Optional[_Group] = None
-        for layer, known in self.known.items():
-            group = self.groups.get(layer)
+        allowed = NEAR
+        for layer in self.known:
+            group, off = self.groups.get(layer), self.off.get(layer, 1.0)
+            if latest is None and group is None:
+                allowed = min(max(allowed, OFTEN * off), FARTHEST) if off < FARTHEST else allowed
             if latest is not None and group != latest:
-                found[latest] = found.get(latest, 0) + (not known)
+                found[latest] = found.get(latest, 0) + (off > allowed)
             if group is not None:
                 latest = group
                 found.setdefault(group, 0)
@@ -180,7 +189,8 @@ class Joints:
         found: Tensors = []
         flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
         if path not in run.known and wanted is not None and found:
-            run.known[path] = _same(self._taken_of(found[0][1]), wanted)
+            run.off[path] = _off(self._taken_of(found[0][1]), wanted)
+            run.known[path] = run.off[path] <= NEAR
         return args, kwargs
 
     def _given(
@@ -202,6 +212,8 @@ class Joints:
         near = [other for other in alike if one is not None and one.near(self._sample(other, "input.0"))]
         run.known[path] = bool(near)
         mine = self._prior.get(path)
+        counterparts = near or ([] if mine is None else [mine])
+        run.off[path] = min((_off(one, self._sample(other, "input.0")) for other in counterparts), default=1.0)
         if not near and mine is not None:  # the code before is wrong, or an order before was
             near = [other for other in alike if _same(self._sample(mine, "input.0"), self._sample(other, "input.0"))]
         made = before.made.get(path)
@@ -320,18 +332,29 @@ class _Sample:
         with np.errstate(all="ignore"):
             return cls(flat.size, values, float(np.linalg.norm(values)))
 
-    def near(self, other: Optional[_Sample]) -> bool:
-        """Whether these are the same values, as far as they tell: zeros tell nothing."""
+    def off(self, other: Optional[_Sample]) -> float:
+        """How far these are from other values, as a part of them; 1 for all that is farther, and for zeros, which tell
+        nothing.
+        """
         if other is None or other.size != self.size or not self.size:
-            return False
-        if not other.scale > 0.0 or abs(self.scale - other.scale) > 2 * NEAR * other.scale:
-            return False  # values are as far apart as their lengths are, at least
+            return 1.0
+        if not other.scale > 0.0 or abs(self.scale - other.scale) > 2 * FARTHEST * other.scale:
+            return 1.0  # values are as far apart as their lengths are, at least
         with np.errstate(all="ignore"):
-            return bool(np.linalg.norm(self.values - other.values) <= NEAR * other.scale)
+            found = float(np.linalg.norm(self.values - other.values)) / other.scale
+        return found if found < 1.0 else 1.0
+
+    def near(self, other: Optional[_Sample]) -> bool:
+        """Whether these are the same values, as far as they tell."""
+        return self.off(other) <= NEAR
+
+
+def _off(one: Optional[_Sample], other: Optional[_Sample]) -> float:
+    return 1.0 if one is None else one.off(other)
 
 
 def _same(one: Optional[_Sample], other: Optional[_Sample]) -> bool:
-    return one is not None and one.near(other)
+    return _off(one, other) <= NEAR
 
 
 def _layers(items: Iterable[Item], bound: Iterable[str]) -> dict[str, list[Item]]:
