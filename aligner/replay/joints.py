@@ -38,6 +38,9 @@ OFTEN, FARTHEST = 5.0, 0.2
 """Where layers before the first choice are given values that are off a little, behind it these may be so many times as
 far off, never farther than this part, without the choice being doubted for it: another mistake explains them."""
 
+SEEN = 2
+"""So many layers at least show that two have each other's places, if either shows."""
+
 MOST_ORDERS = 6
 """Runs at most: all orders of three layers (q, k and v)."""
 
@@ -159,6 +162,8 @@ class Joints:
             for group, lost in latest.lost().items():
                 if group in tried and lost < fewest[group]:
                     fewest[group], orders[group] = lost, tried[group]
+                elif group in tried and fewest[group] < SEEN <= lost - fewest[group]:
+                    left[group] = iter(())  # each that stands elsewhere shows, and no order has one alone elsewhere
                 elif group not in fewest:  # only now it was given the right values
                     fewest[group] = lost
             if latest.orders == orders:
