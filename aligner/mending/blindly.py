@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import FunctionType
 from typing import Any, Optional
@@ -16,7 +16,7 @@ from aligner.mending.matching import Matching
 from aligner.mending.search import ARGUMENT, FAR, MISSING, OTHER, Candidate, Search
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.texts import Texts
-from aligner.mending.variations import counted, exchanged, operated, renamed, repeated, swapped
+from aligner.mending.variations import counted, exchanged, operated, relayered, renamed, repeated, swapped
 
 TURNED = 1.9
 """What it costs to exchange two arguments of a call, or to give it one more."""
@@ -153,6 +153,11 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
             for late, edits in enumerate(itertools.islice(repeated(self._sources, site.file, site.line), MOVED)):
                 yield Candidate(EXCHANGE + 0.1 * late, edits, MISSING, (), 9)
+            others = _alike(self._owners.get(site))
+            for late, edits in enumerate(
+                itertools.islice(relayered(self._sources, site.file, site.line, others), MOVED)
+            ):
+                yield Candidate(EXCHANGE + 0.1 * late, edits, OTHER, (), 9)
             for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
                 yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
             for late, edits in enumerate(itertools.islice(operated(self._sources, site.file, site.line), COUNTED)):
@@ -161,11 +166,13 @@ class Blindly:
     def _sites(self) -> list[Site]:
         """Where the first wrong value is made, the last one of each other function, and where these are called."""
         found: dict[object, Site] = {}
+        self._owners: dict[Site, object] = {}
         events = [event for _, event in self._matching.wrong if event is not None]
         for event in (*events[:1], *([self._end] if self._end is not None else []), *reversed(events)):
             for one in (event, *around(event, self._matching.theirs.events)):
                 if one.site is not None:
                     found.setdefault(self._sources.function(one.site.file, one.site.line), one.site)
+                    self._owners.setdefault(one.site, one.names.get("self"))
         return [*found.values()]
 
     def _under_other_words(self, event: Event, node: ast.AST, inside: ast.AST) -> Iterator[Edit]:
@@ -176,6 +183,16 @@ class Blindly:
                 edit = self._search.edit(event, node, text)
                 if edit is not None:
                     yield edit
+
+
+def _alike(owner: object) -> Mapping[str, Sequence[str]]:
+    """By the name of each layer that a layer keeps, the others of its class."""
+    tables = (vars(owner).get(table, {}) for table in ("_cells", "_modules")) if hasattr(owner, "__dict__") else ()
+    layers = {name: layer for table in tables for name, layer in table.items() if layer is not None}
+    return {
+        name: [other for other, its in layers.items() if other != name and type(its) is type(layer)]
+        for name, layer in layers.items()
+    }
 
 
 def means_function(words: str, names: Mapping[str, Any]) -> Optional[FunctionType]:

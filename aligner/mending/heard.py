@@ -104,7 +104,7 @@ class Heard:
         """Values go into a list."""
         if len(self.story.events) < MOST:
             given = tuple(self.number(tensor) for tensor in self._given(args, kwargs))
-            self.story.events.append(_at(Event(KEPT, given, ()), self._frame(where, args, kwargs)))
+            self.story.events.append(_at(Event(KEPT, given, ()), self._frame(where, args, kwargs, keeps=True)))
 
     def entered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place) -> None:
         """Values go into a function of the user's."""
@@ -201,20 +201,27 @@ class Heard:
         number = self.story.number(operand) if isinstance(operand, int) else None
         return operand if number is None else Constant(number)
 
-    def _frame(self, where: Place, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Frame:
+    def _frame(self, where: Place, args: Sequence[Any], kwargs: Mapping[str, Any], keeps: bool = False) -> _Frame:
         frame = sys._getframe(1)
         while EAR not in frame.f_code.co_freevars and frame.f_back is not None:
             frame = frame.f_back
         site = Site(*where)
         node = self._sources.node(site)
         arrays: dict[ast.AST, str] = {}
-        inputs = [*self._inputs(node, args, kwargs, arrays)]
+        inputs = [*self._inputs(node, args, kwargs, arrays, keeps)]
         return _Frame(site, node, inputs, arrays, dict(frame.f_locals), frame.f_globals)
 
     def _inputs(
-        self, node: Optional[ast.AST], args: Sequence[Any], kwargs: Mapping[str, Any], arrays: dict[ast.AST, str]
+        self,
+        node: Optional[ast.AST],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        arrays: dict[ast.AST, str],
+        keeps: bool,
     ) -> Iterator[tuple[ast.AST, Operand]]:
-        """The expressions of a call or operator with their values; those that are numpy's are added to `arrays`."""
+        """The expressions of a call or operator with their values; those that are numpy's are added to `arrays`. What
+        `keeps` a value under a name is that value's expression.
+        """
         nodes: list[ast.AST] = []
         values: list[Any] = [*args, *kwargs.values()]
         if isinstance(node, ast.Call):
@@ -236,6 +243,8 @@ class Heard:
             nodes, values = [node.value], values[2:]
         elif isinstance(node, ast.Return) and node.value is not None:
             nodes = [node.value]
+        if keeps and not isinstance(node, ast.Call) and node is not None:
+            nodes = [node]
         yield from self._pairs(nodes, values, arrays)
 
     def _pairs(

@@ -268,12 +268,16 @@ class _State:
         self._adapter, self._ground = running.adapter, running.ground
         self._counts = {**parent.before, parent.call.layer: parent.call.number}
         self._depth = 0
+        self._added = 0
+        """Calls that are under way and that edits added."""
 
     def called(self, path: str, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A layer is called."""
         number = self._counts.get(path, 0)
         self._counts[path] = number + 1
         this = CallId(path, number)
+        if self._added:
+            return self._more(inner, args, kwargs)
         if self._depth == 0:
             return self._outermost(this, inner, args, kwargs)
         if self._depth > 1:
@@ -306,11 +310,12 @@ class _State:
         return tuple(print_of(self._adapter.to_numpy(tensor)) for _, tensor in found)
 
     def _more(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        self._depth += 1
+        """A call that edits add: all of it runs, with what they change inside it."""
+        self._added += 1
         try:
-            return inner(*args, **kwargs)
+            return (self._ear.form(inner) or inner)(*args, **kwargs)
         finally:
-            self._depth -= 1
+            self._added -= 1
 
     def _outermost(self, this: CallId, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self._depth = 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -39,6 +40,8 @@ AGAIN = 6
 
 MOST = 6
 """Calls of layers that are exchanged, each with each."""
+
+_RESHAPED = re.compile(r"\.reshape\([^()]*\)$")
 
 Move = tuple[Event, Optional[ast.AST], int, Optional[Event]]
 """The event whose expression (None) or which expression in it gets which value of the reference; only if its operands
@@ -359,10 +362,24 @@ class Search:
             text = self._texts.text(value, Anchor(event.node, None, event, 0, event.inputs))
         except LookupError:
             return
+        plain = _RESHAPED.sub("", text)
+        for number, said in enumerate([plain, text] if plain != text else [text]):  # a mask's axes of one are anywhere
+            yield from self._passed(event, name, said, 2.0 + 0.1 * number)
+
+    def _passed(self, event: Event, name: str, text: str, cost: float) -> Iterator[Candidate]:
+        """A call of a layer with this argument."""
+        if not isinstance(event.node, ast.Call) or event.site is None:
+            return
+        given = {keyword.arg: keyword.value for keyword in event.node.keywords}
+        given.update((str(number), node) for number, node in enumerate(event.node.args))
+        if name in given:  # None, or something else that is no value
+            edit = self.edit(event, given[name], text)
+            yield from [Candidate(cost, (edit,), MISSING, ())] if edit is not None else []
+            return
         end = self._sources.span(event.site.file, event.node)[1] - 1
         for said in (text,) if name == str(len(event.node.args)) else () if name.isdigit() else (f"{name}={text}",):
             comma = ", " if event.node.args or event.node.keywords else ""
-            yield Candidate(2.0, (Edit(event.site.file, end, end, f"{comma}{said}"),), MISSING, ())
+            yield Candidate(cost, (Edit(event.site.file, end, end, f"{comma}{said}"),), MISSING, ())
 
     def edit(self, event: Event, node: ast.AST, text: str) -> Optional[Edit]:
         return None if event.site is None else edit_of(self._sources, event.site.file, node, text)

@@ -241,17 +241,21 @@ class Texts:
             fits = [one == "-1" or words.means(one, size, event.known) for one, size in zip(items, shape)]
             if len(items) == len(shape) and all(fits):
                 return said
+            if len(items) == len(shape) and "-1" not in items:
+                return ", ".join(self._sizes(shape, event, [one if fit else "" for one, fit in zip(items, fits)]))
         return ", ".join(self._sizes(shape, event))
 
     @staticmethod
-    def _sizes(shape: Sequence[int], event: Event) -> list[str]:
-        """Numbers by what the code calls them there."""
+    def _sizes(shape: Sequence[int], event: Event, said: Sequence[str] = ()) -> list[str]:
+        """Numbers by what the code calls them there, or the reference in words that mean the same."""
         left = {name: value for name, value in event.names.items() if type(value) is int and value > 1}
         found = []
-        for size in shape:
-            name = next((name for name, value in left.items() if value == size), None)
-            left.pop(name or "", None)
-            found.append(name or str(size))
+        for number, size in enumerate(shape):
+            name = said[number] if said and not said[number].isdigit() else ""
+            name = name or next((name for name, value in left.items() if value == size), "")
+            left.pop(name, None)
+            plain = bool(said) and said[number].isdigit()
+            found.append(name or (None if plain else words.size(size, event.names)) or str(size))
         literal = [number for number, one in enumerate(found) if one.isdigit() and one != "1"]
         if len(literal) == 1:
             found[literal[0]] = "-1"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from aligner.mending.sources import Edit, Sources
@@ -172,6 +172,18 @@ def operated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
             for other in _OTHERS.get(sign, ()):
                 for together in [some] * (len(some) > 1) + [[one] for one in some]:
                     yield tuple(Edit(file, *place, other) for place in sorted(together))
+
+
+def relayered(
+    sources: Sources, file: str, line: int, others: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Edit, ...]]:
+    """Calls of layers in the function around this line, of another one instead: by its name those of its kind."""
+    for statement in _statements(sources.text(file), line):
+        for node in _own(statement):
+            called = node.func if isinstance(node, ast.Call) else None
+            if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "self":
+                for other in others.get(called.attr, ()):
+                    yield (Edit(file, *sources.span(file, called), f"self.{other}"),)
 
 
 _SIGN_OF = {ast.Add: "+", ast.Sub: "-"}

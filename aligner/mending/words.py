@@ -86,6 +86,7 @@ def kept(value: float, names: Mapping[str, Any]) -> Optional[str]:
     owner = names.get("self")
     if owner is None or value in PLAIN:
         return None
+    derived = _derived(value, owner) if isinstance(value, float) else None
     steps = [name for name, step in names.items() if type(step) is int]
     for name, held in [*vars(owner).items()]:
         if isinstance(held, (int, float)) and not isinstance(held, bool) and equal(held, value):
@@ -94,7 +95,25 @@ def kept(value: float, names: Mapping[str, Any]) -> Optional[str]:
             for step in steps:
                 if names[step] < len(held) and means(f"self.{name}[{step}]", value, names):
                     return f"self.{name}[{step}]"
+    return derived
+
+
+def _derived(value: float, owner: Any) -> Optional[str]:
+    """A number that is another layer's another time, by what the layer keeps that it comes of."""
+    for name, held in vars(owner).items():
+        if isinstance(held, (int, float)) and not isinstance(held, bool) and held not in PLAIN and held > 0:
+            for text, found in (("{} ** 2", held**2), ("1 / {}", 1 / held), ("{} ** -0.5", held**-0.5)):
+                if abs(found - value) <= 1e-9 * abs(value):
+                    return f"({text.format(f'self.{name}')})"
     return None
+
+
+def size(value: int, names: Mapping[str, Any]) -> Optional[str]:
+    """What the layer calls a whole number."""
+    owner = names.get("self")
+    known = vars(owner) if owner is not None and hasattr(owner, "__dict__") else {}
+    found = (name for name, held in known.items() if type(held) is int and held == value and not name.startswith("_"))
+    return next((f"self.{name}" for name in found), None) if value > 1 else None
 
 
 def argument(line: str, name: str, where: Any) -> Iterator[str]:

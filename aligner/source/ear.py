@@ -58,7 +58,7 @@ class Listener(Protocol):
         """Values go into a layer, or are returned."""
 
     def kept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place) -> None:
-        """Values go into a list, a dictionary or the like."""
+        """Values go into a list, a dictionary or the like, or get a name."""
 
     def entered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place) -> None:
         """Values go into a function of the user's."""
@@ -261,6 +261,12 @@ class Ear:
     def back(self, place: Place, value: Any, /) -> Any:
         """return a"""
         self._listener.handed((value,), {}, place, None)
+        return value
+
+    def named(self, place: Place, value: Any, /) -> Any:
+        """a = b, a = b[i]"""
+        if self._values.holds(value):
+            self._listener.kept((value,), {}, place)
         return value
 
     def operator(self, place: Place, word: str, /, *operands: Any) -> Any:

@@ -101,8 +101,13 @@ class Telling(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
         """a[i] = b; with several targets the others are assigned as they are."""
+        named = isinstance(node.value, (ast.Name, ast.Subscript, ast.IfExp))
+        value = node.value
         self.generic_visit(node)
         target = node.targets[0]
+        if named and len(node.targets) == 1 and isinstance(target, ast.Name):
+            node.value = self._told(value, "named", node.value)
+            return node
         if len(node.targets) > 1 or not isinstance(target, ast.Subscript):
             return node
         told = self._told(node, "put", node.value, target.value, _index(target.slice))

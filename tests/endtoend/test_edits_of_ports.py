@@ -442,3 +442,122 @@ def test_what_is_put_into_a_list_is_mended_where_it_is_put(tmp_path, capsys):
     edits = [origin["edit"] for origin in answer(tmp_path, capsys)["origins"]]
     assert [[line["after"].strip() for line in edit["lines"]] for edit in edits] == [["kept.append(torch.relu(y))"]] * 2
     assert all(edit["confirmed"] and not edit["only_here"] for edit in edits)
+
+
+WORDS = """
+import torch
+from torch import nn
+
+
+class Roll(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def forward(self, x):
+        return torch.roll(x, (self.by, self.by), (1, 2))
+
+
+class Chain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+
+    def forward(self, x):
+        parts, kept = torch.split(x, 4, dim=-1), []
+        for number, conv in enumerate(self.convs):
+            if number == 0:
+                now = parts[number]
+            else:
+                now = now + parts[number]
+            now = torch.relu(conv(now))
+            kept.append(now)
+        return torch.cat((*kept, parts[3]), dim=-1)
+
+
+class Attention(nn.Module):
+    def __init__(self, heads):
+        super().__init__()
+        self.heads, self.quarter = heads, (16 // heads) ** -0.25
+        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x, mask=None):
+        b, n, _ = x.shape
+        qkv = self.qkv(x).reshape(b, n, 3, self.heads, 16 // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv[0], qkv[1], qkv[2]
+        scores = (q * self.quarter) @ (k * self.quarter).transpose(-2, -1)
+        if mask is not None:
+            scores = scores + mask
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, n, 16))
+
+
+class Mix(nn.Module):
+    def __init__(self, heads, rolls):
+        super().__init__()
+        self.attn, self.rolls = Attention(heads), rolls
+        self.there, self.back = Roll(-1), Roll(1)
+        self.register_buffer("mask", torch.randn(1, 1, 6, 6) if rolls else None)
+
+    def forward(self, x):
+        if self.rolls:
+            x = self.there(x.reshape(-1, 2, 3, 16)).reshape(-1, 6, 16)
+        x = self.attn(x, mask=self.mask)
+        if self.rolls:
+            x = self.back(x.reshape(-1, 2, 3, 16)).reshape(-1, 6, 16)
+        return x
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.chain = Chain()
+        self.mix = nn.ModuleList([Mix(2, True), Mix(4, False), Mix(4, True)])
+
+    def forward(self, x):
+        x = self.chain(x)
+        for mix in self.mix:
+            x = x + mix(x)
+        return x
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(2, 6, 16),)
+"""
+THERE = "self.there(x.reshape(-1, 2, 3, 16))", "self.back(x.reshape(-1, 2, 3, 16))"
+WORDS_MISTAKES = {
+    "a value that is only named": [("now = now + parts[number]", "now = parts[number]")],
+    "an argument that is None": [("self.attn(x, mask=self.mask)", "self.attn(x, mask=None)")],
+    "two layers that the reference has not": [THERE, THERE[::-1]],
+    "what the layer keeps, squared": [("(k * self.quarter).transpose", "k.transpose")],
+    "sizes of several layers": [
+        (
+            "reshape(b, n, 3, self.heads, 16 // self.heads).permute(2,",
+            "reshape(b, n, self.heads, 3, 16 // self.heads).permute(3,",
+        ),
+        ("0, 3, 1, 4)", "0, 2, 1, 4)"),
+    ],
+}
+
+
+@pytest.mark.parametrize("mistake", WORDS_MISTAKES)
+def test_edits_say_things_in_words_that_hold_in_every_layer(tmp_path, capsys, mistake):
+    text = WORDS
+    for number, (old, new) in enumerate(WORDS_MISTAKES[mistake]):
+        assert old in text
+        head, found, rest = text.rpartition(old) if number else text.partition(old)
+        text = head + new + rest
+    functional = WORDS.replace("self.there(", "roll(-1, ").replace("self.back(", "roll(1, ")
+    functional = functional.replace(
+        "class Roll", "def roll(by, x):\n    return torch.roll(x, (by, by), (1, 2))\n\n\nclass Roll", 1
+    )
+    (tmp_path / "ref.py").write_text(functional, encoding="utf-8")
+    (tmp_path / "port.py").write_text(text, encoding="utf-8")
+    found = answer(tmp_path, capsys)
+    edits = [origin["edit"] for origin in found["origins"]]
+    assert edits
+    assert all(edit is not None and edit["confirmed"] and not edit["only_here"] for edit in edits)
+    main(["compare", "ref.h5", "port.h5", "--patch", "fix.diff"])
+    subprocess.run(["git", "apply", "fix.diff"], check=True)
+    mended = answer(tmp_path, capsys)
+    assert (mended["outcome"], mended["origins"], mended["suspects"]) == ("aligned", [], [])
