@@ -86,6 +86,13 @@ def _given(code: CodeType, known: Mapping[str, Any]) -> Optional[Arguments]:
     return args, {**{name: known[name] for name in named}, **(known[doubly] if doubly else {})}
 
 
+class Built(NamedTuple):
+    """A layer that was built again, and what tells its values from others."""
+
+    layer: Any
+    marks: Marks
+
+
 class Building:
     """The building of one layer again. What is built has other weights, and the tables that the code makes."""
 
@@ -108,8 +115,8 @@ class Building:
         building = Building(adapter, layer, arguments)
         return building if building._has_tables() and not building._is_hard() else None
 
-    def run(self, ear: Ear) -> Any:
-        """Another one, as the code says now.
+    def run(self, ear: Ear) -> Built:
+        """Another one, as the code says now. All that it keeps was read: MindSpore may raise no sooner.
 
         Raises:
             LookupError: its source is not known.
@@ -123,7 +130,7 @@ class Building:
         made = kind.__new__(kind)
         with undrawn(self._adapter):
             form(made, *args, **kwargs)
-        return made
+            return Built(made, self._marks(made))
 
     def heard(self, ear: Ear) -> bool:
         """Build it with the code as it stands in its file; whether it has tables then that the layer has.
@@ -132,9 +139,9 @@ class Building:
             LookupError: its source is not known.
             Exception: whatever the code raises.
         """
-        made = self._marks(self.run(ear))
+        made = self.run(ear)
         known = self._marks(self._layer)
-        self._plain = {place: mark for place, mark in made.items() if known.get(place) == mark}
+        self._plain = {place: mark for place, mark in made.marks.items() if known.get(place) == mark}
         self._used = set(ear.used)
         return bool(self._plain)
 
@@ -143,11 +150,10 @@ class Building:
         return any(functions.differs(one, None, texts.get(one.__code__.co_filename)) for one in self._used)
 
     @contextmanager
-    def instead(self, made: Any) -> Iterator[None]:
+    def instead(self, made: Built) -> Iterator[None]:
         """Let the layer have what another one was built with, where that is not what it was built with."""
-        known, new = _kept(self._layer), _kept(made)
-        marks = self._marks(made)
-        changed = [place for place, mark in self._plain.items() if marks.get(place, mark) != mark]
+        known, new = _kept(self._layer), _kept(made.layer)
+        changed = [place for place, mark in self._plain.items() if made.marks.get(place, mark) != mark]
         try:
             for place in changed:
                 known[place].inside[place[1]] = new[place].value

@@ -98,7 +98,7 @@ def test_nothing_is_known_of_layers_that_were_built_before(module):
 
 def test_a_layer_is_built_again_as_it_was(module):
     net = noted(lambda: module.Base("3", 4, 5, scale=0.5, more=1))
-    made = Building.of(load("torch"), net).run(ear(net))
+    made = Building.of(load("torch"), net).run(ear(net)).layer
     assert (made.scale, made.more, made.linear.in_features) == (1.0, {"more": 1}, 3)
     assert torch.equal(made.other, net.other)
     assert made.other is not net.other
@@ -106,14 +106,14 @@ def test_a_layer_is_built_again_as_it_was(module):
 
 def test_of_a_class_upon_another_the_outermost_constructor_counts(module):
     net = noted(lambda: module.Own(3))
-    made = Building.of(load("torch"), net).run(ear(net))
+    made = Building.of(load("torch"), net).run(ear(net)).layer
     assert type(made) is module.Own
     assert torch.equal(made.other, net.other)
 
 
 def test_a_copy_is_built_as_the_last_of_its_class(module):
     net = noted(lambda: copy.deepcopy(module.Own(3)))
-    assert torch.equal(Building.of(load("torch"), net).run(ear(net)).table, net.table)
+    assert torch.equal(Building.of(load("torch"), net).run(ear(net)).layer.table, net.table)
 
 
 def test_without_tables_or_around_other_layers_nothing_is_built(module):
