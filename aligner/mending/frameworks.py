@@ -11,7 +11,7 @@ from typing import NamedTuple, Optional
 from aligner.fingerprint import distances
 from aligner.mending.events import Event
 from aligner.mending.matching import Matching
-from aligner.words.calls import equal
+from aligner.words.calls import Constant, equal
 from aligner.words.operations import row
 
 _SMOOTH = """
@@ -37,18 +37,26 @@ class Differing(NamedTuple):
 
 def differing(matching: Matching) -> Optional[Differing]:
     """The first such operation on the way to a wrong value."""
-    wrong = {value for value, _ in matching.wrong}
+    wrong = _wrong(matching)
     for event in matching.heard:
         telling = event.word in SMOOTH or event.word in JUMPING
         if not telling or event.part or not {*event.results} & wrong or row(event.name) is None:
             continue
         for model in matching.ours.events:
-            if model.word == event.word and row(model.name) is not None and _is_same(matching, model, event):
+            if model.word == event.word and row(model.name) is not None and _is_same(matching, model, event, wrong):
                 return Differing(event, model)
     return None
 
 
-def _is_same(matching: Matching, model: Event, event: Event) -> bool:
+def _wrong(matching: Matching) -> set[int]:
+    """Values on the way to a wrong one, those of one number among them, which steps are given as that number."""
+    events = [event for _, event in matching.wrong if event is not None]
+    numbers = {one.value for event in events for one in event.operands if isinstance(one, Constant)}
+    single = {value for event in matching.heard for value in event.results if matching.theirs.number(value) in numbers}
+    return {value for value, _ in matching.wrong} | single
+
+
+def _is_same(matching: Matching, model: Event, event: Event, wrong: set[int]) -> bool:
     """The same arguments, and operands that are each other's counterparts; results of one shape that are not."""
     if len(model.operands) != len(event.operands) or not event.operands or not model.results:
         return False
@@ -61,9 +69,10 @@ def _is_same(matching: Matching, model: Event, event: Event) -> bool:
     limit = 0.0 if event.word in JUMPING else SAME
     if not all(_apart(matching, one, other) <= limit for one, other in pairs if one >= 0):
         return False
-    wrong = {value for value, _ in matching.wrong}
+    reduces = "reduction" in model.arguments  # a loss that is not summed up has all its parts
     return any(
-        matching.ours.shapes[one] == matching.theirs.shapes[other] and other not in matching.twins.get(one, ())
+        (matching.ours.shapes[one] == matching.theirs.shapes[other] or reduces)
+        and other not in matching.twins.get(one, ())
         for one, other in zip(model.results, event.results)
         if other in wrong
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Optional
 
@@ -12,6 +12,7 @@ import numpy as np
 from aligner.fingerprint import apart, distances
 from aligner.mending.events import KEPT, LAYER, RETURN, Event, Story, makers
 from aligner.words.calls import Constant, Operand, equal
+from aligner.words.spelling import number_text
 
 AGREE, LEAST, SHARE = 1e-4, 3e-6, 0.05
 """Values agree that are apart by less than the first, by less than this share of the error, never less than LEAST."""
@@ -71,6 +72,16 @@ class Matching:
         """Values of both sides that what lacks starts from."""
         operands = (v for _, event in self.near if event is not None for v in event.operands if isinstance(v, int))
         return [*dict.fromkeys(value for value in operands if self.twins.get(value))]
+
+    @cached_property
+    def worked_out(self) -> Set[str]:
+        """Single numbers that the reference works out of its input, as they are written."""
+        found = set[str]()
+        for event in self.ours.events:
+            if any(isinstance(one, int) and math.prod(self.ours.shapes[one]) > 1 for one in event.operands):
+                numbers = (self.ours.number(value) for value in event.results)
+                found |= {number_text(abs(one)) for one in numbers if one is not None and one != round(one, 2)}
+        return found
 
     def match(self, ours: Operand, theirs: Operand) -> bool:
         """Whether an operand of the reference's is one of the port's."""

@@ -41,6 +41,7 @@ AGAIN = 6
 MOST = 6
 """Calls of layers that are exchanged, each with each."""
 
+_NUMBER = re.compile(r"(?<![\w.])\d[\d.]*(?:e[-+]?\d+)?")
 _RESHAPED = re.compile(r"\.reshape\([^()]*\)$")
 
 Move = tuple[Event, Optional[ast.AST], int, Optional[Event]]
@@ -76,6 +77,8 @@ class Search:
         found: dict[tuple[Edit, ...], Candidate] = {}
         for one in self._all():
             edits = tuple(sorted(set(one.edits)))
+            if any(self._matching.worked_out & {*_NUMBER.findall(edit.new)} for edit in edits):
+                continue  # right for this input alone
             if edits and apart(edits) and (edits not in found or found[edits].cost > one.cost):
                 one.edits = edits
                 one.old = self._sources.text(edits[0].file)[edits[0].start : edits[0].end]

@@ -30,6 +30,11 @@ def test_the_same_on_the_same_values_with_another_result():
     assert (found.port.name, found.reference.name) == ("fmod", "fmod")
 
 
+def test_a_loss_that_is_not_summed_up():
+    loss = {"word": "smooth_l1_loss", "name": "smooth_l1_loss", "arguments": ({"reduction": "mean"},) * 2}
+    assert told(**loss, ours=(X, RIGHT.mean(keepdims=True))) is not None
+
+
 @pytest.mark.parametrize(
     "other",
     [

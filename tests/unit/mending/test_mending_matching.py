@@ -1,0 +1,25 @@
+"""What of the reference's numbers is worked out of its input: no edit may write such a one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aligner.fingerprint import fingerprint
+from aligner.mending.events import Event, Story
+from aligner.mending.matching import Matching
+from aligner.words.calls import Constant
+
+X = np.random.default_rng(1).standard_normal((4, 6))
+MEAN, SCALE = 0.1628582, 0.35355339
+
+
+def test_the_result_of_a_reduction_is_and_a_number_made_of_numbers_is_not():
+    values = [X, np.array(MEAN), np.array(SCALE), X * MEAN]
+    events = [
+        Event("mean", (0,), (1,)),
+        Event("pow", (Constant(8.0), Constant(-0.5)), (2,)),
+        Event("mul", (0, Constant(MEAN)), (3,)),
+    ]
+    story = Story([fingerprint(value) for value in values], events, [value.shape for value in values])
+    other = Story([fingerprint(X), fingerprint(X + 1)], [Event("add", (0,), (1,))], [X.shape] * 2)
+    assert Matching(story, other, other.events, 3, 1, 0.5).worked_out == {str(MEAN)}
