@@ -256,7 +256,7 @@ class Texts:
             left.pop(name, None)
             plain = bool(said) and said[number].isdigit()
             found.append(name or (None if plain else words.size(size, event.names)) or str(size))
-        literal = [number for number, one in enumerate(found) if one.isdigit() and one != "1"]
+        literal = [n for n, one in enumerate(found) if one.isdigit() and one != "1" and not (said and said[n] == one)]
         if len(literal) == 1:
             found[literal[0]] = "-1"
         return found
