@@ -57,7 +57,7 @@ def _told(one: Sequence[Visit], other: Sequence[Visit], found: Mapping[CallId, C
     """
     theirs = _inside(other)
     told: dict[int, int] = {}
-    left, free = [*range(len(one))], [*range(len(other))]
+    known: tuple[set[int], set[int]] = set(), set()
     for parent, some in _inside(one).items():
         counterpart = None if parent is None else found.get(parent)
         others = theirs.get(counterpart) if counterpart is not None else None
@@ -65,9 +65,11 @@ def _told(one: Sequence[Visit], other: Sequence[Visit], found: Mapping[CallId, C
             alike = _chosen(one, some, other, others)
             told.update(alike)
             if len(some) == len(others):
-                rest = [j for j in others if j not in alike.values()]
-                told.update(zip([i for i in some if i not in alike], rest))
-            left, free = [i for i in left if i not in some], [j for j in free if j not in others]
+                taken = {*alike.values()}
+                told.update(zip([i for i in some if i not in alike], [j for j in others if j not in taken]))
+            known[0].update(some)
+            known[1].update(others)
+    left, free = ([n for n in range(len(side)) if n not in done] for side, done in zip((one, other), known))
     told.update(_chosen(one, left, other, free))
     return told if any(i != j for i, j in told.items()) else {}
 
@@ -76,6 +78,8 @@ def _chosen(
     one: Sequence[Visit], some: Sequence[int], other: Sequence[Visit], others: Sequence[int]
 ) -> Mapping[int, int]:
     """Indices of the calls among these that were given the same."""
+    if max(len(one), len(other)) > MOST:
+        return {}
     told = _by_value([one[i] for i in some], [other[j] for j in others])
     return {some[i]: others[j] for i, j in told.items()}
 
@@ -90,7 +94,7 @@ def _inside(visits: Iterable[Visit]) -> Mapping[Optional[CallId], list[int]]:
 
 def _by_value(one: Sequence[Visit], other: Sequence[Visit]) -> Mapping[int, int]:
     """Indices of calls that were given the same; none where order tells as much."""
-    if len(one) == len(other) == 1 or max(len(one), len(other)) > MOST:
+    if len(one) == len(other) == 1:
         return {}
     odd = [k for k, (a, b) in enumerate(zip(one, other)) if not _same(a, b)]
     if not odd and len(one) == len(other):

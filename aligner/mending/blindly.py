@@ -48,6 +48,8 @@ class Blindly:
     ) -> None:
         self._search = search
         self._matching, self._texts, self._sources, self._end = matching, texts, sources, end
+        self._owners: dict[Site, object] = {}
+        """The layer whose code stands there."""
 
     def candidates(self) -> Iterator[Candidate]:
         """What the reference's steps do not tell, where it does in one what the port does in several."""
@@ -166,7 +168,6 @@ class Blindly:
     def _sites(self) -> list[Site]:
         """Where the first wrong value is made, the last one of each other function, and where these are called."""
         found: dict[object, Site] = {}
-        self._owners: dict[Site, object] = {}
         events = [event for _, event in self._matching.wrong if event is not None]
         for event in (*events[:1], *([self._end] if self._end is not None else []), *reversed(events)):
             for one in (event, *around(event, self._matching.theirs.events)):

@@ -92,6 +92,13 @@ def answer(tmp_path, capsys):
     return json.loads(capsys.readouterr().out)
 
 
+def is_right_with_the_patch(tmp_path, capsys):
+    main(["compare", "ref.h5", "port.h5", "--patch", "fix.diff"])
+    subprocess.run(["git", "apply", "fix.diff"], check=True)
+    mended = answer(tmp_path, capsys)
+    return (mended["outcome"], mended["origins"], mended["suspects"]) == ("aligned", [], [])
+
+
 def written(folder, edits):
     text = REFERENCE.replace(PLACES, NUMPY).replace("import torch\n", "import numpy as np\nimport torch\n", 1)
     for old, new in edits:
@@ -108,10 +115,7 @@ def test_the_patch_makes_the_port_right(tmp_path, capsys, mistake):
     edits = [origin["edit"] for origin in found["origins"]]
     assert edits
     assert all(edit is not None and edit["confirmed"] and not edit["only_here"] for edit in edits)
-    main(["compare", "ref.h5", "port.h5", "--patch", "fix.diff"])
-    subprocess.run(["git", "apply", "fix.diff"], check=True)
-    mended = answer(tmp_path, capsys)
-    assert (mended["outcome"], mended["origins"], mended["suspects"]) == ("aligned", [], [])
+    assert is_right_with_the_patch(tmp_path, capsys)
 
 
 def test_a_right_port_with_numpy_in_it_has_no_edit(tmp_path, capsys):
@@ -557,7 +561,4 @@ def test_edits_say_things_in_words_that_hold_in_every_layer(tmp_path, capsys, mi
     edits = [origin["edit"] for origin in found["origins"]]
     assert edits
     assert all(edit is not None and edit["confirmed"] and not edit["only_here"] for edit in edits)
-    main(["compare", "ref.h5", "port.h5", "--patch", "fix.diff"])
-    subprocess.run(["git", "apply", "fix.diff"], check=True)
-    mended = answer(tmp_path, capsys)
-    assert (mended["outcome"], mended["origins"], mended["suspects"]) == ("aligned", [], [])
+    assert is_right_with_the_patch(tmp_path, capsys)
