@@ -26,9 +26,10 @@ from aligner.compare.net import CallId, is_input
 from aligner.dtypes import DTYPES
 from aligner.errors import DumpError
 from aligner.record import Array, Key, Phase
+from aligner.replay.answering import Answers
 from aligner.replay.frames import Frame, Plan
 from aligner.replay.handed import LEAST_PARTS, in_one_piece, understood
-from aligner.replay.judgement import Place, expected
+from aligner.replay.judgement import Place, expected, wrong_places
 from aligner.replay.noise import Change
 from aligner.replay.values import NEARLY, Values
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
@@ -67,6 +68,7 @@ class ForcedPass:
         stopped: Optional[int] = None,
     ) -> None:
         self.values = Values(adapter, plan, sink, order)
+        self._answers = Answers(adapter, model, plan)
         self._adapter = adapter
         self._model = model
         self._stopped = stopped
@@ -152,15 +154,13 @@ class ForcedPass:
                 del self.values.instead[address]
 
     def _better(self, step: int, call: Callable[[], object], known: int, fewer: int, whole: bool = False) -> bool:
-        """Run the step in another reading, which stays where at least so many fewer places are wrong in it.
-
-        And where all of it can be held, if it is to be `whole`.
-        """
+        """Run the step in another reading, which stays where at least so many fewer places are wrong in it,
+        and where all of it can be held, if it is to be `whole`."""
         checks, elsewhere = self.checks[known:], dict(self.values.borders.elsewhere)
         del self.checks[known:]
         try:
             (self._run if whole else self._held_run)(step, call)
-            better = _places(self.checks[known:]) <= _places(checks) - fewer
+            better = wrong_places(self.checks[known:]) <= wrong_places(checks) - fewer
         except Exception as error:
             if isinstance(error, DumpError) or not whole:
                 raise
@@ -232,8 +232,10 @@ class ForcedPass:
             for path, layer in self._adapter.layers(self._model):
                 if path in ports:
                     hooks.callback(self._hold(path, layer).remove)
+            hooks.callback(self._answers.installed().remove)
             call()
         self.values.ended()
+        self._answers.ran(self.checks, self.values.disturb is None)
 
     def _hold(self, path: str, layer: object) -> Any:
         def made(args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> object:
@@ -258,7 +260,9 @@ class ForcedPass:
             frame.before = around.last
             place = ("glue", around.call.layer if around.call else "", (around.last, frame.call.layer))
         frame.joined = self._joined(frame, found)
-        return substitute_arguments(args, kwargs, self._replaced(frame, around, found, place))
+        others = self._replaced(frame, around, found, place)
+        self._answers.asked(self._step, frame, len(found), self.checks[frame.first :])
+        return substitute_arguments(args, kwargs, others)
 
     def _joined(self, frame: Frame, found: Tensors) -> bool:
         missing = self.plan.missing.get((self._step, CallId(frame.path, frame.number)), ())
@@ -393,8 +397,3 @@ class ForcedPass:
             if other is not None:
                 others[slot] = other
         return others
-
-
-def _places(checks: Sequence[Check]) -> int:
-    """In how many places something is wrong."""
-    return len({(c.key.layer, c.key.call, c.where, is_input(c.key.slot)) for c in checks if c.fails})

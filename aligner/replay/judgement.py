@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Optional
 
@@ -11,6 +12,7 @@ import numpy as np
 from aligner.compare.checks import ROUNDING, Check
 from aligner.compare.deviation import Deviation
 from aligner.compare.held import Held
+from aligner.compare.net import is_input
 from aligner.compare.pairing import Pair
 from aligner.compare.reading import HIDDEN, LOW_PRECISION, read, visible_part
 from aligner.compare.tolerance import Tolerance
@@ -95,3 +97,8 @@ def cancelled(short: Optional[str], wanted: Held) -> float:
 def as_entry(held: Held) -> Any:
     """As what measuring takes it for: it asks for nothing of an Entry that a Held lacks."""
     return held
+
+
+def wrong_places(checks: Sequence[Check]) -> int:
+    """In how many places something is wrong."""
+    return len({(c.key.layer, c.key.call, c.where, is_input(c.key.slot)) for c in checks if c.fails})

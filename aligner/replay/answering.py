@@ -1,0 +1,111 @@
+"""Layers that are not computed again where a forced pass runs once more.
+
+A leaf of the framework's own that made the right thing of what the reference's was given does so again: it hands on
+the reference's value at once, and what was found of it stands. What a run costs is then what runs anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Optional
+
+from aligner.adapter import Adapter
+from aligner.compare.checks import Check
+from aligner.compare.net import CallId, is_input
+from aligner.patches import Handle, together
+from aligner.replay.frames import Frame, Plan
+from aligner.source.ear import replaced
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Entry
+
+Made = tuple[int, CallId]
+"""A call of the port's: the step, and which it is in it."""
+
+
+class Answers:
+    """What layers have made in earlier runs of the pass."""
+
+    def __init__(self, adapter: Adapter, model: Any, plan: Plan) -> None:
+        self._adapter = adapter
+        self._plan = plan
+        self._leaves = _leaves(adapter, model, plan) if plan.held and plan.given is None else {}
+        self._made: dict[Made, tuple[Entry, Check]] = {}
+        """What a call hands on, and what was found of it."""
+        self._due: dict[str, Entry] = {}
+        self._several: set[str] = set()
+        """Layers that hand on more than a tensor."""
+
+    def installed(self) -> Handle:
+        """For a run: layers that were right answer at once, where they are asked."""
+        self._due.clear()
+        with together() as handle:
+            for path, layer in self._leaves.items():
+                owner, name = self._adapter.computing(layer)
+                handle.add(replaced(owner, name, partial(self._called, path, getattr(owner, name))))
+            return handle
+
+    def _called(self, path: str, inner: Callable[..., object], *args: object, **kwargs: object) -> object:
+        entry = self._due.pop(path, None)
+        if entry is not None:
+            return self._adapter.from_numpy(entry.raw(), entry.dtype)
+        result = inner(*args, **kwargs)
+        self._several |= set() if self._adapter.is_tensor(result) else {path}
+        return result
+
+    def asked(self, step: int, frame: Frame, given: int, checks: Sequence[Check]) -> None:
+        """A call begins, of so many tensors; `checks` tell of them."""
+        known = self._made.get((step, CallId(frame.path, frame.number)))
+        if known is not None and given == len(checks) and all(map(_is_right, checks)):
+            self._due[frame.path] = known[0]
+
+    def ran(self, checks: list[Check], learning: bool) -> None:
+        """A run has ended: what was found where layers answered stands again, and who was right answers from now on."""
+        if not learning:  # it was given other values
+            return
+        calls: dict[Made, list[int]] = {}
+        for place, check in enumerate(checks):
+            if check.port.layer in self._leaves:
+                calls.setdefault(_call(check), []).append(place)
+        for call, places in calls.items():
+            *given, made = (checks[place] for place in places)
+            if call in self._made and made.port == self._made[call][1].port and not made.error:
+                checks[places[-1]] = self._made[call][1]
+            elif given and all(map(_is_right, [*given, made])) and not is_input(made.port.slot):
+                entry = self._as_made(made)
+                if entry is not None:
+                    self._made[call] = entry, made
+
+    def _as_made(self, check: Check) -> Optional[Entry]:
+        """The reference's value, if the free run's has its shape and type, and it is all that was handed on."""
+        pairs = self._plan.results.get(_call(check), ())
+        if check.port.layer in self._several or len(pairs) != 1:
+            return None
+        one, other = pairs[0].reference, pairs[0].port
+        if one is None or other is None or self._plan.entries.get(check.port) is not one:
+            return None
+        return one if (one.shape, one.dtype) == (other.shape, other.dtype) and other.key == check.port else None
+
+
+def _leaves(adapter: Adapter, model: Any, plan: Plan) -> dict[str, object]:
+    """The framework's own layers that have weights, hold no others and learn nothing: what takes time in a run."""
+    if not hasattr(adapter, "computing"):  # an adapter of others' may not tell
+        return {}
+    weighed = {parameter.layer for parameter in adapter.parameters(model)}
+    return {
+        path: layer
+        for path, layer in adapter.layers(model)
+        if path in weighed - plan.uses.around
+        and type(layer).__module__.partition(".")[0] in adapter.packages
+        and not adapter.training(layer)
+    }
+
+
+def _call(check: Check) -> Made:
+    return check.port.step, CallId(check.port.layer, check.port.call)
+
+
+def _is_right(check: Check) -> bool:
+    """Whether the reference's value was handed on for it, and differs by rounding alone."""
+    return not (check.suspicious or check.reason or check.follows or check.axes)
