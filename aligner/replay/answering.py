@@ -56,6 +56,7 @@ class Answers:
 
     def asked(self, step: int, frame: Frame, given: int, checks: Sequence[Check]) -> None:
         """A call begins, of so many tensors; `checks` tell of them."""
+        self._due.pop(frame.path, None)  # of a call that somebody else has answered
         known = self._made.get((step, CallId(frame.path, frame.number)))
         if known is not None and given == len(checks) and all(map(_is_right, checks)):
             self._due[frame.path] = known[0]
