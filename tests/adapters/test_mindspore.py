@@ -366,14 +366,17 @@ class TestCompiledCode:
         assert [path for when, path in recorder.places if when == "after"] == ["first", "fast.inner", "fast", ""]
         assert "MS_JIT" not in os.environ
 
-    def test_running_waits_for_each_operator_and_leaves_the_programs_own_setting(self, capfd):
+    def test_who_observes_or_runs_waits_for_each_operator_and_leaves_the_programs_own_setting(self, capfd):
         net, x = nn.Dense(4, 4), tensor(2, 4)
         waits = []
         own = net(x)
-        with Recorder(ADAPTER).attach(net), ADAPTER.running(net):
+        with Recorder(ADAPTER).attach(net):
             waits.append(mindspore.get_context("pynative_synchronize"))
             assert bits(net(x)) == bits(own)
-        assert waits == [True]
+        with ADAPTER.running(net):
+            waits.append(mindspore.get_context("pynative_synchronize"))
+            assert bits(net(x)) == bits(own)
+        assert waits == [True, True]
         assert mindspore.get_context("pynative_synchronize") is False
         assert "pynative_synchronize" not in capfd.readouterr().err
 

@@ -22,7 +22,7 @@ from aligner.adapter import After, Before, Given, Made
 from aligner.errors import AdapterError
 from aligner.patches import Handle, Listeners, hold, patch
 from aligner_hooks.mindspore_ import operations, roots, runtime
-from aligner_hooks.mindsporelike import compiler
+from aligner_hooks.mindsporelike import compiler, modes
 from aligner_hooks.mindsporelike.graphs import compiled
 
 Args = tuple[object, ...]
@@ -46,6 +46,7 @@ def observe(cell: nn.Cell, before: Before, after: After) -> Handle:
     handle = _installed(_Hooks(cell, seen, left, outermost=False), cell)
     handle.add(compiled.observe(cell, before, after).remove)
     handle.add(roots.whole_nets().remove)
+    handle.add(modes.waited().remove)
     return handle
 
 

@@ -11,7 +11,7 @@ from typing import Optional
 import mindspore
 from mindspore import context
 
-from aligner.patches import hold, together
+from aligner.patches import Handle, hold, together
 from aligner_hooks.mindsporelike.compiler import JIT_SWITCH
 
 _MODES = {"pynative": mindspore.PYNATIVE_MODE, "graph": mindspore.GRAPH_MODE}
@@ -55,21 +55,26 @@ class _Switches:
 _SWITCHES = _Switches()
 
 
+def waited() -> Handle:
+    """Have each operator waited for as it is called, on a CPU: where every value is read, to find its kernel on another
+    thread costs more than the kernel. The numbers are the same.
+    """
+    if mindspore.get_context("device_target") != "CPU":
+        return Handle(lambda: None)
+    return hold(_SWITCHES, "waiting", True)
+
+
 @contextmanager
 def held(mode: Optional[str]) -> Iterator[None]:
     """ "pynative": eagerly and layer by layer, @ms.jit code as the plain Python it is. "graph": compiled as a whole.
     None: as the program itself has set it.
-
-    Eagerly on a CPU, an operator is waited for: where every value is read, to find its kernel on another thread
-    costs more than the kernel.
     """
     with together() as handle:
         if mode is not None:
             handle.add(hold(_SWITCHES, "mode", _MODES[mode]).remove)
         if mode == "pynative":
             handle.add(hold(_SWITCHES, "jit", _RUN_AS_PYTHON).remove)
-            if mindspore.get_context("device_target") == "CPU":
-                handle.add(hold(_SWITCHES, "waiting", True).remove)
+            handle.add(waited().remove)
         elif mode == "graph" and _SWITCHES.jit == _RUN_AS_PYTHON:
             handle.add(hold(_SWITCHES, "jit", None).remove)
     try:

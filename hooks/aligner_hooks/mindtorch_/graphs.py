@@ -15,7 +15,7 @@ from typing import Any
 
 from aligner import patches
 from aligner.adapter import After, Before, Handle
-from aligner_hooks.mindsporelike import compiler
+from aligner_hooks.mindsporelike import compiler, modes
 from aligner_hooks.mindtorch_.modules import AnyModule
 from aligner_hooks.mindtorch_.package import package
 
@@ -35,7 +35,8 @@ def around_runs(before: Callable[[], None], after: Callable[[], None]) -> Handle
 
 
 def observed(eager: Handle, layer: Any, before: Before, after: After) -> Handle:
-    """Have calls inside a graph told of too."""
+    """Have calls inside a graph told of too; operators of the others are waited for."""
+    eager = _all(eager, modes.waited())
     if not package().compiles:
         return eager
     from aligner_hooks.mindsporelike.graphs import compiled
