@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.explain.suspect import Suspect
 from aligner.record import Array, Call, Key, Phase
+from aligner.replay.answering import Made
 from aligner.replay.built import built
 from aligner.replay.code import Again, Code, numbers_before
 from aligner.replay.forms import laid, laid_out
@@ -53,6 +54,7 @@ class Alone:
         self._ports = {one: other for other, one in reversed([*plan.layers.items()])}
         self._owners = {id(p.tensor): (p.layer, p.role) for p in adapter.parameters(model)}
         """A tied weight is known by the first of its layers."""
+        self._single = self._singles()
         self._rule = Tolerance()
         self._reformed = _reformed(parts(reference, port))
 
@@ -83,6 +85,17 @@ class Alone:
         if check.axes is not None:
             wanted = laid(wanted, check.axes, found.shape)
         return judged(self.plan.short, wanted, found, (check.where, check.owner, check.between), False).error
+
+    def _singles(self) -> Container[Made]:
+        """Calls of the port's that hand on one tensor, of the type and shape of the reference's."""
+        found = set()
+        for (step, layer, number), call in self._calls.items():
+            address = Key(step, Phase.FORWARD, layer, number, "output.0")
+            own, wanted = self._port.find(address), self.plan.entries.get(address)
+            alike = own and wanted and (own.shape, own.dtype) == (wanted.shape, wanted.dtype)
+            if alike and call.outputs == {"tensor": "output.0"}:
+                found.add((step, CallId(layer, number)))
+        return found
 
     def layer(self, path: str) -> Optional[object]:
         """The port's layer."""
@@ -149,7 +162,8 @@ class Alone:
         if dtype is not None:
             self._load_all(copy, around.layer)
         args, kwargs = rebuild_arguments(around.inputs, lambda slot: self._wide(around, slot, dtype, given))
-        code = Code(self._adapter, self.plan, copy, around, numbers_before(self._calls.values(), around), given)
+        before = numbers_before(self._calls.values(), around)
+        code = Code(self._adapter, self.plan, copy, around, before, given, self._single)
         made = code.value(check, lambda: self._run(copy, args, kwargs))
         return self._severity(check.port, made.tensor), made
 

@@ -1,12 +1,12 @@
-"""Layers that are not computed again where a forced pass runs once more.
+"""Layers that hand on a value at once, where it is known what they would make, and compute nothing.
 
-A leaf of the framework's own that made the right thing of what the reference's was given does so again: it hands on
-the reference's value at once, and what was found of it stands. What a run costs is then what runs anew.
+A leaf of the framework's own that made the right thing of what the reference's was given does so again where a forced
+pass runs once more, and what was found of it stands. What a run costs is then what runs anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -20,8 +20,48 @@ from aligner.source.ear import replaced
 if TYPE_CHECKING:
     from aligner.dump.reader import Entry
 
+Due = dict[str, Callable[[], object]]
+"""By layer, what makes the value that its next call hands on."""
+
 Made = tuple[int, CallId]
 """A call of the port's: the step, and which it is in it."""
+
+
+def answered(
+    adapter: Adapter, layers: Mapping[str, object], due: Due, made: Callable[[str, object], None] = lambda *_: None
+) -> Handle:
+    """Until the end these layers compute nothing in a call that begins while something is `due` of them.
+
+    `made` gets what the others have computed.
+    """
+
+    def called(path: str, inner: Callable[..., object], *args: object, **kwargs: object) -> object:
+        answer = due.pop(path, None)
+        if answer is not None:
+            return answer()
+        result = inner(*args, **kwargs)
+        made(path, result)
+        return result
+
+    with together() as handle:
+        for path, layer in layers.items():
+            owner, name = adapter.computing(layer)
+            handle.add(replaced(owner, name, partial(called, path, getattr(owner, name))))
+        return handle
+
+
+def leaves(adapter: Adapter, model: Any) -> dict[str, object]:
+    """The framework's own layers that have weights and learn nothing: what takes time in a run."""
+    if not hasattr(adapter, "computing"):  # an adapter of others' may not tell
+        return {}
+    weighed = {parameter.layer for parameter in adapter.parameters(model)}
+    return {
+        path: layer
+        for path, layer in adapter.layers(model)
+        if path in weighed
+        and type(layer).__module__.partition(".")[0] in adapter.packages
+        and not adapter.training(layer)
+    }
 
 
 class Answers:
@@ -30,36 +70,28 @@ class Answers:
     def __init__(self, adapter: Adapter, model: Any, plan: Plan) -> None:
         self._adapter = adapter
         self._plan = plan
-        self._leaves = _leaves(adapter, model, plan) if plan.held and plan.given is None else {}
+        found = leaves(adapter, model) if plan.held and plan.given is None else {}
+        self._leaves = {path: layer for path, layer in found.items() if path not in plan.uses.around}
         self._made: dict[Made, tuple[Entry, Check]] = {}
         """What a call hands on, and what was found of it."""
-        self._due: dict[str, Entry] = {}
+        self._due: Due = {}
         self._several: set[str] = set()
         """Layers that hand on more than a tensor."""
 
     def installed(self) -> Handle:
         """For a run: layers that were right answer at once, where they are asked."""
         self._due.clear()
-        with together() as handle:
-            for path, layer in self._leaves.items():
-                owner, name = self._adapter.computing(layer)
-                handle.add(replaced(owner, name, partial(self._called, path, getattr(owner, name))))
-            return handle
+        return answered(self._adapter, self._leaves, self._due, self._computed)
 
-    def _called(self, path: str, inner: Callable[..., object], *args: object, **kwargs: object) -> object:
-        entry = self._due.pop(path, None)
-        if entry is not None:
-            return self._adapter.from_numpy(entry.raw(), entry.dtype)
-        result = inner(*args, **kwargs)
+    def _computed(self, path: str, result: object) -> None:
         self._several |= set() if self._adapter.is_tensor(result) else {path}
-        return result
 
     def asked(self, step: int, frame: Frame, given: int, checks: Sequence[Check]) -> None:
         """A call begins, of so many tensors; `checks` tell of them."""
         self._due.pop(frame.path, None)  # of a call that somebody else has answered
         known = self._made.get((step, CallId(frame.path, frame.number)))
         if known is not None and given == len(checks) and all(map(_is_right, checks)):
-            self._due[frame.path] = known[0]
+            self._due[frame.path] = lambda: self._adapter.from_numpy(known[0].raw(), known[0].dtype)
 
     def ran(self, checks: list[Check], learning: bool) -> None:
         """A run has ended: what was found where layers answered stands again, and who was right answers from now on."""
@@ -87,20 +119,6 @@ class Answers:
         if one is None or other is None or self._plan.entries.get(check.port) is not one:
             return None
         return one if (one.shape, one.dtype) == (other.shape, other.dtype) and other.key == check.port else None
-
-
-def _leaves(adapter: Adapter, model: Any, plan: Plan) -> dict[str, object]:
-    """The framework's own layers that have weights, hold no others and learn nothing: what takes time in a run."""
-    if not hasattr(adapter, "computing"):  # an adapter of others' may not tell
-        return {}
-    weighed = {parameter.layer for parameter in adapter.parameters(model)}
-    return {
-        path: layer
-        for path, layer in adapter.layers(model)
-        if path in weighed - plan.uses.around
-        and type(layer).__module__.partition(".")[0] in adapter.packages
-        and not adapter.training(layer)
-    }
 
 
 def _call(check: Check) -> Made:

@@ -1,11 +1,12 @@
 """The code of a parent run again, in another float type, with every layer inside held to the reference.
 
-What comes of it is the code's own doing: nothing that layers inside do wrong, or in a short type, goes into it.
+What comes of it is the code's own doing: nothing that layers inside do wrong, or in a short type, goes into it. Those
+of the framework's own that hand on a value of the reference's need not compute it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from aligner.compare.net import CallId, is_input
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.dump.reader import Entry
 from aligner.record import Array, Call, Key, Phase
+from aligner.replay.answering import Due, Made, answered, leaves
 from aligner.replay.frames import Plan
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
 
@@ -32,6 +34,10 @@ class Again:
     short: bool
 
 
+class _EnoughError(Exception):
+    """What was asked for is made."""
+
+
 @dataclass
 class Code:
     """A copy of a parent, to be run once. `path` is the parent's, `numbers` the calls made of each layer before it."""
@@ -43,6 +49,8 @@ class Code:
     numbers: Mapping[str, int]
     given: Optional[str]
     """The float type in which layers inside hand on the reference's values; None keeps the reference's."""
+    single: Container[Made] = ()
+    """Calls of the port's that hand on one tensor, of the type and shape of the reference's."""
 
     def value(self, check: Check, run: Callable[[], object]) -> Again:
         """The value of the check's address; `run` runs the copy.
@@ -52,6 +60,7 @@ class Code:
         """
         address, seen, short = check.port, list[Again](), list[str]()
         counts: dict[str, int] = {}
+        due: Due = {}
         inside = 0
 
         def enter(path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arguments:
@@ -62,7 +71,13 @@ class Code:
             counts[path] = counts.get(path, 0) + 1
             if (path, number, is_input(address.slot)) == (address.layer, address.call, True):
                 seen.extend(map(self._seen, (t for slot, t in found if slot == address.slot)))
+                if seen:
+                    raise _EnoughError
             inside += CallId(path, number) in self.plan.calls and path != self.call.layer
+            due.pop(path, None)  # of a call that somebody else has answered
+            entry = self._entry(path, number, "output.0") if self._is_single(path, number) else None
+            if entry is not None:
+                due[path] = partial(self._whole, entry)
             others = self.others(path, number, found, None) if path != self.call.layer else {}
             return substitute_arguments(args, kwargs, others)
 
@@ -84,11 +99,17 @@ class Code:
 
         with ExitStack() as stack:
             for below, layer in self.adapter.layers(self.copy):
-                path = ".".join(filter(None, (self.call.layer, below)))
+                path = self._path(below)
                 hooks = partial(enter, path), partial(leave, path)
                 stack.callback(self.adapter.intervene(layer, *hooks).remove)
+            own = leaves(self.adapter, self.copy).items()
+            stack.callback(answered(self.adapter, {self._path(p): leaf for p, leaf in own if p}, due).remove)
             stack.callback(self.adapter.computations(told).remove)
-            run()
+            try:
+                run()
+            except Exception:  # what is raised in a hook may come back as another exception
+                if not seen:
+                    raise
         if not seen:
             raise LookupError(address.slot)
         return Again(seen[0].tensor, seen[0].dtype, seen[0].array, bool(short))
@@ -98,17 +119,31 @@ class Code:
 
     def others(self, path: str, number: int, found: Tensors, dtype: Optional[str]) -> dict[str, object]:
         """The reference's values for those of one call, in the float type `dtype` or in its own."""
-        others = {}
-        for slot, tensor in found:
-            entry = self.plan.entries.get(Key(self.call.step, Phase.FORWARD, path, number, slot))
-            if entry is not None and not DTYPES[entry.dtype].exact and "complex" not in entry.dtype:
-                others[slot] = self._value(entry, tensor, dtype)
+        entries = {slot: (self._entry(path, number, slot), tensor) for slot, tensor in found}
+        others = {slot: self._value(entry, tensor, dtype) for slot, (entry, tensor) in entries.items() if entry}
         return {slot: value for slot, value in others.items() if value is not None}
+
+    def _is_single(self, path: str, number: int) -> bool:
+        return (self.call.step, CallId(path, number)) in self.single
+
+    def _path(self, below: str) -> str:
+        return ".".join(filter(None, (self.call.layer, below)))
+
+    def _entry(self, path: str, number: int, slot: str) -> Optional[Entry]:
+        """The reference's value for one of the port's, if layers are held to it."""
+        entry = self.plan.entries.get(Key(self.call.step, Phase.FORWARD, path, number, slot))
+        return None if entry is None or DTYPES[entry.dtype].exact or "complex" in entry.dtype else entry
 
     def _value(self, entry: Entry, tensor: object, dtype: Optional[str]) -> Optional[object]:
         value, shape = entry.raw(), self.adapter.to_numpy(tensor).shape
         if value.shape != shape and value.size != self.adapter.to_numpy(tensor).size:
             return None
+        return self._tensor(entry, value, shape, dtype)
+
+    def _whole(self, entry: Entry) -> object:
+        return self._tensor(entry, entry.raw(), entry.shape, self.given)
+
+    def _tensor(self, entry: Entry, value: Array, shape: tuple[int, ...], dtype: Optional[str]) -> object:
         word = dtype or entry.dtype
         return self.adapter.from_numpy(encode(decode(value, entry.dtype), word).reshape(shape), word)
 

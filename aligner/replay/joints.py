@@ -3,8 +3,9 @@
 Layers that are alike in everything but their names are matched in the order in which they are defined or run, and a
 port may do both otherwise (the shortcut first, a norm more). A run tells: just before a layer runs it gets the weights
 of the reference's layer that was given the same values. Where none was, it hands on what its counterpart so far made,
-so that the next are given right values again. Layers that the reference gave the very same values (the first
-convolution of a block and its shortcut) are tried in all orders, and what comes after them tells.
+so that the next are given right values again; where one was, it hands that on at once and need not be computed. Layers
+that the reference gave the very same values (the first convolution of a block and its shortcut) are tried in all
+orders, and what comes after them tells.
 """
 
 from __future__ import annotations
@@ -16,27 +17,21 @@ from functools import partial
 from itertools import permutations
 from typing import Any, Optional
 
-import numpy as np
-
 from aligner.adapter import Adapter, Arguments
-from aligner.dtypes import DTYPES, decode
+from aligner.dtypes import DTYPES
 from aligner.dump.reader import Dump, Entry
 from aligner.record import Key, Phase
+from aligner.replay.answering import Due, answered, leaves
 from aligner.replay.forms import squeezed
 from aligner.replay.items import Item, Match
+from aligner.replay.sample import FARTHEST, NEAR, Sample
 from aligner.replay.transfer import Transfer
 from aligner.replay.trial import Trial, executed
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_result
 
-LOOKED_AT = 512
-"""Elements that are looked at to know a value again."""
-
-NEAR = 0.02
-"""Two values are one where these differ by no more than this part: a short type rounds, others are far off."""
-
-OFTEN, FARTHEST = 5.0, 0.2
+OFTEN = 5.0
 """Where layers before the first choice are given values that are off a little, behind it these may be so many times as
-far off, never farther than this part, without the choice being doubted for it: another mistake explains them."""
+far off, never farther than FARTHEST, without the choice being doubted for it: another mistake explains them."""
 
 SEEN = 2
 """So many layers at least show that two have each other's places, if either shows."""
@@ -73,6 +68,8 @@ class _Run:
     """The reference's layers that were given the same, where there are several."""
     met: dict[_Group, int] = field(default_factory=dict)
     """How many of the port's layers have met such a group."""
+    due: Due = field(default_factory=dict)
+    """What layers are to hand on that were given what their counterparts were."""
 
     def order(self, group: _Group) -> _Group:
         """The order in which it met a group."""
@@ -113,6 +110,7 @@ class Joints:
         self._reference, self._adapter, self._model, self._step = reference, adapter, model, step
         self._first = first
         self._norms = first.norms[0]
+        self._leaves = {path: leaf for path, leaf in leaves(adapter, model).items() if path not in first.norms[1]}
         self._fill = fill
         free = [match for match in first.matches if match.by == "structure" and match.confidence < 1.0]
         bound = {match.reference.slot.layer for match in first.matches} - {m.reference.slot.layer for m in free}
@@ -135,7 +133,7 @@ class Joints:
         order = executed(reference, step)
         for path in sorted(self._ours, key=lambda path: order.get(path, len(order))):
             self._alike.setdefault(_signature(self._ours[path]), []).append(path)
-        self._samples: dict[Key, Optional[_Sample]] = {}
+        self._samples: dict[Key, Optional[Sample]] = {}
         self.known = 0
         """How many layers were given what their counterparts were given."""
         self.gained = False
@@ -182,20 +180,25 @@ class Joints:
         with ExitStack() as hooks:
             for path, layer in self._adapter.layers(self._model):
                 if path in self._theirs or path in self._sure:
-                    known = partial(self._seen, run, path)
+                    known = partial(self._seen, run, path, before)
                     given = partial(self._given, run, path, before, orders) if path in self._theirs else known
                     hooks.callback(self._adapter.intervene(layer, given, partial(self._made, run, path, [])).remove)
+            hooks.callback(answered(self._adapter, self._leaves, run.due).remove)
             call()
         return run
 
-    def _seen(self, run: _Run, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arguments:
+    def _seen(
+        self, run: _Run, path: str, before: Trial, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> Arguments:
         """Before a layer runs whose counterpart is known."""
+        run.due.pop(path, None)  # of a call that somebody else has answered
         wanted = self._sample(self._sure[path], "input.0")
         found: Tensors = []
         flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
         if path not in run.known and wanted is not None and found:
             run.off[path] = _off(self._taken_of(found[0][1]), wanted)
             run.known[path] = run.off[path] <= NEAR
+            self._expect(run, path, self._sure[path], before)
         return args, kwargs
 
     def _given(
@@ -208,6 +211,7 @@ class Joints:
         kwargs: Mapping[str, object],
     ) -> Arguments:
         """Before a layer runs: choose its counterpart, and give it its weights."""
+        run.due.pop(path, None)
         if path in run.known:
             return args, kwargs
         found: Tensors = []
@@ -222,7 +226,7 @@ class Joints:
         if not near and mine is not None:  # the code before is wrong, or an order before was
             near = [other for other in alike if _same(self._sample(mine, "input.0"), self._sample(other, "input.0"))]
         made = before.made.get(path)
-        fitting = [other for other in near if made is None or self._shape(other) == made]
+        fitting = [other for other in near if made is None or self._shape(other) == squeezed(made)]
         if not run.known[path] and len(fitting) == 1 < len(near):
             run.fitted.add(path)
         near = fitting or near
@@ -241,7 +245,14 @@ class Joints:
         if chosen is not None:
             run.taken[path] = chosen
             run.fill(self._matches(chosen, path))
+            self._expect(run, path, chosen, before)
         return args, kwargs
+
+    def _expect(self, run: _Run, path: str, chosen: str, before: Trial) -> None:
+        """A layer that was given what its counterpart was makes what that one made, if it made such a thing before."""
+        entry = self._entry(chosen, "output.0") if run.known[path] and path in self._leaves else None
+        if entry is not None and (entry.shape, entry.dtype) == (before.made.get(path), before.single.get(path)):
+            run.due[path] = partial(self._adapter.from_numpy, entry.raw(), entry.dtype)
 
     def _made(
         self,
@@ -308,57 +319,23 @@ class Joints:
         entry = self._entry(layer, "output.0")
         return None if entry is None else squeezed(entry.shape)
 
-    def _sample(self, layer: str, slot: str) -> Optional[_Sample]:
+    def _sample(self, layer: str, slot: str) -> Optional[Sample]:
         key = Key(self._step, Phase.FORWARD, layer, 0, slot)
         if key not in self._samples:
             entry = self._entry(layer, slot)
-            self._samples[key] = None if entry is None else _Sample.of(entry.raw(), entry.dtype)
+            self._samples[key] = None if entry is None else Sample.of(entry.raw(), entry.dtype)
         return self._samples[key]
 
-    def _taken_of(self, tensor: object) -> Optional[_Sample]:
+    def _taken_of(self, tensor: object) -> Optional[Sample]:
         dtype = self._adapter.dtype(tensor)
-        return _Sample.of(self._adapter.to_numpy(tensor), dtype) if dtype in DTYPES else None
+        return Sample.of(self._adapter.to_numpy(tensor), dtype) if dtype in DTYPES else None
 
 
-@dataclass(frozen=True, eq=False)
-class _Sample:
-    """Some elements of a value, and how many it has."""
-
-    size: int
-    values: Any
-    scale: float
-    """Root of the sum of squares of these."""
-
-    @classmethod
-    def of(cls, array: Any, dtype: str) -> _Sample:
-        flat = array.reshape(-1)
-        places = np.linspace(0, max(flat.size - 1, 0), min(flat.size, LOOKED_AT)).astype(np.int64)
-        values = decode(flat[places], dtype).astype(np.float64)
-        with np.errstate(all="ignore"):
-            return cls(flat.size, values, float(np.linalg.norm(values)))
-
-    def off(self, other: Optional[_Sample]) -> float:
-        """How far these are from other values, as a part of them; 1 for all that is farther, and for zeros, which tell
-        nothing.
-        """
-        if other is None or other.size != self.size or not self.size:
-            return 1.0
-        if not other.scale > 0.0 or abs(self.scale - other.scale) > 2 * FARTHEST * other.scale:
-            return 1.0  # values are as far apart as their lengths are, at least
-        with np.errstate(all="ignore"):
-            found = float(np.linalg.norm(self.values - other.values)) / other.scale
-        return found if found < 1.0 else 1.0
-
-    def near(self, other: Optional[_Sample]) -> bool:
-        """Whether these are the same values, as far as they tell."""
-        return self.off(other) <= NEAR
-
-
-def _off(one: Optional[_Sample], other: Optional[_Sample]) -> float:
+def _off(one: Optional[Sample], other: Optional[Sample]) -> float:
     return 1.0 if one is None else one.off(other)
 
 
-def _same(one: Optional[_Sample], other: Optional[_Sample]) -> bool:
+def _same(one: Optional[Sample], other: Optional[Sample]) -> bool:
     return _off(one, other) <= NEAR
 
 

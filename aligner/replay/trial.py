@@ -2,7 +2,8 @@
 
 Layers that are alike in everything but their name are matched in the order they are defined. A port may define its
 branches in another order than it runs them; then the order of execution is the other guess, and the run tells: the
-layers give the reference's values, or they do not.
+layers give the reference's values, or they do not. A leaf that is given the right values, and has its counterpart's
+weights, makes what that one made: it hands that on at once.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from aligner.adapter import Adapter, Arguments, Handle
 from aligner.dtypes import decode
 from aligner.dump.reader import Dump, Entry
 from aligner.record import Array, Key, Phase
-from aligner.replay.forms import squeezed
+from aligner.replay.answering import Due, answered, leaves
 from aligner.replay.items import Item
+from aligner.replay.sample import Sample
 from aligner.replay.transfer import Transfer
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments
 
@@ -40,7 +42,9 @@ class Trial:
 
     order: dict[str, int] = field(default_factory=dict)
     made: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """The shape of the first thing that it made, without axes of one."""
+    """The shape of the first thing that it made."""
+    single: dict[str, str] = field(default_factory=dict)
+    """Its type, where that is one tensor and no more."""
     judged: int = 0
     agreeing: int = 0
     agreed: dict[str, bool] = field(default_factory=dict)
@@ -90,6 +94,7 @@ def run(
     Whatever the net raises goes up.
     """
     trial = Trial()
+    due: Due = {}
 
     def looked(path: str) -> None:
         if held and trial.telling(held) == path:
@@ -100,7 +105,9 @@ def run(
     for ours, theirs, _ in transfer.layers:  # of a convolution and its norm, what the norm makes
         counterparts.setdefault(norms[1].get(theirs, theirs), norms[0].get(ours, ours))
     args, kwargs = arguments
+    own = {} if held else leaves(adapter, model)
     with ExitStack() as hooks, adapter.running(model):
+        hooks.callback(answered(adapter, own, due).remove)
         for path, layer in adapter.layers(model):
             name = counterparts.get(path, "" if path == "" else None)
 
@@ -109,7 +116,10 @@ def run(
 
             if path in held:
                 hooks.callback(adapter.intervene(layer, partial(_given, adapter, held[path]), _as_made).remove)
-            hooks.callback(_watch(trial, adapter, path, layer, expected, looked).remove)
+            answer = _answer(reference, adapter, layer, name, step) if path in own and name else None
+            hooks.callback(
+                _watch(trial, adapter, path, layer, expected, looked, partial(_due, due, path, answer)).remove
+            )
         try:
             model(*args, **kwargs)
         except Exception:  # what is raised in a hook may come back as another exception
@@ -144,12 +154,15 @@ def _watch(
     layer: object,
     expected: Callable[[str], Optional[Entry]],
     looked: Callable[[str], None],
+    began: Callable[[tuple[object, ...], Mapping[str, object]], None],
 ) -> Handle:
-    """Hooks that note the layer's first call and judge what it gives; then it was `looked` at."""
+    """Hooks that note the layer's first call, which `began`, and judge what it gives; then it was `looked` at."""
     judged: list[str] = []
 
     def before(args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         trial.order.setdefault(path, len(trial.order))
+        if not judged:
+            began(args, kwargs)
 
     def after(args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
         if judged:
@@ -157,9 +170,11 @@ def _watch(
         judged.append(path)
         found: Tensors = []
         flatten_result(output, adapter.is_tensor, found)
+        if adapter.is_tensor(output):
+            trial.single[path] = adapter.dtype(output)
         for slot, tensor in found:
             array = adapter.to_numpy(tensor)
-            trial.made.setdefault(path, squeezed(array.shape))
+            trial.made.setdefault(path, tuple(array.shape))
             entry = expected(slot)
             if entry is not None:
                 agrees = _agrees(decode(array, adapter.dtype(tensor)), entry)
@@ -171,6 +186,41 @@ def _watch(
         looked(path)
 
     return adapter.observe(layer, before, after)
+
+
+_Answer = Callable[[tuple[object, ...], Mapping[str, object]], Optional[object]]
+
+
+def _answer(reference: Dump, adapter: Adapter, layer: object, name: str, step: int) -> Optional[_Answer]:
+    """What gives the value that the reference's layer made, where the arguments are as those of that one; None where
+    the layer is of another kind, or made more.
+    """
+    address = Key(step, Phase.FORWARD, name, 0, "input.0")
+    wanted, made = reference.find(address), reference.find(address._replace(slot="output.0"))
+    kind, more = reference.layers[name].spec.kind, reference.find(address._replace(slot="output.1"))
+    if wanted is None or made is None or more is not None or kind != adapter.spec(layer).kind:
+        return None
+
+    def answer(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Optional[object]:
+        found: Tensors = []
+        flatten_arguments(args, kwargs, adapter.is_tensor, found)
+        if len(found) != 1 or adapter.dtype(found[0][1]) != wanted.dtype:
+            return None
+        array = adapter.to_numpy(found[0][1])
+        if array.shape != wanted.shape:
+            return None
+        off = Sample.of(array, wanted.dtype).off(Sample.of(wanted.raw(), wanted.dtype))
+        return adapter.from_numpy(made.raw(), made.dtype) if off <= NEAR else None
+
+    return answer
+
+
+def _due(
+    due: Due, path: str, answer: Optional[_Answer], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> None:
+    value = None if answer is None else answer(args, kwargs)
+    if value is not None:
+        due[path] = lambda: value
 
 
 def _agrees(values: Array, expected: Entry) -> bool:

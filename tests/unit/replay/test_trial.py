@@ -64,6 +64,19 @@ def test_nothing_tells_so_the_order_of_definition_stays(tmp_path):
         assert torch.equal(net.a.weight, port.r.weight)
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_only_layers_that_are_given_something_else_are_computed_to_find_the_order(tmp_path, monkeypatch, wrong):
+    _, path = captured(tmp_path)
+    port = Branches("first", list("rqp"), list("pqr"))
+    if wrong:
+        port.register_forward_pre_hook(lambda module, given: (given[0] + 1.0,))
+    linear, computed = torch.nn.functional.linear, []
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda *given: computed.append(1) or linear(*given))
+    with aligner.replay(path, port):
+        assert (len(computed) > 0) == wrong
+        assert port.calls > 1
+
+
 def test_a_port_whose_names_tell_is_not_run(tmp_path):
     _, path = captured(tmp_path)
     port = Branches("stem", ["c", "b", "a"], ["a", "b", "c"])
