@@ -31,3 +31,6 @@ CAST = "cast"
 
 EDIT = "edit"
 """An edit of a port's own code that was run (aligner.mending): layer, at, edits, why, before, after, proved, broken."""
+
+OPERATION = "operation."
+"""How the slots of records begin that hold what a framework's operation was given (Phase.FORCED)."""

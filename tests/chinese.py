@@ -46,8 +46,20 @@ _WORDS = (
 NAMES = frozenset(_WORDS.split())
 """Words that are names: of frameworks, layers, functions, settings and tensors."""
 
-OWN = {"layer", "port_layer", "kind", "port_kind", "given", "role", "roles", "port_parameter", "slot", "words"}
-"""Facts that are the user's own names."""
+OWN = {
+    "layer",
+    "port_layer",
+    "kind",
+    "port_kind",
+    "given",
+    "role",
+    "roles",
+    "port_parameter",
+    "slot",
+    "words",
+    "framework",
+}
+"""Facts that are the user's own names, and the framework's."""
 
 LINES = {"reference_code", "port_code", "reference_line", "port_line", "reference_order", "port_order"}
 LISTS = {"operations", "missing", "extra", "ours", "theirs", "operation", "port_operation", "reference_operation"}

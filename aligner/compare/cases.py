@@ -42,7 +42,7 @@ class Cases:
     """Builds the cases of one pair of dumps."""
 
     def __init__(self, reference: Dump, port: Dump, nets: tuple[Net, Net], pairing: Pairing) -> None:
-        self._dumps = reference, port
+        self.dumps = reference, port
         self._nets = nets
         self._pairing = pairing
         self._ports: dict[str, str] = {}
@@ -54,7 +54,7 @@ class Cases:
 
     def case(self, place: Place) -> Case:
         """What is known of this place."""
-        port = self._dumps[1]
+        port = self.dumps[1]
         other = self._ports.get(place.owner, place.owner)
         wanted = place.against or place.key
         expected = None if wanted is None else self._find(0, wanted)
@@ -85,7 +85,7 @@ class Cases:
             computed=self._computed(place.owner, other) if place.where == "layer" else None,
             shortened=self._shortened(place.owner, other) if place.where in ("glue", "layer") and not long else None,
             order=self._order(place) if around else None,
-            types=(_type(self._dumps[0], place.owner), _type(port, other)),
+            types=(_type(self.dumps[0], place.owner), _type(port, other)),
             batch=self._batch,
             words=TORCH if port.header.get("framework") in WRITTEN_IN_TORCH else MINDSPORE,
         )
@@ -94,7 +94,7 @@ class Cases:
     def _batch(self) -> Optional[int]:
         """The first axis of all that the net is given; None where layers may have another one in front."""
         given = [
-            e.shape for e in self._dumps[0].of_layer("")[0] if is_input(e.key.slot) and e.key.phase is Phase.FORWARD
+            e.shape for e in self.dumps[0].of_layer("")[0] if is_input(e.key.slot) and e.key.phase is Phase.FORWARD
         ]
         sizes = {shape[0] for shape in given if shape}
         turned = any(layer.spec.attributes.get("batch_first") is False for layer in self._nets[0].layers.values())
@@ -117,15 +117,15 @@ class Cases:
 
     @cached_property
     def _shortened(self) -> Callable[[str, str], Shortened]:
-        return shortened(*self._dumps)
+        return shortened(*self.dumps)
 
     @cached_property
     def _computing(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        reference, port = self._dumps
+        reference, port = self.dumps
         return computing(reference), computing(port)
 
     def _repeated(self, place: Place) -> Optional[float]:
-        for kind, facts in self._dumps[1].findings:
+        for kind, facts in self.dumps[1].findings:
             apart = facts.get("apart")
             if kind == REPEAT and facts.get("layer") == place.owner and isinstance(apart, (int, float)):
                 return float(apart)
@@ -136,17 +136,17 @@ class Cases:
         if place.between is None:
             return None
         before, after = place.between
-        ours = ran(self._dumps[0], place.owner, before, after)
+        ours = ran(self.dumps[0], place.owner, before, after)
         names = [self._ports.get(name, name) if name else "" for name in (before, after)]
-        theirs = ran(self._dumps[1], self._ports.get(place.owner, place.owner), *names)
+        theirs = ran(self.dumps[1], self._ports.get(place.owner, place.owner), *names)
         return (ours, theirs) if ours is not None and theirs is not None else None
 
     def _actual(self, place: Place) -> Optional[Entry]:
         if place.port is None:
             return None
         forced = place.port._replace(phase=Phase.FORCED)
-        long = self._dumps[1].find(forced._replace(slot=in_float32(forced.slot))) if place.kept else None
-        kept = self._dumps[1].find(forced) if place.kept else None
+        long = self.dumps[1].find(forced._replace(slot=in_float32(forced.slot))) if place.kept else None
+        kept = self.dumps[1].find(forced) if place.kept else None
         return long or kept or self._find(1, place.port)
 
     def _call(self, key: Key) -> tuple[list[Entry], list[Entry]]:
@@ -158,7 +158,7 @@ class Cases:
             turns = [part for part in same if "[#" in part.key.slot]
             inputs, outputs = ([part for part in turns if is_input(part.key.slot) is given] for given in (True, False))
             return inputs, outputs  # type: ignore[return-value]  # they read like records
-        entries, _ = self._dumps[0].of_layer(key.layer)
+        entries, _ = self.dumps[0].of_layer(key.layer)
         mine = [e for e in entries if e.key.step == key.step and e.key.call == key.call and e.key.phase is key.phase]
         return [e for e in mine if is_input(e.key.slot)], [e for e in mine if not is_input(e.key.slot)]
 
@@ -184,32 +184,30 @@ class Cases:
     @cached_property
     def _parts(self) -> Sequence[Part]:
         """Parameters that stand in another form in the port."""
-        return parts(*self._dumps)
+        return parts(*self.dumps)
 
     @cached_property
     def _made(self) -> Sequence[Part]:
         """What layers make that hold such parameters."""
-        return made(*self._dumps)
+        return made(*self.dumps)
 
     @cached_property
     def _loops(self) -> Sequence[Part]:
         """What layers are given and make in all turns of a loop that the other side does not have."""
-        return [part for loop in loops(*self._dumps, self._pairing) for part in loop.parts]
+        return [part for loop in loops(*self.dumps, self._pairing) for part in loop.parts]
 
     @cached_property
     def _ends(self) -> Mapping[Key, Formed]:
         """The reference's values that stand in another layer's place, and those that are worked out."""
         return {
-            part.reference.key: part.reference
-            for part in ends(*self._dumps).parts
-            if isinstance(part.reference, Formed)
+            part.reference.key: part.reference for part in ends(*self.dumps).parts if isinstance(part.reference, Formed)
         }
 
     def _find(self, side: int, key: Key) -> Optional[Entry]:
         """A record, or the part of one."""
         if side == 0 and key in self._ends:
             return self._ends[key]  # type: ignore[return-value]  # reads like a record
-        found = self._dumps[side].find(key)
+        found = self.dumps[side].find(key)
         if (found is None and ("[" in key.slot or key.phase is Phase.PARAMETER)) or ".T" in key.slot:
             parts = (part.port if side else part.reference for part in (*self._parts, *self._made, *self._loops))
             found = next((part for part in parts if part.key == key), None)  # type: ignore[assignment]  # reads like a record
@@ -256,7 +254,7 @@ class Cases:
 
     def _visits(self, step: int) -> Mapping[CallId, Visit]:
         if step not in self._steps:
-            calls = (c for c in self._dumps[0].calls if c.phase is Phase.FORWARD and c.step == step)
+            calls = (c for c in self.dumps[0].calls if c.phase is Phase.FORWARD and c.step == step)
             self._steps[step] = {visit.id: visit for visit in nest(calls)}
         return self._steps[step]
 

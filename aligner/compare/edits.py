@@ -47,6 +47,12 @@ def proved(port: Dump) -> Mapping[str, Edit]:
     return {layer: edit for layer, edit in found.items() if edit.hunks}
 
 
+def framework(dump: Dump) -> str:
+    """Which one a net was written for, and its version."""
+    words = (str(dump.header.get(word, "")) for word in ("framework", "framework_version"))
+    return " ".join(filter(None, words))[:80]
+
+
 def frameworks(port: Dump) -> Mapping[str, Cause]:
     """By layer: its code is the reference's, and an operation in it is not.
 
@@ -66,7 +72,7 @@ def frameworks(port: Dump) -> Mapping[str, Cause]:
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             reason = Reason("why-bad-edit", display(layer)[:80], form_of(error))
             raise DumpError("dump-bad", path=port.path, reason=because(reason)) from error
-        names = {"operation": ours[:80], "port_operation": theirs[:80], "place": place}
+        names = {"operation": ours[:80], "port_operation": theirs[:80], "place": place, "framework": framework(port)}
         suspect = Suspect(FRAMEWORK, names)  # measured; no changed code was run
         found.setdefault(layer, Cause(suspect.cause, False, suspect.facts, before, None))
     return found

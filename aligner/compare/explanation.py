@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
+from aligner.compare import blameless
 from aligner.compare.cases import Cases
 from aligner.compare.checks import LIMIT
 from aligner.compare.edits import frameworks, proved
@@ -64,13 +65,19 @@ class Explaining:
         for origin in origins:
             told = origin
             try:
-                told = self._explained(origin)
+                told = self._blameless(self._explained(origin))
             except DumpError:
                 raise
             except Exception as error:
                 failures.append(f"{display(origin.layer)}: {type(error).__name__}: {error}"[:300])
             result.append(told)
         return tuple(result)
+
+    def _blameless(self, origin: Origin) -> Origin:
+        if origin.place is None or origin.cast or origin.edit is not None or origin.like:
+            return origin
+        case, dumps = _Held(self._cases)[origin.place], self._cases.dumps
+        return replace(origin, causes=blameless.told(origin.place, case, origin.causes, dumps)[:MOST])
 
     def _explained(self, origin: Origin) -> Origin:
         place = origin.place

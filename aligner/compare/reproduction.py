@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.net import is_input
 from aligner.compare.verdict import Comparison, Origin, Side
 from aligner.dtypes import DTYPES
 from aligner.errors import Reason, UsageError
+from aligner.explain.lines import FRAMEWORK
 from aligner.explain.repro import Repro, Tensor
+from aligner.findings import EDIT, OPERATION
 from aligner.record import Call, Key, Phase, display
 
 if TYPE_CHECKING:
@@ -24,8 +26,9 @@ Sides = tuple[Side, Side]
 
 
 def wrong_layers(comparison: Comparison) -> list[Origin]:
-    """The layers that are wrong by themselves, those below the tolerance as well."""
-    return [o for o in (*comparison.origins, *comparison.suspects) if o.where == "layer"]
+    """The layers that are wrong by themselves, or use an operation that is; those below the tolerance as well."""
+    places = (*comparison.origins, *comparison.suspects)
+    return [o for o in places if o.where == "layer" or any(cause.id == FRAMEWORK for cause in o.causes)]
 
 
 def reproduction(
@@ -36,6 +39,10 @@ def reproduction(
     Raises:
         UsageError: the port's layer never ran, or its inputs were not recorded.
     """
+    if origin is not None and any(cause.id == FRAMEWORK for cause in origin.causes):
+        made = _operation(layer, reference, port)
+        if made is not None or origin.where != "layer":
+            return _found(made, layer)
     pairs = _call_pairs(comparison, layer, None if origin is None or origin.place is None else origin.place.port)
     if not pairs:
         raise UsageError("repro-nothing", layer=display(layer))
@@ -58,6 +65,56 @@ def reproduction(
         given=dict(_given(pairs, call, reference, port)),
         expected=dict(_expected(pairs, reference, port)),
         parameters=dict(_parameters(port, key.layer)),
+    )
+
+
+def _found(made: Optional[Repro], layer: str) -> Repro:
+    if made is None:
+        raise UsageError("repro-operation", layer=display(layer))
+    return made
+
+
+def _operation(layer: str, reference: Dump, port: Dump) -> Optional[Repro]:
+    """The call of a framework's operation, in code of this layer, that makes another value than the reference's."""
+    for kind, facts in port.findings:
+        told = facts.get("framework") if kind == EDIT and facts.get("layer") == layer else None
+        if isinstance(told, Mapping) and "call" in told:
+            try:
+                return _called(layer, told["call"], reference, port)
+            except (LookupError, TypeError, ValueError):
+                return None
+    return None
+
+
+def _called(layer: str, call: Any, reference: Dump, port: Dump) -> Optional[Repro]:
+    """Out of a finding, which may be damaged."""
+    step, path, number = call["at"]
+    given = {}
+    for slot in _slots(call["arguments"]):
+        entry = port.find(Key(step, Phase.FORCED, path, number, f"{OPERATION}{slot}"))
+        if entry is None:
+            return None
+        given[slot] = _tensor(entry, None)
+    at, ours, times, slot = call["expected"]
+    expected = reference.find(Key(at, Phase.FORWARD, ours, times, slot))
+    first = next(iter(_slots(call["outputs"])), None)
+    if expected is None or first is None:
+        return None
+    framework, version = (str(port.header.get(word, "")) for word in ("framework", "framework_version"))
+    name = str(call["name"])
+    return Repro(
+        layer=layer,
+        kind=name,
+        framework=framework,
+        version=version,
+        python=None,
+        reason="",
+        arguments=call["arguments"],
+        outputs=call["outputs"],
+        training=False,
+        given=given,
+        expected={first: _tensor(expected, None)},
+        operation=name,
     )
 
 

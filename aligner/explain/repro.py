@@ -1,4 +1,4 @@
-"""A wrong layer by itself: a short program and an npz file that need the port's framework and numpy alone.
+"""A wrong layer or operation by itself: a short program and an npz file that need the port's framework and numpy alone.
 
 For the author of the layer, or of the framework: the layer is built, given the reference's inputs, and what it makes is
 set against the reference's output. Dumps are not trusted, so what a program is made of is looked at before: names are
@@ -24,6 +24,7 @@ from aligner.errors import UsageError
 from aligner.explain.building import Building, building
 from aligner.explain.speech import SPEECHES, Speech
 from aligner.record import Array, display
+from aligner.words.homes import METHOD, OPERATOR, is_known
 
 LIMIT = 1e-5
 """Relative L2 that a layer may be off by in float32; in a shorter type, its spacing at 1."""
@@ -63,6 +64,14 @@ class Repro:
     """By slot: what the reference made; the dtype is that of what the port made."""
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
     """By the framework's own name inside the layer, in the dtype that the port has."""
+    operation: str = ""
+    """What is called instead, in code of the layer: "ops.erfinv", "Tensor.erfinv", "operator.mod"."""
+
+    @property
+    def name(self) -> str:
+        """What it is called among others."""
+        word = self.operation.rpartition(".")[2]
+        return ".".join(filter(None, (self.layer, word))) if word else self.layer
 
 
 def arrays(repro: Repro) -> dict[str, Array]:
@@ -104,12 +113,14 @@ def script(repro: Repro) -> str:
         raise UsageError("repro-nothing", layer=display(repro.layer))
     parts = [
         f'"""{_heading(repro)}\n\nExit code 1: it is off by more than {limit(repro):.0e} (relative L2).\n"""\n',
-        "import sys\nfrom pathlib import Path\n",
+        "import operator\nimport sys\nfrom pathlib import Path\n"
+        if repro.operation.startswith(f"{OPERATOR}.")
+        else "import sys\nfrom pathlib import Path\n",
         f"{speech.imports}\nimport numpy as np\n",
         'with np.load(Path(__file__).with_suffix(".npz")) as file:  # inputs, parameters, what the reference made',
         "    data = dict(file)\n",
-        *_building(repro, speech),
-        f"result = layer({_arguments(repro, speech)})",
+        *(_building(repro, speech) if not repro.operation else ()),
+        f"result = {_call(repro, speech)}",
         f"made = {{{', '.join(made)}}}\n",
         _JUDGING.format(limit=f"{limit(repro):.0e}"),
     ]
@@ -177,16 +188,33 @@ for kind in ({classes}):  # nothing is called but layers of the framework's own
         sys.exit(2)"""
 
 
-def _arguments(repro: Repro, speech: Speech) -> str:
+def _call(repro: Repro, speech: Speech) -> str:
+    """The layer, or the operation, with its arguments.
+
+    Raises:
+        UsageError: an argument is an object that no dump can give back.
+    """
+    words = _arguments(repro, speech)
+    if not repro.operation:
+        return f"layer({', '.join(words)})"
+    if not is_known(repro.operation, repro.framework):
+        raise UsageError("repro-opaque", layer=display(repro.layer), kind=_plain(repro.operation))
+    home, _, word = repro.operation.rpartition(".")
+    if home == METHOD and words:
+        return f"{words[0]}.{word}({', '.join(words[1:])})"
+    return f"{repro.operation}({', '.join(words)})"
+
+
+def _arguments(repro: Repro, speech: Speech) -> list[str]:
     structure = repro.arguments
-    if "args" not in structure:
+    if not isinstance(structure, Mapping) or "args" not in structure:
         raise UsageError("repro-opaque", layer=display(repro.layer), kind="?")
     words = [_value(item, repro, speech) for item in structure["args"]]
     for name, item in structure.get("kwargs", []):
         value = _value(item, repro, speech)
         plain = _is_name(name) and name.isascii()  # Python takes two spellings of a letter for one
         words.append(f"{name}={value}" if plain else f"**{{{name!r}: {value}}}")
-    return ", ".join(words)
+    return words
 
 
 def _value(structure: Any, repro: Repro, speech: Speech) -> str:

@@ -48,7 +48,7 @@ def write(repro: Repro, folder: Path) -> Written:
     except OSError as error:
         raise UsageError("repro-folder", folder=folder, reason=error.strerror or error) from error
     # A name with a dot in it can be no module: a layer called "token" must not be taken for Python's own.
-    path = folder / f"{file_name(repro.layer)}.repro.py"
+    path = folder / f"{file_name(repro.name)}.repro.py"
     values = path.with_suffix(".npz")
     _create(values, lambda file: np.savez(file, **arrays(repro)))
     try:
@@ -56,8 +56,8 @@ def write(repro: Repro, folder: Path) -> Written:
     except UsageError:
         values.unlink()
         raise
-    known = built(repro) is not None
-    return Written(repro.layer, path, known, not known and bool(repro.python), "" if known else repro.reason or "-")
+    known = bool(repro.operation) or built(repro) is not None
+    return Written(repro.name, path, known, not known and bool(repro.python), "" if known else repro.reason or "-")
 
 
 def _create(path: Path, fill: Callable[[BinaryIO], object]) -> None:

@@ -17,15 +17,14 @@ from aligner.adapter import Adapter
 from aligner.compare.checks import LIMIT, Check
 from aligner.compare.net import CallId
 from aligner.mending.events import Story
-from aligner.mending.frameworks import Differing
 from aligner.mending.ground import Ground
 from aligner.mending.hunks import hunks, rebuilt, sizes
 from aligner.mending.others import Others
 from aligner.mending.running import FailedError, Parent, Running
 from aligner.mending.sources import Sources
-from aligner.mending.stepping import Stepping, wrong_of
+from aligner.mending.stepping import ByFramework, Stepping, wrong_of
 from aligner.mending.theirs import Theirs
-from aligner.record import Call, Phase, display
+from aligner.record import Call, Phase, Record, display
 
 if TYPE_CHECKING:
     from aligner.capture.progress import Progress
@@ -62,7 +61,7 @@ class Mended:
     like: str = ""
     sizes: Sequence[int] = ()
     """Numbers that the edits write, and that are sizes of the values at hand."""
-    framework: Optional[Differing] = None
+    framework: Optional[ByFramework] = None
     """No line is wrong: this operation gives another result than the reference's."""
 
     @property
@@ -80,11 +79,23 @@ class Mended:
         for name in ("edits", "why", "broken", "sizes"):
             if getattr(self, name):
                 facts[name] = [*getattr(self, name)]
-        if self.framework is not None and self.framework.port.site is not None:
-            site, text = self.framework.port.site, self.framework.reference.text
-            facts["framework"] = {"operation": self.framework.port.word, "names": [one.name for one in self.framework]}
-            facts["framework"].update(file=site.file, line=site.line, reference=text)
+        site = None if self.framework is None else self.framework.operation.port.site
+        if self.framework is not None and site is not None:
+            port, reference = self.framework.operation
+            facts["framework"] = {"operation": port.word, "names": [port.name, reference.name]}
+            facts["framework"].update(file=site.file, line=site.line, reference=reference.text)
+            if self.framework.witness is not None:
+                facts["framework"]["call"] = {**self.framework.witness.facts(), "at": [*self._at]}
         return {**facts, "like": self.like} if self.like else facts
+
+    def records(self, order: int) -> Iterator[Record]:
+        """Values that a program takes to show the framework's operation; the first after this one in order."""
+        if self.framework is not None and self.framework.witness is not None:
+            yield from self.framework.witness.records(*self._at, order)
+
+    @property
+    def _at(self) -> tuple[int, str, int]:
+        return self.call.step, self.call.layer, self.call.number
 
 
 @dataclass
@@ -207,7 +218,7 @@ class Mending:
             return None
         error = plain[found.check.port]
         group.checks = [replace(one, expected=max(one.expected, ALLOWED * error / LIMIT)) for one in group.checks]
-        return Mended(group.owner, group.call, found.check, error, error, framework=found.operation)
+        return Mended(group.owner, group.call, found.check, error, error, framework=found)
 
     @property
     def _is_exact(self) -> bool:
@@ -235,7 +246,7 @@ class Mending:
                 result.sizes = sizes(hunks(start, sources), story.shapes)
                 return result
         found = self._stepping.differing(group.checks, parent, story) if self._is_exact else None
-        result.framework = None if found is None else found.operation
+        result.framework = found
         return result
 
     def _starts(self, group: _Group) -> Iterator[tuple[Sources, Sequence[Mended]]]:

@@ -23,6 +23,7 @@ from aligner.mending.ground import Ground
 from aligner.mending.heard import Heard
 from aligner.mending.memory import Arguments, Memory
 from aligner.mending.sources import Sources
+from aligner.mending.witness import Caught
 from aligner.patches import together
 from aligner.record import Call, Key, Phase
 from aligner.source.constructing import Building
@@ -60,8 +61,7 @@ class Deaf:
     def handed(self, *_: Any) -> None:
         """Into a layer."""
 
-    def kept(self, *_: Any) -> None:
-        """Into a list."""
+    kept = handed
 
     def entered(self, *_: Any) -> None:
         """Into a function."""
@@ -171,6 +171,12 @@ class Parent:
         found = self._heard(sources, self._memory)
         self._memory.close()
         return found
+
+    def caught(self, number: int) -> Caught:
+        """The same, with what the operation of that number was given."""
+        listener = Caught(self.running.adapter, self.running.counterpart, number)
+        self._run(Sources({}), listener, lambda key, error: False, None)
+        return listener
 
     def tried(self, sources: Sources, vain: Vain) -> Mapping[Key, float]:
         """What `trial` gives, from memory where it can."""

@@ -22,6 +22,7 @@ from aligner.mending.search import Candidate, Search
 from aligner.mending.sources import Sources
 from aligner.mending.texts import Texts
 from aligner.mending.theirs import Theirs
+from aligner.mending.witness import Witness
 from aligner.record import Key
 from aligner.words.spelling import MINDSPORE, TORCH
 
@@ -65,6 +66,8 @@ class ByFramework(NamedTuple):
 
     check: Check
     operation: Differing
+    witness: Optional[Witness]
+    """Its call, if it can be made again and the reference's value is in a dump."""
 
 
 class _Look:
@@ -211,8 +214,14 @@ class Stepping:
         for check in sorted(made, key=lambda check: state.at[check.port][0])[:1]:
             matching, _ = self._matching(check, heard, state, story)
             found = None if matching is None else differing(matching)
-            return None if found is None else ByFramework(check, found)
+            return None if found is None else ByFramework(check, found, self._witness(found, heard, parent, story))
         return None
+
+    def _witness(self, found: Differing, heard: Heard, parent: Parent, story: Story) -> Optional[Witness]:
+        ours = self._plan.calls[CallId(parent.call.layer, parent.call.number)]
+        expected = self._theirs.recorded(story, parent.call.step, ours, found.reference.results[0])
+        number = heard.story.events.index(found.port)
+        return None if expected is None else parent.caught(number).witness(expected)
 
     def _layer(self, reference: str) -> Optional[object]:
         """The port's layer."""

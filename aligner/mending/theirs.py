@@ -11,7 +11,7 @@ from aligner.explain.trail import EQUAL, Step, Trail
 from aligner.findings import CODE
 from aligner.fingerprint import LARGEST, Fingerprint, apart, fingerprint
 from aligner.mending.events import LAYER, Event, Story, pieces
-from aligner.record import Call, Phase
+from aligner.record import Call, Key, Phase
 from aligner.words.calls import Constant, Operand, Taken, numbered, operation, parsed
 from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 
@@ -91,6 +91,17 @@ class Theirs:
         ]
         given = [self.number(story, entry) for entry in entries if is_input(entry.key.slot)]
         return given, [self.number(story, entry) for entry in entries if not is_input(entry.key.slot)]
+
+    def recorded(self, story: Story, step: int, this: CallId, value: int) -> Optional[Key]:
+        """Where a value stands that this call makes: as what it hands on, or goes into what it calls."""
+        call = next(one for one in self._calls if (one.step, one.layer, one.number) == (step, *this))
+        for one in (*self._inside(call), call):
+            for entry in self._reference.of_layer(one.layer)[0]:
+                key = entry.key
+                same = (key.step, key.call, key.phase) == (one.step, one.number, Phase.FORWARD)
+                if same and is_input(key.slot) == (one is not call) and self.number(story, entry) == value:
+                    return key
+        return None
 
     def number(self, story: Story, entry: Any) -> int:
         """The number of a record's value."""

@@ -153,6 +153,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Capture both nets without --layers, or with a pattern that takes it.",
         "{layer} 没有两侧都记录了输出的调用，无法单独运行。\n请不加 --layers 重新采集，或使用包含该层的模式。",
     ),
+    "repro-operation": (
+        "The operation that is wrong in {layer} cannot be run by itself: what the reference made of it is in no dump, or "
+        "what it was given.\nWrite a call of it into a small net, and capture that on both sides.",
+        "{layer} 中有误的算子无法单独运行：标杆的结果或其输入不在转储中。\n请将该算子写入一个小网络，并在两侧采集。",
+    ),
     "repro-opaque": (
         "{layer} cannot be run by itself: an argument of it is in no dump ({kind}).\n"
         "Choose a layer inside it with --repro-layer.",

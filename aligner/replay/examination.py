@@ -121,7 +121,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
     for check in checks:
         sink.finding(CHECK, to_facts(check))
     tried, computed = time.monotonic(), time.process_time()
-    edits = _mend(subject, path, plan, checks, sink)
+    edits = _mend(subject, path, plan, checks, sink, forced.values.order)
     ended = time.monotonic()
     timing = {"free_s": round(free, 3), "forced_s": round(middle - started, 3)}
     timing = {**timing, "trials_s": round(tried - middle, 3), "edits_s": round(ended - tried, 3)}
@@ -363,7 +363,7 @@ def _try(subject: Subject, path: str, pairing: Pairing, plan: Plan, checks: list
     return made, proved
 
 
-def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink: Sink) -> tuple[int, int]:
+def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink: Sink, order: int) -> tuple[int, int]:
     """Edits of the port's own code, where that is wrong; how many were run, and how much code they put right."""
     adapter, made, proved = subject.adapter, 0, 0
     if not any(check.fails for check in checks) or not hasattr(adapter, "computing") or not subject.search:
@@ -382,6 +382,9 @@ def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink
             with as_it_was(adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
                 for found in mending.mended():
                     sink.finding(EDIT, found.facts)
+                    for record in found.records(order):
+                        sink.write(record)
+                        order = record.order
                     made += found.trials
                     proved += found.proved
             failed = mending.failed

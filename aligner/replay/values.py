@@ -91,7 +91,7 @@ class Values:
         """The order that such an argument is given in, where the layer does not take the one that it came in."""
         self._adapter = adapter
         self._sink = sink
-        self._order = order
+        self.order = order
         self._step = 0
         self._kept = 0
         self._prints: dict[Key, prints.Print] = {}
@@ -359,8 +359,8 @@ class Values:
             return self._prints[key] == prints.taken(array)
         if self._sink is None or self._kept >= KEPT:
             return False
-        self._order += 1
-        self._sink.write(Record(key._replace(phase=Phase.FORCED), self._order, dtype, array))
+        self.order += 1
+        self._sink.write(Record(key._replace(phase=Phase.FORCED), self.order, dtype, array))
         self._prints[key], self._kept = prints.taken(array), self._kept + 1
         return True
 

@@ -95,5 +95,6 @@ def unproved(comparison: Comparison) -> list[Origin]:
     return [
         o
         for o in places
-        if o.where == "layer" and (_same_settings(o, comparison) or not any(cause.confirmed for cause in o.causes))
+        if (o.where == "layer" and (_same_settings(o, comparison) or not any(cause.confirmed for cause in o.causes)))
+        or any(cause.id == FRAMEWORK for cause in o.causes)
     ]

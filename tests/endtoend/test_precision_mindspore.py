@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,6 +14,7 @@ from mindspore import ops  # noqa: E402 - as above
 from torch import nn  # noqa: E402 - as above
 
 import aligner  # noqa: E402 - as above
+from aligner import cli  # noqa: E402 - as above
 from aligner.capture.session import Options  # noqa: E402 - as above
 
 
@@ -87,6 +91,13 @@ def test_erfinv_near_its_edges(tmp_path):
     port = Port(lambda net, y: net.second(ops.erfinv(net.layer(y))), cells.Sigmoid())
     (origin,) = answer(tmp_path, net, port, 4 * torch.randn(64, 16)).origins
     assert (origin.causes[0].id, origin.causes[0].confirmed) == ("framework-differs", False)
+    dumps = [str(tmp_path / name) for name in ("ref.h5", "port.h5")]
+    assert cli.main(["compare", *dumps, "--repro", str(tmp_path / "alone"), "--quiet"]) == 1
+    (program,) = (tmp_path / "alone").glob("*.py")
+    assert program.name == "erfinv.repro.py"
+    assert "result = ops.erfinv(ms.Tensor(data['input.0']))" in program.read_text()
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout[:18]) == (1, "output.0: max abs ")
 
 
 def test_ties_in_topk(tmp_path):

@@ -20,16 +20,32 @@ ENTRIES: tuple[Entry, ...] = (
     Entry(
         "framework-differs",
         (
-            "{port_operation} at {place} is no mistake of yours: this framework's differs from the reference's",
-            "{place} 处的 {port_operation} 并非移植错误：该框架的实现与标杆框架不同",
+            "{port_operation} at {place} is no mistake of yours: that of {framework} differs from the reference's",
+            "{place} 处的 {port_operation} 并非移植错误：{framework} 的实现与标杆框架不同",
         ),
         (
             "It was given the reference's values and the arguments of {operation}, and made another value",
             "所用的值与 {operation} 的参数均与标杆相同，结果却不同",
         ),
         (
-            "Write it with other operations, or allow this error here; report it to the framework's authors",
-            "改用其他算子实现，或在此处允许该误差；并向框架方反馈",
+            "Write it with other operations, or allow this error here; --repro shows it by itself, for the framework's "
+            "authors",
+            "改用其他算子实现，或在此处允许该误差；可用 --repro 生成独立复现程序并反馈给框架方",
+        ),
+    ),
+    Entry(
+        "framework-layer-differs",
+        (
+            "Most likely no mistake of yours: {kind} of {framework} differs from the reference's",
+            "很可能并非移植错误：{framework} 的 {kind} 与标杆框架不同",
+        ),
+        (
+            "It has the reference's settings, weights and inputs, and makes another value",
+            "设置、权重与输入均与标杆相同，结果却不同",
+        ),
+        (
+            "Show it by itself with --repro, for the framework's authors; write it with other operations",
+            "用 --repro 生成独立复现程序并反馈给框架方；或改用其他算子实现",
         ),
     ),
     Entry(

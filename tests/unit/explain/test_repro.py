@@ -52,6 +52,31 @@ def test_the_call_is_made_as_the_port_made_it():
     )
 
 
+@pytest.mark.parametrize(
+    ("framework", "operation", "text"),
+    [
+        ("torch", "torch.fmod", "torch.fmod(torch.from_numpy(data['input.0']))"),
+        ("mindtorch", "torch.nn.functional.gelu", "torch.nn.functional.gelu(torch.tensor(data['input.0']))"),
+        ("mindspore", "mint.erfinv", "mint.erfinv(ms.Tensor(data['input.0']))"),
+        ("mindspore", "Tensor.erfinv", "ms.Tensor(data['input.0']).erfinv()"),
+        ("mindspore", "operator.mod", "operator.mod(ms.Tensor(data['input.0']))"),
+    ],
+)
+def test_an_operation_is_called_in_the_place_of_a_layer(framework, operation, text):
+    repro = made(framework=framework, operation=operation, python=None)
+    assert called(repro) == f"result = {text}"
+    assert "layer(" not in script(repro)
+    assert ("import operator\n" in script(repro)) == operation.startswith("operator")
+
+
+@pytest.mark.parametrize(
+    "operation", ["torch.load", "os.system", "Tensor.__class__", "operator.attrgetter", "ops.fmod"]
+)
+def test_what_is_no_operation_of_the_frameworks_is_not_called(operation):
+    with pytest.raises(UsageError, match="cannot be run by itself"):
+        script(made(framework="torch", operation=operation))
+
+
 def test_what_comes_out_is_found_where_it_is_nested():
     outputs = {"tuple": [{"tensor": "output.0"}, {"dict": [["h", {"tensor": "output.1.h"}]]}, {"none": True}]}
     zeros = Tensor(np.zeros(2, np.float32), "float32")
