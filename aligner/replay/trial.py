@@ -193,12 +193,12 @@ _Answer = Callable[[tuple[object, ...], Mapping[str, object]], Optional[object]]
 
 def _answer(reference: Dump, adapter: Adapter, layer: object, name: str, step: int) -> Optional[_Answer]:
     """What gives the value that the reference's layer made, where the arguments are as those of that one; None where
-    the layer is of another kind, or made more.
+    the layer has other settings, which tell that another one is its counterpart, or where that one made more.
     """
     address = Key(step, Phase.FORWARD, name, 0, "input.0")
     wanted, made = reference.find(address), reference.find(address._replace(slot="output.0"))
-    kind, more = reference.layers[name].spec.kind, reference.find(address._replace(slot="output.1"))
-    if wanted is None or made is None or more is not None or kind != adapter.spec(layer).kind:
+    spec, more = reference.layers[name].spec, reference.find(address._replace(slot="output.1"))
+    if wanted is None or made is None or more is not None or spec != adapter.spec(layer):
         return None
 
     def answer(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Optional[object]:

@@ -77,6 +77,29 @@ def test_only_layers_that_are_given_something_else_are_computed_to_find_the_orde
         assert port.calls > 1
 
 
+class Strides(torch.nn.Module):
+    """Two layers that differ in a setting alone, and whose places in the sum could be exchanged."""
+
+    def __init__(self, names):
+        super().__init__()
+        for name, step in names:
+            self.add_module(name, torch.nn.Conv1d(4, 4, 1, stride=step))
+
+    def forward(self, x):
+        return sum(layer(x)[..., :5] for layer in self.children())
+
+
+def test_a_layer_of_another_setting_is_computed_to_find_the_order(tmp_path):
+    torch.manual_seed(0)
+    net = Strides([("a", 1), ("b", 2)]).eval()
+    with torch.no_grad(), aligner.capture(net, tmp_path / "ref.h5"):
+        net(torch.randn(3, 4, 10))
+    port = Strides([("q", 2), ("p", 1)])
+    with aligner.replay(tmp_path / "ref.h5", port):
+        assert torch.equal(net.a.weight, port.p.weight)
+        assert torch.equal(net.b.weight, port.q.weight)
+
+
 def test_a_port_whose_names_tell_is_not_run(tmp_path):
     _, path = captured(tmp_path)
     port = Branches("stem", ["c", "b", "a"], ["a", "b", "c"])
