@@ -112,6 +112,7 @@ class Joints:
         self._norms = first.norms[0]
         self._leaves = {path: leaf for path, leaf in leaves(adapter, model).items() if path not in first.norms[1]}
         self._fill = fill
+        self._specs = {path: adapter.spec(leaf) for path, leaf in self._leaves.items()}
         free = [match for match in first.matches if match.by == "structure" and match.confidence < 1.0]
         bound = {match.reference.slot.layer for match in first.matches} - {m.reference.slot.layer for m in free}
         self._ours = _layers([m.reference for m in free] + [i for i in first.left_reference if i.required], bound)
@@ -249,8 +250,9 @@ class Joints:
         return args, kwargs
 
     def _expect(self, run: _Run, path: str, chosen: str, before: Trial) -> None:
-        """A layer that was given what its counterpart was makes what that one made, if it made such a thing before."""
-        entry = self._entry(chosen, "output.0") if run.known[path] and path in self._leaves else None
+        """A layer that was given what its counterpart was, and has its settings, makes what that one made."""
+        alike = path in self._leaves and self._specs[path] == self._reference.layers[chosen].spec
+        entry = self._entry(chosen, "output.0") if run.known[path] and alike else None
         if entry is not None and (entry.shape, entry.dtype) == (before.made.get(path), before.single.get(path)):
             run.due[path] = partial(self._adapter.from_numpy, entry.raw(), entry.dtype)
 

@@ -77,24 +77,27 @@ def test_only_layers_that_are_given_something_else_are_computed_to_find_the_orde
         assert port.calls > 1
 
 
-class Strides(torch.nn.Module):
+class Branched(torch.nn.Module):
     """Two layers that differ in a setting alone, and whose places in the sum could be exchanged."""
 
-    def __init__(self, names):
+    def __init__(self, setting, names):
         super().__init__()
-        for name, step in names:
-            self.add_module(name, torch.nn.Conv1d(4, 4, 1, stride=step))
+        for name, value in names:
+            more = {"padding": value} if setting == "dilation" else {}
+            self.add_module(name, torch.nn.Conv1d(4, 4, 3, **{setting: value}, **more))
+        self.last = torch.nn.Conv1d(4, 2, 1)
 
     def forward(self, x):
-        return sum(layer(x)[..., :5] for layer in self.children())
+        return self.last(sum(layer(x)[..., :4] for name, layer in self.named_children() if name != "last"))
 
 
-def test_a_layer_of_another_setting_is_computed_to_find_the_order(tmp_path):
+@pytest.mark.parametrize("setting", ["stride", "dilation"])  # of the latter no shape tells
+def test_a_layer_of_another_setting_is_computed_to_find_the_order(tmp_path, setting):
     torch.manual_seed(0)
-    net = Strides([("a", 1), ("b", 2)]).eval()
+    net = Branched(setting, [("a", 1), ("b", 2)]).eval()
     with torch.no_grad(), aligner.capture(net, tmp_path / "ref.h5"):
         net(torch.randn(3, 4, 10))
-    port = Strides([("q", 2), ("p", 1)])
+    port = Branched(setting, [("q", 2), ("p", 1)])
     with aligner.replay(tmp_path / "ref.h5", port):
         assert torch.equal(net.a.weight, port.p.weight)
         assert torch.equal(net.b.weight, port.q.weight)
