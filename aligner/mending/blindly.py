@@ -62,8 +62,7 @@ class Blindly:
             if anchor.node is event.node and isinstance(axis, int) and isinstance(first, int):
                 rank = len(self._matching.theirs.shapes[first])
                 for other in (one for one in range(rank) if one != axis):
-                    said = str(other - rank if rank - 1 in (axis, other) else other)
-                    for edit in self._search.argument(event, event, "axis", other, said):
+                    for edit in self._along(event, other, other - rank if rank - 1 in (axis, other) else other):
                         yield Candidate(4.0 + 0.1 * min(anchor.late, FAR), (edit,), ARGUMENT, (), 9)
             if anchor.node is event.node and event.word == "reshape" and isinstance(event.node, ast.Call):
                 for edit in self._turned(event):
@@ -75,6 +74,19 @@ class Blindly:
             if anchor.value == self._matching.found:
                 for edit in self._under_other_words(event, anchor.node, anchor.node):
                     yield Candidate(5.0, (edit,), MISSING, (), 9)
+
+    def _along(self, event: Event, axis: int, said: int) -> Iterator[Edit]:
+        """The same along another axis: what a layer of the framework's does along one, a function does along others."""
+        if event.name.islower() or not isinstance(event.node, ast.Call):
+            yield from self._search.argument(event, event, "axis", axis, str(said))
+            return
+        for node, _ in event.inputs[:1]:
+            with suppress(LookupError):
+                given, inside = {**event.arguments, "axis": said}, self._texts.source(event, node)
+                edit = self._search.edit(
+                    event, event.node, self._texts.operation(event, event.word, inside, event.node, given)
+                )
+                yield from [edit] if edit is not None else []
 
     def _turned(self, event: Event) -> Iterator[Edit]:
         """What is reshaped, with two of its axes in each other's places before."""

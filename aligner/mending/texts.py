@@ -316,14 +316,16 @@ class Texts:
                 found[word] = known.get(module) or f"{known[root]}{dot}{rest}"
         return found
 
-    def operation(self, event: Event, word: str, text: str, node: ast.AST) -> str:
-        """An operation of one operand on an expression at a place, with what its arguments usually are.
+    def operation(
+        self, event: Event, word: str, text: str, node: ast.AST, given: Optional[Mapping[str, Any]] = None
+    ) -> str:
+        """An operation of one operand on an expression at a place, with these arguments, or what they usually are.
 
         Raises:
             LookupError: the code has no words for it.
         """
         side = NUMPY if node in event.arrays else self._side
-        return spelled(word, [text], arguments(word), {}, self._modules(event, side), side)
+        return spelled(word, [text], arguments(word) if given is None else given, {}, self._modules(event, side), side)
 
     def transposed(self, event: Event, text: str, perm: Sequence[int]) -> str:
         """An expression with its axes in another order.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ _MINDSPORE: Mapping[str, str] = {
     "var": "{0}.var({axis}, {correction}, {keepdims})",
     "softmax": "{ops}.softmax({0}, axis={axis})",
     "log_softmax": "{ops}.log_softmax({0}, axis={axis})",
-    "avg_pool": "{ops}.avg_pool2d({0}, {kernel}, {stride}, {pad}, {ceil_mode}, {include_pad})",
+    **dict.fromkeys(("avg_pool", "max_pool"), "{ops}.{word}2d({0}, {kernel}, {stride}{rest})"),
     "normalize": "({0} / {ops}.clamp({ops}.norm({0}, {p}, {axis}, True), {eps}, None))",
 }
 _TORCH: Mapping[str, str] = {
@@ -58,7 +59,7 @@ _TORCH: Mapping[str, str] = {
     "var": "{0}.var({axis}, correction={correction}, keepdim={keepdims})",
     "softmax": "{0}.softmax({axis})",
     "log_softmax": "{0}.log_softmax({axis})",
-    "avg_pool": "{ops}.nn.functional.avg_pool2d({0}, {kernel}, {stride}, {pad}, {ceil_mode}, {include_pad})",
+    **dict.fromkeys(("avg_pool", "max_pool"), "{ops}.nn.functional.{word}2d({0}, {kernel}, {stride}{rest})"),
     "normalize": "{ops}.nn.functional.normalize({0}, {p}, {axis}, {eps})",
     "gelu": "{ops}.nn.functional.gelu({0}, approximate={approximate})",
     "softplus": "{ops}.nn.functional.softplus({0}, {beta}, {threshold})",
@@ -153,6 +154,8 @@ def spelled(
         return f"{operands[0]}[{index_text(index)}]"
     if word == "reshape":
         operands = [unshaped(operands[0])]
+    if word in ("avg_pool", "max_pool"):
+        given, texts = _pool(given), {**texts, "rest": _pool_rest(given)}
     if word in OPERATORS and len(operands) == 2:
         return f"({operands[0]} {OPERATORS[word]} {operands[1]})"
     template = _OWN[side].get(word) or _BOTH.get(word)
@@ -170,6 +173,34 @@ def spelled(
         return template.format(*operands, all=every, list=listed, more=more, word=word, **{**values, **modules})
     except (IndexError, KeyError) as error:
         raise LookupError(f"{word}: {error}") from error
+
+
+def _pool(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The arguments of a pool of two axes, as functions take them.
+
+    Raises:
+        LookupError: it is one of one axis, or of three.
+    """
+    kernel, stride = given["kernel"], given["stride"]
+    if isinstance(kernel, tuple) and len(kernel) != 2:
+        raise LookupError("pool")
+    return {"kernel": kernel, "stride": kernel if stride is None else stride, "rest": ""}
+
+
+def _pool_rest(given: Mapping[str, Any]) -> str:
+    """What a pool does not have by default.
+
+    Raises:
+        LookupError: it pads its sides otherwise, which functions cannot.
+    """
+    pad = given["pad"]
+    sides = {*itertools.chain.from_iterable(pad)} if isinstance(pad, tuple) and isinstance(pad[0], tuple) else {pad}
+    if len(sides) != 1:
+        raise LookupError("pool")
+    words = [f", padding={side}" for side in sides if side != 0]
+    words += [f", dilation={given['dilation']}"] if given.get("dilation", 1) not in (1, (1, 1)) else []
+    words += [", ceil_mode=True"] if given["ceil_mode"] else []
+    return "".join(words + ([", count_include_pad=False"] if given.get("include_pad") is False else []))
 
 
 _TIGHT = re.compile(r"\{0\}( \*|[.\[])|-\{0\}")

@@ -28,6 +28,18 @@ CALLS = [
     ("clamp", ["x"], {"min": 0.0, "max": None}, lambda x, y: x.clamp(min=0)),
     ("masked_fill", ["x", "y > 0"], {"value": float("-inf")}, lambda x, y: x.masked_fill(y > 0, float("-inf"))),
     ("repeat_interleave", ["x"], {"repeats": 2, "axis": 1}, lambda x, y: x.repeat_interleave(2, 1)),
+    (
+        "max_pool",
+        ["x[None]"],
+        {"kernel": 2, "stride": None, "pad": ((1, 1), (1, 1)), "dilation": 1, "ceil_mode": True},
+        lambda x, y: torch.nn.functional.max_pool2d(x[None], 2, padding=1, ceil_mode=True),
+    ),
+    (
+        "avg_pool",
+        ["x[None]"],
+        {"kernel": (2, 3), "stride": (1, 2), "pad": 1, "ceil_mode": False, "include_pad": False},
+        lambda x, y: torch.nn.functional.avg_pool2d(x[None], (2, 3), (1, 2), 1, count_include_pad=False),
+    ),
     ("std", ["x"], {"axis": 1, "correction": 0, "keepdims": True}, lambda x, y: x.std(1, correction=0, keepdim=True)),
 ]
 
