@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
+from typing import Optional
 
 from aligner.mending.sources import Edit, Sources
 from aligner.source.written import parsed
@@ -73,6 +74,29 @@ def _inside_out(sources: Sources, file: str, outer: ast.Call, inner: ast.Call) -
     return (Edit(file, *sources.span(file, outer), text),)
 
 
+def drawn_out(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """x = x + g(f(x)) as x = f(x), then x = x + g(x): what is added is what was made first."""
+    for statement, call, name in _nested(sources.text(file), line):
+        start, said = sources.span(file, statement)[0], sources.words(file, call)
+        text = f"{name} = {said}\n" + " " * statement.col_offset
+        yield Edit(file, start, start, text), Edit(file, *sources.span(file, call), name)
+
+
+@lru_cache(maxsize=64)
+def _nested(text: str, line: int) -> Sequence[tuple[ast.stmt, ast.Call, str]]:
+    """Calls in the statement on a line whose first argument is a variable that the statement uses outside of it too."""
+    statement, nodes = _statement(text, line), _in_statement(text, line)
+    if not isinstance(statement, (ast.Assign, ast.Return)):
+        return []
+    found: list[tuple[ast.stmt, ast.Call, str]] = []
+    for call in (node for node in nodes if isinstance(node, ast.Call) and node.args):
+        first, inside = call.args[0], {id(node) for node in ast.walk(call)}
+        used = (node for node in nodes if isinstance(node, ast.Name) and id(node) not in inside)
+        if isinstance(first, ast.Name) and any(node.id == first.id for node in used if isinstance(node.ctx, ast.Load)):
+            found.append((statement, call, first.id))
+    return found
+
+
 def repeated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
     """A variable that another one was given to once, given it again further down: a residual that was forgotten."""
     for assign, later in _again(sources.text(file), line):
@@ -98,9 +122,15 @@ def _again(text: str, line: int) -> Sequence[tuple[ast.stmt, ast.stmt]]:
 @lru_cache(maxsize=64)
 def _in_statement(text: str, line: int) -> Sequence[ast.AST]:
     """All expressions of the statement on a line."""
-    around = [one for one in ast.walk(parsed(text)) if isinstance(one, ast.stmt)]
-    around = [one for one in around if one.lineno <= line <= (one.end_lineno or 0)]
-    return [*_own(max(around, key=lambda one: one.lineno))] if around else []
+    statement = _statement(text, line)
+    return [] if statement is None else [*_own(statement)]
+
+
+def _statement(text: str, line: int) -> Optional[ast.stmt]:
+    """The innermost one on a line."""
+    around = (one for one in ast.walk(parsed(text)) if isinstance(one, ast.stmt))
+    around = (one for one in around if one.lineno <= line <= (one.end_lineno or 0))
+    return max(around, key=lambda one: one.lineno, default=None)
 
 
 @lru_cache(maxsize=64)

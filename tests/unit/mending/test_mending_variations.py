@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aligner.mending.sources import Sources
-from aligner.mending.variations import counted, exchanged, operated, renamed, repeated, swapped
+from aligner.mending.variations import counted, drawn_out, exchanged, operated, renamed, repeated, swapped
 
 STEPS = """
 def forward(self, x):
@@ -26,6 +26,15 @@ def test_statements_that_share_a_variable_are_exchanged(tmp_path):
     without = STEPS.replace("    x = self.one(x)\n", "")
     earlier = without.replace("    b =", "    x = self.one(x)\n    b =")
     assert found == [earlier, without.replace("two(x)\n", "two(x)\n    x = self.one(x)\n")]
+
+
+def test_what_is_made_inside_a_statement_is_made_before_it(tmp_path):
+    file = tmp_path / "net.py"
+    text = "def forward(self, x, n):\n    x = x + self.g(self.f(x, n), n)\n    return self.h(x)\n"
+    file.write_text(text, encoding="utf-8")
+    found = [Sources({}).edited(pair).text(str(file)) for pair in drawn_out(Sources({}), str(file), 2)]
+    assert found == [text.replace("x = x + self.g(self.f(x, n), n)", "x = self.f(x, n)\n    x = x + self.g(x, n)")]
+    assert [*drawn_out(Sources({}), str(file), 3)] == []
 
 
 def test_what_has_no_value_before_is_not_used_before(tmp_path):
