@@ -28,6 +28,24 @@ MOST = 4000
 """Events of one run that are kept."""
 
 
+class Deaf:
+    """A listener that is told nothing."""
+
+    def begun(self, *_: Any) -> None:
+        """An operation."""
+
+    def handed(self, *_: Any) -> None:
+        """Into a layer."""
+
+    kept = handed
+
+    def entered(self, *_: Any) -> None:
+        """Into a function."""
+
+    def came(self, *_: Any) -> None:
+        """Out of one, or of a layer."""
+
+
 class _Told(NamedTuple):
     """Of a tensor's value."""
 

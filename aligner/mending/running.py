@@ -20,7 +20,7 @@ from aligner.fingerprint import print_of
 from aligner.mending.care import Care
 from aligner.mending.events import RETURN, Event
 from aligner.mending.ground import Ground
-from aligner.mending.heard import Heard
+from aligner.mending.heard import Deaf, Heard
 from aligner.mending.memory import Arguments, Memory
 from aligner.mending.sources import Sources
 from aligner.mending.witness import Caught
@@ -50,24 +50,6 @@ class FailedError(Exception):
 
 class LostError(FailedError):
     """What the call was given cannot be built again, as objects of the user's."""
-
-
-class Deaf:
-    """A listener that is told nothing."""
-
-    def begun(self, *_: Any) -> None:
-        """An operation."""
-
-    def handed(self, *_: Any) -> None:
-        """Into a layer."""
-
-    kept = handed
-
-    def entered(self, *_: Any) -> None:
-        """Into a function."""
-
-    def came(self, *_: Any) -> None:
-        """Out of one, or of a layer."""
 
 
 class Running:
@@ -257,9 +239,12 @@ class _State:
     ) -> None:
         self._vain, self.arguments = vain, arguments
         self._edited = bool(sources.texts)
-        added = sources.added()
-        self._more_of = {one.layer for one in parent.given if added & {*one.layer.split(".")}}
-        """Layers that edits may call once more."""
+        more, fewer = (
+            {one.layer for one in parent.given if names & {*one.layer.split(".")}}
+            for names in (sources.added(), sources.removed())
+        )
+        self._more_of, self._fewer_of = more, fewer
+        """Layers that edits may call once more, or once less."""
         self._taken: set[Optional[CallId]] = set()
         self.call = parent.call
         self.errors: dict[Key, float] = {}
@@ -296,17 +281,19 @@ class _State:
         return self._held(same, inner, args, kwargs)
 
     def _same(self, this: CallId, args: Any, kwargs: Any) -> Optional[CallId]:
-        """Which call of the port's own code this is, where edits call a layer once more; None for the call that they
-        add. It is given other values than any was.
+        """Which call of the port's own code this is, where edits call a layer once more, or once less; None for a call
+        that they add. It is given other values than any was. Behind one that they take away others may be, too.
         """
         given = self._parent.given
         if not self._edited:
             given[this] = self._mark(args, kwargs)
-        if this.layer not in self._more_of:
+        if this.layer not in self._more_of | self._fewer_of:
             return this
         left = [one for one in given if one.layer == this.layer and one not in self._taken]
         mark = self._mark(args, kwargs)
         same = next((one for one in left if given[one] == mark), None)
+        if same is None and this.layer in self._fewer_of:
+            same = next((one for one in left if one in self._ground.plan.calls), None)
         self._taken.add(same)
         return same
 

@@ -62,10 +62,11 @@ class Sources:
 
     def added(self) -> set[str]:
         """Names of what the edits call once more than the files do: "norm" for `self.norm(x)`."""
-        found: set[str] = set()
-        for file, text in self.texts.items():
-            found |= {name for name, _ in (_called(text) - _called(source(file))).items()}
-        return found
+        return {name for file, text in self.texts.items() for name in _called(text) - _called(source(file))}
+
+    def removed(self) -> set[str]:
+        """The same of what they call less often."""
+        return {name for file, text in self.texts.items() for name in _called(source(file)) - _called(text)}
 
     def node(self, site: Site) -> Optional[ast.AST]:
         """The expression or statement that stands there."""

@@ -562,3 +562,49 @@ def test_edits_say_things_in_words_that_hold_in_every_layer(tmp_path, capsys, mi
     assert edits
     assert all(edit is not None and edit["confirmed"] and not edit["only_here"] for edit in edits)
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+SHARED = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, down):
+        super().__init__()
+        self.one, self.two, self.act = nn.Linear(8, 8), nn.Linear(8, 8), nn.ReLU()
+        self.down = nn.Linear(8, 8) if down else None
+
+    def forward(self, x):
+        identity = x
+        out = self.act(self.one(x))
+        out = self.two(out)
+        if self.down is not None:
+            identity = self.down(x)
+        out += identity
+        return self.act(out)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(Block(True), Block(False))
+
+    def forward(self, x):
+        return self.blocks(x)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), torch.randn(4, 8)
+"""
+
+
+def test_a_layer_that_is_called_once_too_often_is_called_less(tmp_path, capsys):
+    (tmp_path / "ref.py").write_text(SHARED, encoding="utf-8")
+    wrong = SHARED.replace("out = self.two(out)", "out = self.act(self.two(out))")
+    (tmp_path / "port.py").write_text(wrong, encoding="utf-8")
+    found = answer(tmp_path, capsys)
+    lines = {change["after"] for origin in found["origins"] for change in origin["edit"]["lines"]}
+    assert {line.strip() for line in lines} == {"out = self.two(out)"}
+    assert is_right_with_the_patch(tmp_path, capsys)
