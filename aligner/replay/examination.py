@@ -35,7 +35,7 @@ from aligner.errors import AlignerError, DumpError
 from aligner.findings import CHECK, EDIT
 from aligner.mending.mend import Mending
 from aligner.record import Array, Key, Note, Phase
-from aligner.replay import coordinates
+from aligner.replay import coordinates, inner
 from aligner.replay.alone import Alone
 from aligner.replay.borders import uses
 from aligner.replay.forced import ForcedPass
@@ -171,6 +171,7 @@ def _plan(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> Pl
     for part in arranged(reference, port):
         if not part.more[1]:  # of several values of the port each is looked at by itself
             entries[part.whole[1]] = part.reference  # type: ignore[assignment]  # as above
+    entries = {**inner.counterparts(pairs, port.calls), **entries}
     for loop in loops(reference, port, pairing):
         entries.update(loop.entries)  # type: ignore[arg-type]  # as above
         calls.update(dict.fromkeys(loop.port, loop.reference))

@@ -608,3 +608,65 @@ def test_a_layer_that_is_called_once_too_often_is_called_less(tmp_path, capsys):
     lines = {change["after"] for origin in found["origins"] for change in origin["edit"]["lines"]}
     assert {line.strip() for line in lines} == {"out = self.two(out)"}
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+LISTED = """
+import torch
+from torch import nn
+
+
+class Layer(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.norm, self.lin = nn.LayerNorm(size), nn.Linear(size, 4)
+
+    def forward(self, parts):
+        return self.lin(self.norm(torch.cat(parts, -1)))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(8), Layer(12), Layer(16)])
+
+    def forward(self, x):
+        parts = [x]
+        for layer in self.layers:
+            parts.append(layer(parts))
+        return torch.cat(parts, -1)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block, self.head = Block(), nn.Linear(20, 3)
+
+    def forward(self, x):
+        return self.head(self.block(x))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), torch.randn(4, 6, 8)
+"""
+JOINED = LISTED.replace("torch.cat(parts, -1)))", "parts))").replace(
+    "        parts = [x]\n        for layer in self.layers:\n            parts.append(layer(parts))\n"
+    "        return torch.cat(parts, -1)\n",
+    "        for layer in self.layers:\n            new = layer(x)\n            x = torch.cat((x, new), -1)\n"
+    "        return x\n",
+)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_a_layer_is_given_joined_is_told_by_what_it_hands_on(tmp_path, capsys, wrong):
+    (tmp_path / "ref.py").write_text(LISTED, encoding="utf-8")
+    port = JOINED.replace("(x, new)", "(new, x)") if wrong else JOINED
+    (tmp_path / "port.py").write_text(port, encoding="utf-8")
+    found = answer(tmp_path, capsys)
+    if not wrong:
+        assert (found["outcome"], found["origins"], found["suspects"]) == ("aligned", [], [])
+        return
+    assert {origin["layer"] for origin in found["origins"]} == {"block"}
+    lines = {change["after"] for origin in found["origins"] for change in origin["edit"]["lines"]}
+    assert {line.strip() for line in lines} == {"x = torch.cat((x, new), -1)"}
+    assert is_right_with_the_patch(tmp_path, capsys)
