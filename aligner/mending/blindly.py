@@ -16,7 +16,18 @@ from aligner.mending.matching import Matching
 from aligner.mending.search import ARGUMENT, FAR, MISSING, OTHER, Candidate, Search
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.texts import Texts
-from aligner.mending.variations import counted, drawn_out, exchanged, operated, relayered, renamed, repeated, swapped
+from aligner.mending.variations import (
+    counted,
+    drawn_in,
+    drawn_out,
+    exchanged,
+    gathered,
+    operated,
+    relayered,
+    renamed,
+    repeated,
+    swapped,
+)
 
 TURNED = 1.9
 """What it costs to exchange two arguments of a call, or to give it one more."""
@@ -162,9 +173,10 @@ class Blindly:
         words = (edits for file, line in places for edits in swapped(self._sources, file, line))
         for late, edits in enumerate(itertools.islice(words, SWAPPED)):
             yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
-        drawn = (edits for file, line in places for edits in drawn_out(self._sources, file, line))
-        for late, edits in enumerate(itertools.islice(drawn, MOVED)):
-            yield Candidate(EXCHANGE + 0.05 * late, edits, MISSING, (), 9)
+        for other in (drawn_out, drawn_in, gathered):
+            found = (edits for file, line in places for edits in other(self._sources, file, line))
+            for late, edits in enumerate(itertools.islice(found, MOVED)):
+                yield Candidate(EXCHANGE + 0.05 * late, edits, MISSING, (), 9)
         for site in self._sites()[:FUNCTIONS]:
             for late, edits in enumerate(itertools.islice(renamed(self._sources, site.file, site.line), MOVED)):
                 yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)

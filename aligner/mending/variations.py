@@ -97,6 +97,72 @@ def _nested(text: str, line: int) -> Sequence[tuple[ast.stmt, ast.Call, str]]:
     return found
 
 
+def drawn_in(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """y = f(x), then z = g(y) + y as z = g(f(x)) + x: what is added is what there was before. The last ones first."""
+    for statement, target, call, first, use in _used_twice(sources.text(file), line):
+        said, after = sources.words(file, call), sources.span(file, use)
+        start, end = sources.span(file, statement)
+        if target == first:
+            last = sources.text(file).find("\n", end) + 1
+            rest = last + statement.col_offset  # the next statement begins there, as far to the right
+            own = Edit(file, start, rest, "")
+        else:
+            own = Edit(file, *sources.span(file, call), first)
+        yield own, Edit(file, *after, said)
+
+
+@lru_cache(maxsize=64)
+def _used_twice(text: str, line: int) -> Sequence[tuple[ast.stmt, str, ast.Call, str, ast.Name]]:
+    """Calls that are given a variable and get a name, and each use of that in the next statement."""
+    found: list[tuple[ast.stmt, str, ast.Call, str, ast.Name]] = []
+    for node in ast.walk(parsed(text)):
+        if not isinstance(node, (ast.FunctionDef, ast.For)) or not node.lineno < line <= (node.end_lineno or 0):
+            continue
+        for one, other in zip(node.body, node.body[1:]):
+            if one.lineno > line or other.lineno != (one.end_lineno or 0) + 1 or not isinstance(one, ast.Assign):
+                continue
+            target, call = one.targets[0], one.value
+            first = call.args[0] if isinstance(call, ast.Call) and call.args else None
+            if isinstance(call, ast.Call) and isinstance(target, ast.Name) and isinstance(first, ast.Name):
+                uses = (each for each in _own(other) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
+                found += [(one, target.id, call, first.id, each) for each in uses if each.id == target.id]
+    return sorted(found, key=lambda each: -each[0].lineno)
+
+
+def gathered(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """y = f(x) in a loop as y = y + f(x): what each turn adds to is there before the loop."""
+    for name, value in _overwritten(sources.text(file), line):
+        yield (Edit(file, *sources.span(file, value), f"{name} + {sources.words(file, value)}"),)
+
+
+@lru_cache(maxsize=64)
+def _overwritten(text: str, line: int) -> Sequence[tuple[str, ast.expr]]:
+    """What each turn of a loop around a line gives a variable that has a value before, and that it does not use."""
+    found: list[tuple[str, ast.expr]] = []
+    for node in ast.walk(parsed(text)):
+        if not isinstance(node, ast.FunctionDef) or not node.lineno < line <= (node.end_lineno or 0):
+            continue
+        named = {target.id: each.lineno for each, target in reversed([*_targets(node)])}
+        for loop in (each for each in ast.walk(node) if isinstance(each, ast.For)):
+            used = {each.id for each in _names(loop) if isinstance(each.ctx, ast.Load)}
+            found += [
+                (target.id, each.value)
+                for each, target in _targets(loop)
+                if target.id not in used and named.get(target.id, loop.lineno) < loop.lineno
+            ]
+    return found
+
+
+def _targets(node: ast.AST) -> Iterator[tuple[ast.Assign, ast.Name]]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
+            yield each, each.targets[0]
+
+
+def _names(node: ast.AST) -> Iterator[ast.Name]:
+    return (each for each in ast.walk(node) if isinstance(each, ast.Name))
+
+
 def repeated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
     """A variable that another one was given to once, given it again further down: a residual that was forgotten."""
     for assign, later in _again(sources.text(file), line):

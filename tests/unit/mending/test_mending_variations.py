@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from aligner.mending.sources import Sources
-from aligner.mending.variations import counted, drawn_out, exchanged, operated, renamed, repeated, swapped
+from aligner.mending.variations import (
+    counted,
+    drawn_in,
+    drawn_out,
+    exchanged,
+    gathered,
+    operated,
+    renamed,
+    repeated,
+    swapped,
+)
 
 STEPS = """
 def forward(self, x):
@@ -35,6 +45,31 @@ def test_what_is_made_inside_a_statement_is_made_before_it(tmp_path):
     found = [Sources({}).edited(pair).text(str(file)) for pair in drawn_out(Sources({}), str(file), 2)]
     assert found == [text.replace("x = x + self.g(self.f(x, n), n)", "x = self.f(x, n)\n    x = x + self.g(x, n)")]
     assert [*drawn_out(Sources({}), str(file), 3)] == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("x = self.f(x)\n    x = x + self.g(x)", "x = x + self.g(self.f(x))"),
+        ("y = self.f(x)\n    x = y.sum(-1)", "y = x\n    x = self.f(x).sum(-1)"),
+    ],
+)
+def test_what_is_made_before_a_statement_is_made_inside_it(tmp_path, wrong, right):
+    file = tmp_path / "net.py"
+    text = f"def forward(self, x):\n    {wrong}\n    return self.h(x)\n"
+    file.write_text(text, encoding="utf-8")
+    found = [Sources({}).edited(pair).text(str(file)) for pair in drawn_in(Sources({}), str(file), 3)]
+    assert text.replace(wrong, right) in found
+
+
+def test_what_a_loop_overwrites_is_added_up(tmp_path):
+    file = tmp_path / "net.py"
+    text = (
+        "def forward(self, x):\n    y = 0\n    for f in self.parts:\n        x, z = f(x)\n        y = z\n    return y\n"
+    )
+    file.write_text(text, encoding="utf-8")
+    found = [Sources({}).edited(pair).text(str(file)) for pair in gathered(Sources({}), str(file), 5)]
+    assert found == [text.replace("y = z", "y = y + z")]
 
 
 def test_what_has_no_value_before_is_not_used_before(tmp_path):
