@@ -31,13 +31,11 @@ MERE = {entry.id for topic in (parts, relations) for entry in topic.ENTRIES}
 
 
 def told(place: Place, case: Case, causes: Sequence[Cause], dumps: tuple[Dump, Dump]) -> tuple[Cause, ...]:
-    """The causes with this one, before mere relations and behind what says more; as they are where it is none."""
-    if any(cause.confirmed or cause.change for cause in causes) or not _is_same(place, case, dumps):
+    """The causes with this one before mere relations; as they are where one says more than that, or it is none."""
+    if any(cause.id not in MERE for cause in causes) or not _is_same(place, case, dumps):
         return tuple(causes)
     suspect = Suspect(LAYER_DIFFERS, {**usual(case), "framework": framework(dumps[1])})
-    cause = Cause(suspect.cause, False, suspect.facts, None, None)
-    known = [one for one in causes if one.id not in MERE]
-    return (*known, cause, *(one for one in causes if one.id in MERE))
+    return (Cause(suspect.cause, False, suspect.facts, None, None), *causes)
 
 
 def _is_same(place: Place, case: Case, dumps: tuple[Dump, Dump]) -> bool:

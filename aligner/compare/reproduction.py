@@ -97,8 +97,8 @@ def _called(layer: str, call: Any, reference: Dump, port: Dump) -> Optional[Repr
         given[slot] = _tensor(entry, None)
     at, ours, times, slot = call["expected"]
     expected = reference.find(Key(at, Phase.FORWARD, ours, times, slot))
-    first = next(iter(_slots(call["outputs"])), None)
-    if expected is None or first is None:
+    made = call["made"]
+    if expected is None or made not in _slots(call["outputs"]):
         return None
     framework, version = (str(port.header.get(word, "")) for word in ("framework", "framework_version"))
     name = str(call["name"])
@@ -113,7 +113,7 @@ def _called(layer: str, call: Any, reference: Dump, port: Dump) -> Optional[Repr
         outputs=call["outputs"],
         training=False,
         given=given,
-        expected={first: _tensor(expected, None)},
+        expected={made: _tensor(expected, None)},
         operation=name,
     )
 

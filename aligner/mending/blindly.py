@@ -173,8 +173,8 @@ class Blindly:
         words = (edits for file, line in places for edits in swapped(self._sources, file, line))
         for late, edits in enumerate(itertools.islice(words, SWAPPED)):
             yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
-        for other in (drawn_out, drawn_in, gathered):
-            found = (edits for file, line in places for edits in other(self._sources, file, line))
+        for way in (drawn_out, drawn_in, gathered):
+            found = (edits for file, line in places for edits in way(self._sources, file, line))
             for late, edits in enumerate(itertools.islice(found, MOVED)):
                 yield Candidate(EXCHANGE + 0.05 * late, edits, MISSING, (), 9)
         for site in self._sites()[:FUNCTIONS]:

@@ -29,10 +29,11 @@ SAME = 1e-6
 
 
 class Differing(NamedTuple):
-    """The port's call and the reference's."""
+    """The port's call and the reference's, and which of the results is not the same."""
 
     port: Event
     reference: Event
+    result: int
 
 
 def differing(matching: Matching) -> Optional[Differing]:
@@ -43,8 +44,10 @@ def differing(matching: Matching) -> Optional[Differing]:
         if not telling or event.part or not {*event.results} & wrong or row(event.name) is None:
             continue
         for model in matching.ours.events:
-            if model.word == event.word and row(model.name) is not None and _is_same(matching, model, event, wrong):
-                return Differing(event, model)
+            alike = model.word == event.word and row(model.name) is not None and _is_same(matching, model, event)
+            result = _result(matching, model, event, wrong) if alike else None
+            if result is not None:
+                return Differing(event, model, result)
     return None
 
 
@@ -56,8 +59,8 @@ def _wrong(matching: Matching) -> set[int]:
     return {value for value, _ in matching.wrong} | single
 
 
-def _is_same(matching: Matching, model: Event, event: Event, wrong: set[int]) -> bool:
-    """The same arguments, and operands that are each other's counterparts; results of one shape that are not."""
+def _is_same(matching: Matching, model: Event, event: Event) -> bool:
+    """The same arguments, and operands that are each other's counterparts."""
     if len(model.operands) != len(event.operands) or not event.operands or not model.results:
         return False
     names = {*model.arguments, *event.arguments}
@@ -67,15 +70,17 @@ def _is_same(matching: Matching, model: Event, event: Event, wrong: set[int]) ->
         return False
     pairs = [(one, other) for one, other in zip(model.operands, event.operands) if isinstance(one, int)]
     limit = 0.0 if event.word in JUMPING else SAME
-    if not all(_apart(matching, one, other) <= limit for one, other in pairs if one >= 0):
-        return False
+    return all(_apart(matching, one, other) <= limit for one, other in pairs if one >= 0)
+
+
+def _result(matching: Matching, model: Event, event: Event, wrong: set[int]) -> Optional[int]:
+    """The first result, of one shape on both sides, that is wrong and not its counterpart."""
     reduces = "reduction" in model.arguments  # a loss that is not summed up has all its parts
-    return any(
-        (matching.ours.shapes[one] == matching.theirs.shapes[other] or reduces)
-        and other not in matching.twins.get(one, ())
-        for one, other in zip(model.results, event.results)
-        if other in wrong
-    )
+    for number, (one, other) in enumerate(zip(model.results, event.results)):
+        alike = matching.ours.shapes[one] == matching.theirs.shapes[other] or reduces
+        if alike and other in wrong and other not in matching.twins.get(one, ()):
+            return number
+    return None
 
 
 def _apart(matching: Matching, one: int, other: object) -> float:

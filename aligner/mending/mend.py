@@ -81,7 +81,7 @@ class Mended:
                 facts[name] = [*getattr(self, name)]
         site = None if self.framework is None else self.framework.operation.port.site
         if self.framework is not None and site is not None:
-            port, reference = self.framework.operation
+            port, reference, _ = self.framework.operation
             facts["framework"] = {"operation": port.word, "names": [port.name, reference.name]}
             facts["framework"].update(file=site.file, line=site.line, reference=reference.text)
             if self.framework.witness is not None:

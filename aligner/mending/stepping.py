@@ -219,9 +219,9 @@ class Stepping:
 
     def _witness(self, found: Differing, heard: Heard, parent: Parent, story: Story) -> Optional[Witness]:
         ours = self._plan.calls[CallId(parent.call.layer, parent.call.number)]
-        expected = self._theirs.recorded(story, parent.call.step, ours, found.reference.results[0])
+        expected = self._theirs.recorded(story, parent.call.step, ours, found.reference.results[found.result])
         number = heard.story.events.index(found.port)
-        return None if expected is None else parent.caught(number).witness(expected)
+        return None if expected is None else parent.caught(number).witness(found.result, expected)
 
     def _layer(self, reference: str) -> Optional[object]:
         """The port's layer."""

@@ -25,7 +25,7 @@ from aligner.words.homes import METHOD, OPERATOR, homes, operators
 
 @dataclass(frozen=True)
 class Witness:
-    """A call that can be made again. `expected` is the reference's record of what it should make."""
+    """A call that can be made again. `expected` is the reference's record of what it should make in the slot `made`."""
 
     name: str
     """As a program writes it: "ops.erfinv", "Tensor.erfinv", "operator.mod"."""
@@ -33,6 +33,7 @@ class Witness:
     outputs: object
     given: Mapping[str, tuple[str, Array]]
     """By slot: type and bits."""
+    made: str
     expected: Key
 
     def facts(self) -> dict[str, Any]:
@@ -42,6 +43,7 @@ class Witness:
             "name": self.name,
             "arguments": self.arguments,
             "outputs": self.outputs,
+            "made": self.made,
             "expected": [step, layer, call, slot],
         }
 
@@ -59,6 +61,8 @@ class Caught(Heard):
         self.adapter, self._wanted = adapter, wanted
         self.arguments: object = None
         self.outputs: object = None
+        self.made: list[str] = []
+        """The slots of what came of it."""
         self.given: dict[str, tuple[str, Array]] = {}
 
     def begun(
@@ -76,16 +80,18 @@ class Caught(Heard):
             made(output)
             if len(self.story.events) > self._wanted:
                 self.arguments, self.given = arguments, given
-                self.outputs = flatten_result(output, self.adapter.is_tensor, [])
+                results: Tensors = []
+                self.outputs = flatten_result(output, self.adapter.is_tensor, results)
+                self.made = [slot for slot, _ in results]
 
         return told
 
-    def witness(self, expected: Key) -> Optional[Witness]:
-        """None if the operation cannot be written down."""
+    def witness(self, result: int, expected: Key) -> Optional[Witness]:
+        """Of this one of its results; None if the operation cannot be written down."""
         name = public(self.story.events[self._wanted], self.adapter) if self.arguments is not None else None
-        if name is None or any(dtype not in DTYPES for dtype, _ in self.given.values()):
+        if name is None or result >= len(self.made) or any(dtype not in DTYPES for dtype, _ in self.given.values()):
             return None
-        return Witness(name, self.arguments, self.outputs, self.given, expected)
+        return Witness(name, self.arguments, self.outputs, self.given, self.made[result], expected)
 
 
 def public(event: Event, adapter: Adapter) -> Optional[str]:

@@ -171,15 +171,15 @@ def _plan(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> Pl
     for part in arranged(reference, port):
         if not part.more[1]:  # of several values of the port each is looked at by itself
             entries[part.whole[1]] = part.reference  # type: ignore[assignment]  # as above
-    entries = {**inner.counterparts(pairs, port.calls), **entries}
+    entries = {**inner.counterparts(pairs, port.calls, missing := _missing(pairs, pairing)), **entries}
     for loop in loops(reference, port, pairing):
         entries.update(loop.entries)  # type: ignore[arg-type]  # as above
         calls.update(dict.fromkeys(loop.port, loop.reference))
     short = usual(pairs, port.header.get("amp"))
     cast = {layers[layer]: dtype for layer, dtype in switched(port).items() if layer in layers}
     guessed = {pair.port for pair in pairing.layers if pair.by == "structure"}
-    missing, results, moved = _missing(pairs, pairing), _results(pairs), uses(pairs, port.calls, around, guessed)
-    return Plan(entries, calls, missing, results, layers, short, lowered(reference), cast, uses=moved)
+    moved = uses(pairs, port.calls, around, guessed)
+    return Plan(entries, calls, missing, _results(pairs), layers, short, lowered(reference), cast, uses=moved)
 
 
 def _missing(pairs: Sequence[Pair], pairing: Pairing) -> Mapping[tuple[int, CallId], list[Entry]]:

@@ -30,6 +30,17 @@ def test_the_same_on_the_same_values_with_another_result():
     assert (found.port.name, found.reference.name) == ("fmod", "fmod")
 
 
+def test_of_several_results_the_wrong_one_is_told():
+    stories = []
+    for last in (RIGHT, WRONG):
+        event = Event("topk", (0,), (1, 2), {"k": 2}, name="topk")
+        values = [fingerprint(value) for value in (X, X[:, ::-1].copy(), last)]
+        stories.append(Story(values, [event], [X.shape] * 3))
+    found = differing(Matching(*stories, stories[1].events, 2, 2, 0.5))
+    assert found is not None
+    assert found.result == 1
+
+
 def test_a_loss_that_is_not_summed_up():
     loss = {"word": "smooth_l1_loss", "name": "smooth_l1_loss", "arguments": ({"reduction": "mean"},) * 2}
     assert told(**loss, ours=(X, RIGHT.mean(keepdims=True))) is not None
