@@ -14,7 +14,7 @@ from functools import reduce
 from typing import Optional
 
 from aligner.compare.views import View
-from aligner.replay.items import Item, Match
+from aligner.replay.items import Item, Match, Slot
 
 MOST = 256
 """Parts of one parameter; more experts than this are none."""
@@ -29,25 +29,35 @@ _ORDER = {"q": 0, "query": 0, "queries": 0, "k": 1, "key": 1, "keys": 1, "v": 2,
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
-def parts(wholes: Iterable[Item], others: Sequence[Item]) -> list[tuple[Item, Item]]:
+def parts(wholes: Iterable[Item], others: Sequence[Item], free: Sequence[Item]) -> list[tuple[Item, Item]]:
     """Parts of parameters without a counterpart, each with the parameter of the other side that it is.
 
-    Matrices first: what else a layer has follows its matrix.
+    Matrices first: what else a layer has follows its matrix. The largest of them before others: what a qkv takes is no
+    part of a qk. Where more of the other side would do than there are, those at the same place do: with the same
+    numbers in their paths, or `free` of a counterpart.
     """
-    alike: dict[tuple[str, tuple[int, ...]], list[Item]] = {}
-    for item in sorted(wholes, key=lambda item: -len(item.shape)):
+    alike: dict[tuple[str, tuple[int, ...], str], list[Item]] = {}
+    for item in sorted(wholes, key=lambda item: [-len(item.shape), *(-size for size in item.shape)]):
         if item.shape:
-            alike.setdefault((_role(item), item.shape), []).append(item)
-    rows, partners = _rows(others), dict[str, list[str]]()
+            alike.setdefault((_role(item), item.shape, _said(item)), []).append(item)
+    partners: dict[str, list[str]] = {}
     there = {(item.slot.layer, _role(item)): item for item in others}
     found: list[tuple[Item, Item]] = []
-    for (role, shape), items in alike.items():
-        near = rows.get(role, []) if len(shape) < STACK else [row for every in rows.values() for row in every]
-        groups = [group for row in near if (group := _group(row, shape))] if len(shape) > 1 else []
+    taken: set[Slot] = set()
+    for (role, shape, said), items in alike.items():
+        places = {_place(item) for item in items}
+        groups: list[list[Optional[Item]]] = []
+        for pool in (others, [item for item in others if _place(item) in places], free) if len(shape) > 1 else ():
+            rows = _rows(item for item in pool if item.slot not in taken)
+            near = rows.get(role, []) if len(shape) < STACK else [row for every in rows.values() for row in every]
+            groups = [group for row in near if (group := _group(row, shape, said))]
+            if len(groups) == len(items):
+                break
         if all(item.slot.layer in partners for item in items):
             groups = [[there.get((layer, role)) for layer in partners[item.slot.layer]] for item in items]
         for item, group in zip(items, groups) if len(groups) == len(items) else ():
             partners[item.slot.layer] = [other.slot.layer for other in group if other is not None]
+            taken |= {other.slot for other in group if other is not None}
             found += _parts(item, group)
     return found
 
@@ -57,7 +67,12 @@ def _role(item: Item) -> str:
     return item.slot.role.rpartition("_")[2]
 
 
-def _rows(items: Sequence[Item]) -> dict[str, list[list[Item]]]:
+def _place(item: Item) -> tuple[str, ...]:
+    """The numbers in the path of the layer that it stands in."""
+    return tuple(name for name in item.slot.layer.split(".")[:-1] if name.isdigit())
+
+
+def _rows(items: Iterable[Item]) -> dict[str, list[list[Item]]]:
     """By role: the parameters of that role of the layers that stand in one layer, in order of definition."""
     rows: dict[str, dict[str, list[Item]]] = {}
     for item in items:
@@ -66,12 +81,19 @@ def _rows(items: Sequence[Item]) -> dict[str, list[list[Item]]]:
     return {role: [*parents.values()] for role, parents in rows.items()}
 
 
-def _group(row: Sequence[Item], shape: tuple[int, ...]) -> list[Optional[Item]]:
+def _said(item: Item) -> str:
+    """What the name of the whole says of its parts: "qk"; nothing for another name."""
+    name = item.slot.layer.rpartition(".")[2].lower()
+    return name if len(name) > 1 and "qkv".find(name) >= 0 else ""
+
+
+def _group(row: Sequence[Item], shape: tuple[int, ...], said: str) -> list[Optional[Item]]:
     """The parameters of a row that are the rows of one of this shape together."""
     for axes in (len(shape), len(shape) - 1):  # all of them are rows, or all of them one row each
         fitting = [i for i in row if len(i.shape) == axes and i.shape[len(i.shape) - len(shape) + 1 :] == shape[1:]]
         named = sorted((item for item in fitting if meant(item) is not None), key=lambda item: meant(item) or 0)
-        for chosen in (named, [item for item in named if meant(item)], *_runs(fitting, shape)):
+        told = [item for item in named if "qkv"[meant(item) or 0] in said]
+        for chosen in (told, named, [item for item in named if meant(item)], *_runs(fitting, shape)):
             if 1 < len(chosen) <= MOST and sum(_length(item, shape) for item in chosen) == shape[0]:
                 return [*chosen]
     return []

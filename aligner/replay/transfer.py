@@ -115,8 +115,9 @@ def plan(
         found = _planned(*other, renames)
         if _score(found, _ranks(other)) > _score(best, _ranks(sides)):
             best, sides = found, other
-    bound = [Match(one, part, "parts", PARTS) for part, one in fused.parts(best.failing[1], sides[0])]
-    bound += [Match(part, one, "parts", PARTS) for part, one in fused.parts(best.failing[0], sides[1])]
+    ours, theirs = best.failing
+    bound = [Match(one, part, "parts", PARTS) for part, one in fused.parts(theirs, sides[0], ours)]
+    bound += [Match(part, one, "parts", PARTS) for part, one in fused.parts(ours, sides[1], theirs)]
     joined = _planned(*sides, renames, bound) if bound else best
     return joined if _score(joined, _ranks(sides)) > _score(best, _ranks(sides)) else best
 

@@ -58,6 +58,17 @@ class KeyValue(nn.Module):
         return self.proj(attended(self.q(x), *self.kv(x).chunk(2, -1)))
 
 
+class QueryKey(nn.Module):
+    """One for queries and keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.qk, self.v, self.proj = nn.Linear(WIDE, 2 * WIDE), nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+
+    def forward(self, x):
+        return self.proj(attended(*self.qk(x).chunk(2, -1), self.v(x)))
+
+
 class Framework(nn.Module):
     """PyTorch's own."""
 
@@ -139,11 +150,17 @@ class Pointwise(nn.Module):
         return (self.mix(x) * self.gamma).permute(0, 3, 1, 2)
 
 
+def alternating(*attentions):
+    kinds = iter(attentions)
+    return Net(lambda: next(kinds)())
+
+
 FORMS = {
     "three": lambda: Net(Three),
     "fused": lambda: Net(Fused),
     "by head": lambda: Net(lambda: Fused(heads=True)),
     "key and value": lambda: Net(KeyValue),
+    "query and key, then fused": lambda: alternating(QueryKey, Fused),
     "framework": lambda: Net(Framework),
     "turned": lambda: Net(lambda: Fused(Turned), Turned),
     "list": lambda: Experts(False),
@@ -171,6 +188,8 @@ def compared(tmp_path, net, port, spoil=None):
         ("key and value", "fused"),
         ("three", "key and value"),
         ("key and value", "three"),
+        ("query and key, then fused", "three"),
+        ("three", "query and key, then fused"),
         ("framework", "three"),
         ("three", "framework"),
         ("fused", "turned"),
