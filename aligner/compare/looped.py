@@ -13,59 +13,16 @@ from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
+from aligner.compare.along import Along, Row, Single
 from aligner.compare.folded import as_part
 from aligner.compare.formed import Formed
 from aligner.compare.net import CallId, is_input
 from aligner.compare.reformed import Part
-from aligner.record import Array, Key, Phase
+from aligner.record import Key, Phase
 
 if TYPE_CHECKING:
     from aligner.compare.layers import Pairing
     from aligner.dump.reader import Dump, Entry
-
-
-@dataclass(frozen=True)
-class Along:
-    """How the calls' values lie in the one value: one after the other along an axis, which may be theirs alone."""
-
-    axis: int
-    own: bool
-
-    def joined(self, values: Sequence[Array]) -> Array:
-        """The one value."""
-        return np.stack(values, self.axis) if self.own else np.concatenate(values, self.axis)
-
-    def turn(self, value: Array, number: int, calls: int) -> Array:
-        """The value of one of the calls."""
-        part = np.split(value, calls, self.axis)[number]
-        return part.squeeze(self.axis) if self.own else part
-
-
-class Turns(Formed):
-    """The values of all calls as one."""
-
-    def __init__(self, entries: Sequence[Entry], along: Along, shape: tuple[int, ...]) -> None:
-        first = entries[0]
-        key = first.key._replace(slot=f"{first.key.slot}[#0-{len(entries) - 1}]")
-        super().__init__(key, first, shape, (along, *(entry.content for entry in entries)))
-        self._entries, self._along = entries, along
-
-    def raw(self) -> Array:
-        """The exact bits."""
-        return np.ascontiguousarray(self._along.joined([entry.raw() for entry in self._entries]))
-
-
-class Turn(Formed):
-    """What one of the calls has of the one value."""
-
-    def __init__(self, entry: Entry, along: Along, number: int, like: Entry, calls: int) -> None:
-        key = entry.key._replace(slot=f"{entry.key.slot}[#{number}]")
-        super().__init__(key, entry, like.shape, (along, number, entry.content))
-        self._entry, self._along, self._number, self._calls = entry, along, number, calls
-
-    def raw(self) -> Array:
-        """The exact bits."""
-        return np.ascontiguousarray(self._along.turn(self._entry.raw(), self._number, self._calls))
 
 
 @dataclass(frozen=True)
@@ -109,13 +66,13 @@ def _loop(dumps: tuple[Dump, Dump], step: int, layers: tuple[str, str], counts: 
             if not is_input(slot):
                 return None
             continue
-        turns = Turns(each, along, whole.shape)
+        turns = Row(each, along, whole.shape)
         if several == 0:
             parts.append(Part(turns, as_part(whole), (keys[0], whole.key), (keys[1:], ())))
             entries[whole.key] = turns
         else:
             parts.append(Part(as_part(whole), turns, (whole.key, keys[0]), ((), keys[1:])))
-            entries.update({key: Turn(whole, along, n, each[n], calls) for n, key in enumerate(keys)})
+            entries.update({key: Single(whole, along, n, each[n].shape) for n, key in enumerate(keys)})
     port = [CallId(layers[1], number) for number in range(counts[1])]
     return Loop(CallId(layers[0], 0), port, parts, entries) if parts else None
 
@@ -129,12 +86,14 @@ def _along(each: Sequence[Entry], whole: Entry) -> Optional[Along]:
     """How the calls' values may lie in the one; of several ways the one in which they are nearest to it."""
     part, calls, shape = each[0].shape, len(each), whole.shape
     ways = [
-        Along(axis, True)
+        Along(axis, (1,) * calls, True)
         for axis, size in enumerate(shape)
         if size == calls and shape[:axis] + shape[axis + 1 :] == part
     ]
     ways += [
-        Along(axis, False) for axis, size in enumerate(part) if shape == (*part[:axis], size * calls, *part[axis + 1 :])
+        Along(axis, (size,) * calls)
+        for axis, size in enumerate(part)
+        if shape == (*part[:axis], size * calls, *part[axis + 1 :])
     ]
     if len(ways) < 2:
         return ways[0] if ways else None

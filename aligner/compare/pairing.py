@@ -15,6 +15,7 @@ from aligner.compare.layers import Pairing
 from aligner.compare.looped import loops
 from aligner.compare.net import CallId, is_input
 from aligner.compare.outputs import matched_outputs
+from aligner.compare.pieces import pieces
 from aligner.compare.spread import squeezed
 from aligner.record import Key, Phase
 
@@ -50,6 +51,7 @@ def pair_records(reference: Dump, port: Dump, pairing: Pairing) -> list[Pair]:
     """All records of both dumps in pairs: by step, phase, layer and call, then by slot."""
     known = [*reformed.parts(reference, port), *reformed.made(reference, port), *ends(reference, port).parts]
     known += [part for loop in loops(reference, port, pairing) for part in loop.parts]
+    known += [part for parts, _ in pieces(reference, port, pairing) for part in parts]
     known += arranged(reference, port)
     pairs: list[Pair] = [Pair(_as_entry(part.reference), _as_entry(part.port)) for part in known]
     theirs = _grouped(port, {key for part in known for key in part.keys(1)})

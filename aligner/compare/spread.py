@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Optional, Union
 
 import numpy as np
 
@@ -12,7 +12,10 @@ from aligner.dtypes import decode
 from aligner.record import Array
 
 if TYPE_CHECKING:
+    from aligner.compare.held import Held
     from aligner.dump.reader import Entry
+
+    Record = Union[Entry, Held]
 
 LARGEST = 64 << 20
 """Bytes; what would be larger than this is not spread out, since it stands in memory as a whole."""
@@ -23,7 +26,7 @@ def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def common_shape(one: Entry, other: Entry) -> Optional[tuple[int, ...]]:
+def common_shape(one: Record, other: Record) -> Optional[tuple[int, ...]]:
     """The shape that both have where one of them is repeated along axes; None if there is none, or a giant one."""
     try:
         shape = np.broadcast(*(np.broadcast_to(np.empty(()), e.shape) for e in (one, other))).shape

@@ -10,7 +10,7 @@ The port is left as it was found: its buffers, its random numbers, its mode.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Optional
@@ -18,30 +18,25 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.adapter import Adapter
-from aligner.compare import reformed
-from aligner.compare.arranged import arranged
 from aligner.compare.cases import Cases, ran
-from aligner.compare.casts import lowered, lowered_alone, switched
+from aligner.compare.casts import lowered_alone
 from aligner.compare.checks import LIMIT, Check, in_float32, to_facts
-from aligner.compare.folded import ends
 from aligner.compare.layers import Pairing, pair_layers
-from aligner.compare.looped import loops
-from aligner.compare.net import CallId, is_input, survey
-from aligner.compare.pairing import Pair, pair_records
+from aligner.compare.net import survey
 from aligner.compare.reading import LOW_PRECISION
 from aligner.dtypes import DTYPES
-from aligner.dump.reader import Dump, Entry, open_dump
+from aligner.dump.reader import Dump, open_dump
 from aligner.errors import AlignerError, DumpError
 from aligner.findings import CHECK, EDIT
 from aligner.mending.mend import Mending
 from aligner.record import Array, Key, Note, Phase
-from aligner.replay import coordinates, inner
+from aligner.replay import coordinates
 from aligner.replay.alone import Alone
-from aligner.replay.borders import uses
 from aligner.replay.forced import ForcedPass
 from aligner.replay.frames import Plan
 from aligner.replay.hearing import followed, heard
-from aligner.replay.precision import CASTS, grid, usual
+from aligner.replay.planning import planned
+from aligner.replay.precision import CASTS, grid
 from aligner.replay.rounding import DOUBTFUL, by_itself, disturbed
 from aligner.replay.trials import described, small, tried
 from aligner.replay.widened import Widened, is_hiding, judged, rounded
@@ -100,7 +95,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
     with open_dump(path) as port:
         nets = survey(subject.reference), survey(port)
         pairing = pair_layers(*nets, subject.given, list(subject.mapping))
-        plan = _plan(subject.reference, port, pairing, nets[1].inner)
+        plan = planned(subject.reference, port, pairing, nets[1].inner)
         with as_it_was(subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
             forced = ForcedPass(subject.adapter, subject.model, plan, sink, order, subject.stopped)
             listened = heard(subject.adapter, subject.model, port, sink.finding)
@@ -140,76 +135,6 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
 
 def _lonely(subject: Subject, port: Dump, plan: Plan) -> Alone:
     return Alone(subject.adapter, subject.model, subject.reference, port, plan, subject.silence_dropout)
-
-
-def _plan(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> Plan:
-    pairs = pair_records(reference, port, pairing)
-    calls = {other: one for one, other in pairing.calls.items()}
-    entries = {
-        pair.port.key: pair.reference
-        for pair in pairs
-        if pair.reference is not None and pair.port is not None and pair.key.phase is Phase.FORWARD
-    }
-    layers: dict[str, str] = {}
-    for found in pairing.layers:
-        layers.setdefault(found.port, found.reference)
-    made = reformed.made(reference, port)
-    entries.update(reformed.counterparts(made, reference))  # type: ignore[arg-type]  # they read like records
-    for part in made:
-        (one, other) = part.whole
-        if CallId(other.layer, other.call) not in calls:
-            calls[CallId(other.layer, other.call)] = CallId(one.layer, one.call)
-            layers.setdefault(other.layer, one.layer)
-            given = reference.find(one._replace(slot="input.0"))
-            if given is not None:
-                entries.setdefault(other._replace(slot="input.0"), given)
-    folded = ends(reference, port)
-    entries.update(folded.given)  # type: ignore[arg-type]  # as above
-    for call, counterpart in folded.calls.items():
-        calls[call] = counterpart
-        layers.setdefault(call.layer, counterpart.layer)
-    for part in arranged(reference, port):
-        if not part.more[1]:  # of several values of the port each is looked at by itself
-            entries[part.whole[1]] = part.reference  # type: ignore[assignment]  # as above
-    entries = {**inner.counterparts(pairs, port.calls, missing := _missing(pairs, pairing)), **entries}
-    for loop in loops(reference, port, pairing):
-        entries.update(loop.entries)  # type: ignore[arg-type]  # as above
-        calls.update(dict.fromkeys(loop.port, loop.reference))
-    short = usual(pairs, port.header.get("amp"))
-    cast = {layers[layer]: dtype for layer, dtype in switched(port).items() if layer in layers}
-    guessed = {pair.port for pair in pairing.layers if pair.by == "structure"}
-    moved = uses(pairs, port.calls, around, guessed)
-    return Plan(entries, calls, missing, _results(pairs), layers, short, lowered(reference), cast, uses=moved)
-
-
-def _missing(pairs: Sequence[Pair], pairing: Pairing) -> Mapping[tuple[int, CallId], list[Entry]]:
-    """Arguments that only the reference's calls were given, but for a value that they were given more than once."""
-    found: dict[tuple[int, CallId], list[Entry]] = {}
-    given: set[tuple[int, CallId, object]] = set()
-    for pair in pairs:
-        key = pair.key
-        call = pairing.calls.get(CallId(key.layer, key.call))
-        if pair.reference is None or call is None or key.phase is not Phase.FORWARD or not is_input(key.slot):
-            continue
-        if pair.port is None:
-            found.setdefault((key.step, call), []).append(pair.entry)
-        else:
-            given.add((key.step, call, pair.reference.content))
-    return {
-        (step, call): [entry for entry in entries if (step, call, entry.content) not in given]
-        for (step, call), entries in found.items()
-    }
-
-
-def _results(pairs: Sequence[Pair]) -> Mapping[tuple[int, CallId], list[Pair]]:
-    """What the free run's calls made, where both sides have it."""
-    found: dict[tuple[int, CallId], list[Pair]] = {}
-    for pair in pairs:
-        if pair.reference is not None and pair.port is not None and pair.key.phase is Phase.FORWARD:
-            key = pair.port.key
-            if not is_input(key.slot):
-                found.setdefault((key.step, CallId(key.layer, key.call)), []).append(pair)
-    return found
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 
 from aligner.compare.held import Held
 from aligner.compare.reading import HIDDEN
+from aligner.compare.spread import common_shape
 from aligner.dtypes import DTYPES, decode
 from aligner.record import Array
 
@@ -68,6 +69,16 @@ def laid_out(wanted: Held, array: Array, dtype: str, limit: float) -> Optional[A
 def laid(wanted: Held, order: Axes, shape: tuple[int, ...]) -> Held:
     """The reference's value with its axes in this order, and then in this shape."""
     raw = wanted.raw().transpose(order).reshape(shape)
+    return Held(wanted.key, wanted.order, wanted.dtype, np.ascontiguousarray(raw))
+
+
+def repeated(wanted: Held, found: Held) -> Optional[Held]:
+    """The reference's value as often as the port has it, where one of the two has the same more often; else None."""
+    shape = None if squeezed(wanted.shape) == squeezed(found.shape) else common_shape(wanted, found)
+    if shape is None:
+        return None
+    once = (slice(1) if size == 1 else slice(None) for size in (1,) * (len(shape) - len(found.shape)) + found.shape)
+    raw = np.broadcast_to(wanted.raw(), shape)[tuple(once)].reshape(found.shape)
     return Held(wanted.key, wanted.order, wanted.dtype, np.ascontiguousarray(raw))
 
 

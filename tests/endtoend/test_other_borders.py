@@ -106,6 +106,52 @@ class Mixing(nn.Module):
         return x + self.fc(self.norm(self.conv(y).flatten(2).transpose(1, 2)))
 
 
+class Dual(nn.Module):
+    """Hands on two values, or, `whole`, both as one."""
+
+    def __init__(self, whole, eps=1e-5, residual=True):
+        super().__init__()
+        self.norm, self.conv = nn.BatchNorm2d(6, eps), nn.Conv2d(6, 6, 3, padding=1)
+        self.whole, self.residual = whole, residual
+
+    def forward(self, x):
+        one, two = x.split((4, 2), 1) if self.whole else x
+        y = self.conv(F.gelu(self.norm(x if self.whole else torch.cat(x, 1))))
+        one, two = one + y[:, :4], two + y[:, 4:] if self.residual else y[:, 4:]
+        return torch.cat((one, two), 1) if self.whole else (one, two)
+
+
+class Duals(nn.Module):
+    def __init__(self, whole, **wrong):
+        super().__init__()
+        self.stem, self.head, self.whole = nn.Conv2d(3, 6, 1), nn.Linear(6, 4), whole
+        self.blocks = nn.Sequential(*(Dual(whole, **(wrong if n == 0 else {})) for n in range(3)))
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = self.blocks(x if self.whole else x.split((4, 2), 1))
+        return self.head((x if self.whole else torch.cat(x, 1)).mean((2, 3)))
+
+
+class Positioned(nn.Module):
+    """Attention that looks at distances as well: one table for all of a batch, or one for each."""
+
+    def __init__(self, each, eps=1e-5, distances=True):
+        super().__init__()
+        self.norm, self.qk, self.v = nn.LayerNorm(6, eps), nn.Linear(6, 12), nn.Linear(6, 6)
+        self.distance, self.each, self.distances = nn.Linear(3, 1), each, distances
+        places = torch.arange(7.0)
+        table = places[:, None] - places
+        self.register_buffer("table", torch.stack((table, table.abs(), table.square()), -1)[None] / 7)
+
+    def forward(self, x):
+        q, k = self.qk(y := self.norm(x)).chunk(2, -1)
+        scores = q @ k.transpose(1, 2)
+        far = self.distance(self.table.expand(len(x), -1, -1, -1) if self.each else self.table).squeeze(-1)
+        weights = (scores + far if self.distances else scores).softmax(-1)
+        return x + weights @ self.v(y)
+
+
 class Stack(nn.Module):
     """Three blocks, a mistake in the first, between a convolution and a head."""
 
@@ -134,6 +180,10 @@ FORMS = {
     "residual-outside": lambda **wrong: Around(False, **wrong),
     "rows": image(lambda **wrong: Mixing(True, **wrong), last=True, flat=True),
     "squares": image(lambda **wrong: Mixing(False, **wrong), last=True),
+    "in pieces": lambda **wrong: Duals(False, **wrong),
+    "in one piece": lambda **wrong: Duals(True, **wrong),
+    "rows by distance": lambda **wrong: nn.Sequential(Positioned(True, **wrong), Positioned(True)),
+    "rows by one distance": lambda **wrong: nn.Sequential(Positioned(False, **wrong), Positioned(False)),
 }
 
 PAIRS = [
@@ -146,12 +196,16 @@ PAIRS = [
     ("residual-outside", "residual-inside"),
     ("squares", "rows"),
     ("rows", "squares"),
+    ("in pieces", "in one piece"),
+    ("in one piece", "in pieces"),
+    ("rows by distance", "rows by one distance"),
+    ("rows by one distance", "rows by distance"),
 ]
 
 
 def inputs(form):
     torch.manual_seed(1)
-    return torch.randn(2, 7, 6) if form.startswith("residual") else torch.randn(2, 3, 4, 5)
+    return torch.randn(2, 7, 6) if form.startswith(("residual", "rows by")) else torch.randn(2, 3, 4, 5)
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
@@ -166,7 +220,7 @@ def test_a_right_port_with_other_borders_is_aligned_and_nothing_is_blamed(tmp_pa
 def test_a_wrong_setting_in_such_a_port_is_the_one_origin(tmp_path, one, other):
     result = compared(tmp_path, telling(FORMS[one]()), FORMS[other](**NORM), inputs(one))
     outcomes = {verdict.outcome.value for verdict in result.verdicts}
-    assert [origin.layer for origin in result.origins] in (["blocks.0.bn1"], ["blocks.0.norm"])
+    assert [origin.layer for origin in result.origins] in (["blocks.0.bn1"], ["blocks.0.norm"], ["0.norm"])
     assert ("origin" in outcomes) is not (one in ("squares", "rows"))  # there its shape is not comparable
 
 
@@ -179,6 +233,9 @@ def test_a_wrong_setting_in_such_a_port_is_the_one_origin(tmp_path, one, other):
         ("residual-outside", "residual-inside", {"residual": False}, ("", "glue", ("blocks.0", "blocks.1"))),
         ("residual-inside", "residual-outside", {"residual": False}, ("blocks.0", "glue", ("blocks.0.fc2", ""))),
         ("squares", "rows", {"turned": True}, ("blocks.0", "glue", ("", "blocks.0.conv"))),
+        ("in pieces", "in one piece", {"residual": False}, ("blocks.0", "glue", ("blocks.0.conv", ""))),
+        ("in one piece", "in pieces", {"residual": False}, ("blocks.0", "glue", ("blocks.0.conv", ""))),
+        ("rows by distance", "rows by one distance", {"distances": False}, ("0", "glue", ("0.v", ""))),
     ],
 )
 def test_a_forgotten_step_in_such_a_port_is_the_one_origin(tmp_path, one, other, wrong, place):

@@ -10,8 +10,8 @@ import aligner
 from aligner.compare.layers import pair_layers
 from aligner.compare.net import survey
 from aligner.dump.reader import open_dump
-from aligner.replay.examination import _plan
 from aligner.replay.forced import ForcedPass
+from aligner.replay.planning import planned
 
 torch = pytest.importorskip("torch")
 TorchAdapter = pytest.importorskip("aligner_hooks.torch_").TorchAdapter
@@ -38,7 +38,7 @@ def test_only_what_was_wrong_is_computed_in_another_run(tmp_path: Path, monkeypa
     monkeypatch.setattr(torch.nn.functional, "linear", counted)
     with open_dump(files[0]) as reference, open_dump(files[1]) as port:
         nets = survey(reference), survey(port)
-        forced = ForcedPass(TorchAdapter(), net, _plan(reference, port, pair_layers(*nets), nets[1].inner))
+        forced = ForcedPass(TorchAdapter(), net, planned(reference, port, pair_layers(*nets), nets[1].inner))
         found = []
         for _ in range(2):
             del forced.checks[:]

@@ -1,0 +1,61 @@
+"""Several values that lie one after the other along an axis of a single one, as records of either side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aligner.compare.formed import Formed
+from aligner.record import Array
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Entry
+
+
+@dataclass(frozen=True)
+class Along:
+    """Where the values lie in the one value: so much of the axis each, which may be none of theirs."""
+
+    axis: int
+    sizes: tuple[int, ...]
+    own: bool = False
+
+    def joined(self, values: Sequence[Array]) -> Array:
+        """The one value."""
+        return np.stack(values, self.axis) if self.own else np.concatenate(values, self.axis)
+
+    def single(self, value: Array, number: int) -> Array:
+        """One of the values."""
+        stop = sum(self.sizes[: number + 1])
+        part = value.take(range(stop - self.sizes[number], stop), self.axis)
+        return part.squeeze(self.axis) if self.own else part
+
+
+class Row(Formed):
+    """The values as one."""
+
+    def __init__(self, entries: Sequence[Entry], along: Along, shape: tuple[int, ...]) -> None:
+        first = entries[0]
+        key = first.key._replace(slot=f"{first.key.slot}[#0-{len(entries) - 1}]")
+        super().__init__(key, first, shape, (along, *(entry.content for entry in entries)))
+        self._entries, self._along = entries, along
+
+    def raw(self) -> Array:
+        """The exact bits."""
+        return np.ascontiguousarray(self._along.joined([entry.raw() for entry in self._entries]))
+
+
+class Single(Formed):
+    """One of the values of the one value."""
+
+    def __init__(self, entry: Entry, along: Along, number: int, shape: tuple[int, ...]) -> None:
+        key = entry.key._replace(slot=f"{entry.key.slot}[#{number}]")
+        super().__init__(key, entry, shape, (along, number, entry.content))
+        self._entry, self._along, self._number = entry, along, number
+
+    def raw(self) -> Array:
+        """The exact bits."""
+        return np.ascontiguousarray(self._along.single(self._entry.raw(), self._number))

@@ -1,0 +1,80 @@
+"""What a call of one side hands over in one piece, and its counterpart as a list or a tuple of pieces.
+
+A block may join what it has before it hands it on, or leave that to the one that uses it. A list that only the
+reference's call is given is none of this: in which order that joins it is known where it is used (replay.inner).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Optional
+
+from aligner.compare.along import Along, Row, Single
+from aligner.compare.folded import as_part
+from aligner.compare.net import CallId, is_input
+from aligner.compare.reformed import Part
+from aligner.record import Key, Phase
+
+if TYPE_CHECKING:
+    from aligner.compare.formed import Formed
+    from aligner.compare.layers import Pairing
+    from aligner.dump.reader import Dump, Entry
+
+_Ends = Mapping[tuple[int, CallId, bool], list["Entry"]]
+
+
+def pieces(reference: Dump, port: Dump, pairing: Pairing) -> Iterator[tuple[list[Part], Mapping[Key, Formed]]]:
+    """What stands for each other, and what each value of the port is to be."""
+    ours, theirs = _ends(reference), _ends(port)
+    for (step, call, given), one in ours.items():
+        counterpart = pairing.calls.get(call) if call.layer else None
+        other = theirs.get((step, counterpart, given), []) if counterpart is not None else []
+        if len(one) == len(other):
+            continue
+        for whole, group, along in _found(one, other):
+            yield (
+                [Part(Single(whole, along, n, e.shape), as_part(e), (whole.key, e.key)) for n, e in enumerate(group)],
+                {entry.key: Single(whole, along, n, entry.shape) for n, entry in enumerate(group)},
+            )
+        for whole, group, along in () if given else _found(other, one):
+            row, first, *rest = Row(group, along, whole.shape), *(entry.key for entry in group)
+            yield [Part(row, as_part(whole), (first, whole.key), (rest, ()))], {whole.key: row}
+
+
+def _ends(dump: Dump) -> _Ends:
+    """By step and call: what it is given, and what it makes."""
+    found: dict[tuple[int, CallId, bool], list[Entry]] = {}
+    for entry in dump.entries:
+        key = entry.key
+        if key.phase is Phase.FORWARD:
+            found.setdefault((key.step, CallId(key.layer, key.call), is_input(key.slot)), []).append(entry)
+    return found
+
+
+def _found(wholes: Sequence[Entry], others: Sequence[Entry]) -> Iterator[tuple[Entry, list[Entry], Along]]:
+    """Values, and the lists of the other side that are their pieces."""
+    known = {(entry.key.slot, entry.shape) for entry in (*wholes, *others)}
+    shared = {each for each in known if sum(each == (e.key.slot, e.shape) for e in (*wholes, *others)) > 1}
+    groups: dict[str, list[Entry]] = {}
+    for entry in others:
+        if (entry.key.slot, entry.shape) not in shared:
+            groups.setdefault(entry.key.slot.rpartition(".")[0], []).append(entry)
+    for whole in wholes:
+        if (whole.key.slot, whole.shape) in shared:
+            continue
+        for name, group in groups.items():
+            along = _along(group, whole)
+            if along is not None:
+                yield whole, groups.pop(name), along
+                break
+
+
+def _along(group: Sequence[Entry], whole: Entry) -> Optional[Along]:
+    """The axis that they have a share of."""
+    if len(group) < 2 or {entry.dtype for entry in group} != {whole.dtype}:
+        return None
+    if {len(entry.shape) for entry in group} != {len(whole.shape)}:
+        return None
+    other = [axis for axis, size in enumerate(whole.shape) if any(entry.shape[axis] != size for entry in group)]
+    sizes = tuple(entry.shape[other[0]] for entry in group) if len(other) == 1 else ()
+    return Along(other[0], sizes) if sizes and sum(sizes) == whole.shape[other[0]] else None

@@ -1,0 +1,94 @@
+"""Which of the reference's values each value of the port is to be, by what the free runs of both recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+from aligner.compare import reformed
+from aligner.compare.arranged import arranged
+from aligner.compare.casts import lowered, switched
+from aligner.compare.folded import ends
+from aligner.compare.layers import Pairing
+from aligner.compare.looped import loops
+from aligner.compare.net import CallId, is_input
+from aligner.compare.pairing import Pair, pair_records
+from aligner.compare.pieces import pieces
+from aligner.dump.reader import Dump, Entry
+from aligner.record import Phase
+from aligner.replay import inner
+from aligner.replay.borders import uses
+from aligner.replay.frames import Plan
+from aligner.replay.precision import usual
+
+
+def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> Plan:
+    """The plan of a forced pass behind the free run of this port; `around` are its layers that hold others."""
+    pairs = pair_records(reference, port, pairing)
+    calls = {other: one for one, other in pairing.calls.items()}
+    entries = {
+        pair.port.key: pair.reference
+        for pair in pairs
+        if pair.reference is not None and pair.port is not None and pair.key.phase is Phase.FORWARD
+    }
+    layers: dict[str, str] = {}
+    for found in pairing.layers:
+        layers.setdefault(found.port, found.reference)
+    made = reformed.made(reference, port)
+    entries.update(reformed.counterparts(made, reference))  # type: ignore[arg-type]  # they read like records
+    for part in made:
+        (one, other) = part.whole
+        if CallId(other.layer, other.call) not in calls:
+            calls[CallId(other.layer, other.call)] = CallId(one.layer, one.call)
+            layers.setdefault(other.layer, one.layer)
+            given = reference.find(one._replace(slot="input.0"))
+            if given is not None:
+                entries.setdefault(other._replace(slot="input.0"), given)
+    folded = ends(reference, port)
+    entries.update(folded.given)  # type: ignore[arg-type]  # as above
+    for call, counterpart in folded.calls.items():
+        calls[call] = counterpart
+        layers.setdefault(call.layer, counterpart.layer)
+    for part in arranged(reference, port):
+        if not part.more[1]:  # of several values of the port each is looked at by itself
+            entries[part.whole[1]] = part.reference  # type: ignore[assignment]  # as above
+    entries = {**inner.counterparts(pairs, port.calls, missing := _missing(pairs, pairing)), **entries}
+    for loop in loops(reference, port, pairing):
+        entries.update(loop.entries)  # type: ignore[arg-type]  # as above
+        calls.update(dict.fromkeys(loop.port, loop.reference))
+    for _, values in pieces(reference, port, pairing):
+        entries.update(values)  # type: ignore[arg-type]  # as above
+    short = usual(pairs, port.header.get("amp"))
+    cast = {layers[layer]: dtype for layer, dtype in switched(port).items() if layer in layers}
+    guessed = {pair.port for pair in pairing.layers if pair.by == "structure"}
+    moved = uses(pairs, port.calls, around, guessed)
+    return Plan(entries, calls, missing, _results(pairs), layers, short, lowered(reference), cast, uses=moved)
+
+
+def _missing(pairs: Sequence[Pair], pairing: Pairing) -> Mapping[tuple[int, CallId], list[Entry]]:
+    """Arguments that only the reference's calls were given, but for a value that they were given more than once."""
+    found: dict[tuple[int, CallId], list[Entry]] = {}
+    given: set[tuple[int, CallId, object]] = set()
+    for pair in pairs:
+        key = pair.key
+        call = pairing.calls.get(CallId(key.layer, key.call))
+        if pair.reference is None or call is None or key.phase is not Phase.FORWARD or not is_input(key.slot):
+            continue
+        if pair.port is None:
+            found.setdefault((key.step, call), []).append(pair.entry)
+        else:
+            given.add((key.step, call, pair.reference.content))
+    return {
+        (step, call): [entry for entry in entries if (step, call, entry.content) not in given]
+        for (step, call), entries in found.items()
+    }
+
+
+def _results(pairs: Sequence[Pair]) -> Mapping[tuple[int, CallId], list[Pair]]:
+    """What the free run's calls made, where both sides have it."""
+    found: dict[tuple[int, CallId], list[Pair]] = {}
+    for pair in pairs:
+        if pair.reference is not None and pair.port is not None and pair.key.phase is Phase.FORWARD:
+            key = pair.port.key
+            if not is_input(key.slot):
+                found.setdefault((key.step, CallId(key.layer, key.call)), []).append(pair)
+    return found
