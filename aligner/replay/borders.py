@@ -201,14 +201,19 @@ class Borders:
             if other_size and right - {entry.content} and not is_input(check.port.slot):
                 self.elsewhere[check.port] = None
                 return Moved(excused(check), None)
-            made = around and not right and not is_input(check.port.slot)
+            value = prints.taken(found.raw())
+            made = around and not right and (not is_input(check.port.slot) or self._waits(value))
             if other_size or made or right - {entry.content}:  # else it is its counterpart in another form
-                self._open.append(_Waiting(check, code, prints.taken(found.raw())))
+                self._open.append(_Waiting(check, code, value))
                 return Moved(check, None)
         if check.port in self._uses.later and check.port not in self.refuted:
             self._due[check.key.step, entry.content] = check
             return Moved(check, None)
         return None
+
+    def _waits(self, value: prints.Print) -> bool:
+        """Whether a layer is handed on what waits already."""
+        return any(one.value == value for one in self._open)
 
     def _begun(self, port: Key) -> bool:
         """Whether this call waits for what is made of its other arguments."""

@@ -133,6 +133,34 @@ class Duals(nn.Module):
         return self.head((x if self.whole else torch.cat(x, 1)).mean((2, 3)))
 
 
+class Shuffled(nn.Module):
+    """Shuffles its channels at its beginning, or at its end."""
+
+    def __init__(self, first=False, last=False, eps=1e-5):
+        super().__init__()
+        self.conv, self.bn1 = nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6, eps)
+        self.first, self.last = first, last
+
+    def forward(self, x):
+        one, two = (F.channel_shuffle(x, 2) if self.first else x).chunk(2, 1)
+        y = F.relu(self.bn1(self.conv(two)))
+        x = torch.cat((one, two + y), 1)
+        return F.channel_shuffle(x, 2) if self.last else x
+
+
+class Shuffles(nn.Module):
+    """Nothing has the value between the blocks: it is whole before the shuffle here, and behind it there."""
+
+    def __init__(self, behind, **wrong):
+        super().__init__()
+        kinds = [{"last": n < 3} if behind else {"first": n > 0} for n in range(4)]
+        self.stem, self.head = nn.Conv2d(3, 12, 1), nn.Linear(12, 4)
+        self.blocks = nn.Sequential(*(Shuffled(**kind, **(wrong if n == 0 else {})) for n, kind in enumerate(kinds)))
+
+    def forward(self, x):
+        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+
+
 class Positioned(nn.Module):
     """Attention that looks at distances as well: one table for all of a batch, or one for each."""
 
@@ -182,6 +210,8 @@ FORMS = {
     "squares": image(lambda **wrong: Mixing(False, **wrong), last=True),
     "in pieces": lambda **wrong: Duals(False, **wrong),
     "in one piece": lambda **wrong: Duals(True, **wrong),
+    "shuffled behind": lambda **wrong: Shuffles(True, **wrong),
+    "shuffled before": lambda **wrong: Shuffles(False, **wrong),
     "rows by distance": lambda **wrong: nn.Sequential(Positioned(True, **wrong), Positioned(True)),
     "rows by one distance": lambda **wrong: nn.Sequential(Positioned(False, **wrong), Positioned(False)),
 }
@@ -198,6 +228,8 @@ PAIRS = [
     ("rows", "squares"),
     ("in pieces", "in one piece"),
     ("in one piece", "in pieces"),
+    ("shuffled behind", "shuffled before"),
+    ("shuffled before", "shuffled behind"),
     ("rows by distance", "rows by one distance"),
     ("rows by one distance", "rows by distance"),
 ]
