@@ -237,6 +237,7 @@ class Alone:
                 value, word = own.raw(), own.dtype
             elif exact[0] or dtype is None:
                 value, word = encode(decode(value, word), own.dtype), own.dtype
+        axes = self.plan.orders.get(address) if axes is None else axes
         moved = None if wanted is None or axes is None or value.ndim != len(axes) else value.transpose(axes)
         if own is not None and moved is not None and moved.shape == own.shape:
             value = np.ascontiguousarray(moved)

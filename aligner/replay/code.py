@@ -120,7 +120,11 @@ class Code:
     def others(self, path: str, number: int, found: Tensors, dtype: Optional[str]) -> dict[str, object]:
         """The reference's values for those of one call, in the float type `dtype` or in its own."""
         entries = {slot: (self._entry(path, number, slot), tensor) for slot, tensor in found}
-        others = {slot: self._value(entry, tensor, dtype) for slot, (entry, tensor) in entries.items() if entry}
+        others = {
+            slot: self._value(entry, self._address(path, number, slot), tensor, dtype)
+            for slot, (entry, tensor) in entries.items()
+            if entry
+        }
         return {slot: value for slot, value in others.items() if value is not None}
 
     def _is_single(self, path: str, number: int) -> bool:
@@ -131,14 +135,19 @@ class Code:
 
     def _entry(self, path: str, number: int, slot: str) -> Optional[Entry]:
         """The reference's value for one of the port's, if layers are held to it."""
-        entry = self.plan.entries.get(Key(self.call.step, Phase.FORWARD, path, number, slot))
+        entry = self.plan.entries.get(self._address(path, number, slot))
         return None if entry is None or DTYPES[entry.dtype].exact or "complex" in entry.dtype else entry
 
-    def _value(self, entry: Entry, tensor: object, dtype: Optional[str]) -> Optional[object]:
+    def _value(self, entry: Entry, address: Key, tensor: object, dtype: Optional[str]) -> Optional[object]:
         value, shape = entry.raw(), self.adapter.to_numpy(tensor).shape
         if value.shape != shape and value.size != self.adapter.to_numpy(tensor).size:
             return None
+        if value.shape != shape and (order := self.plan.orders.get(address)) is not None:
+            value = value.transpose(order)
         return self._tensor(entry, value, shape, dtype)
+
+    def _address(self, path: str, number: int, slot: str) -> Key:
+        return Key(self.call.step, Phase.FORWARD, path, number, slot)
 
     def _whole(self, entry: Entry) -> object:
         return self._tensor(entry, entry.raw(), entry.shape, self.given)

@@ -114,7 +114,7 @@ class ForcedPass:
         if self.values.taken and step not in self.values.spared:
             self.values.spared[step] = True
             self.values.spared[step] = self._better(step, call, known, 1)
-        self.values.plan = self.plan.moved(self.values.borders.elsewhere)
+        self.values.plan = self.plan.learned(self.values.borders.elsewhere, self.values.turned.orders)
 
     def _settled(self, step: int, call: Callable[[], object], known: int) -> None:
         """Run the step, and once more while values turn out to be held that had been left as they were."""
@@ -145,13 +145,13 @@ class ForcedPass:
         """Run the step with arguments in other orders of axes, where a layer makes something else of those it got."""
         asked = self._asked - self._answered
         self._answered |= asked
-        orders = [self.values.turned[address] for address in asked]
+        orders = [self.values.turned.known[address] for address in asked]
         for number in range(min(max(map(len, orders), default=0), ORDERS)):
-            self.values.instead.update((a, these[number % len(these)]) for a, these in zip(asked, orders))
+            self.values.turned.instead.update((a, these[number % len(these)]) for a, these in zip(asked, orders))
             if self._better(step, call, known, 0, whole=True):
                 break
             for address in asked:
-                del self.values.instead[address]
+                del self.values.turned.instead[address]
 
     def _better(self, step: int, call: Callable[[], object], known: int, fewer: int, whole: bool = False) -> bool:
         """Run the step in another reading, which stays where at least so many fewer places are wrong in it,
@@ -347,7 +347,7 @@ class ForcedPass:
         What it makes is in that order nearly what it should be. If not, it is asked what it makes of other orders.
         """
         turned = {self.checks[place].port for place in frame.doubtful}
-        if not turned <= self.values.turned.keys():
+        if not turned <= self.values.turned.known.keys():
             return False
         results = [check.deviation for check in self.checks[made:]]
         if not all(found is not None and found.rel_l2 < NEARLY for found in results):

@@ -11,6 +11,7 @@ from aligner.compare.pairing import Pair
 from aligner.dtypes import DTYPES
 from aligner.record import Key
 from aligner.replay.borders import Uses
+from aligner.replay.forms import Axes
 from aligner.replay.repetition import Mistakes
 
 if TYPE_CHECKING:
@@ -43,13 +44,14 @@ class Plan:
     """Every layer is held to the reference; else only the net's inputs are, and rounding grows as it does."""
     uses: Uses = field(default_factory=Uses)
     """Where the port uses its values, and makes the reference's."""
+    orders: Mapping[Key, Axes] = field(default_factory=dict)
+    """By the port's address: the order of axes in which it has the reference's value, where that was seen."""
 
-    def moved(self, elsewhere: Mapping[Key, Optional[Entry]]) -> Plan:
-        """The plan with other counterparts for these values of the port, or none."""
-        if not elsewhere:
-            return self
-        entries = {key: elsewhere.get(key, entry) for key, entry in self.entries.items()}
-        return replace(self, entries={key: entry for key, entry in entries.items() if entry is not None})
+    def learned(self, elsewhere: Mapping[Key, Optional[Entry]], orders: Mapping[Key, Axes]) -> Plan:
+        """The plan with other counterparts for these values of the port, or none, and with these orders of axes."""
+        entries = {key: elsewhere.get(key, entry) for key, entry in self.entries.items()} if elsewhere else self.entries
+        known = {key: entry for key, entry in entries.items() if entry is not None}
+        return replace(self, entries=known, orders=dict(orders))
 
     def coarsest(self, layer: str) -> Optional[str]:
         """The shortest type that a value of this layer of the reference may be rounded to, on either side."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from aligner.adapter import Adapter
 from aligner.compare.arranged import in_order, without_places
-from aligner.compare.checks import LIMIT, OTHER_FORM, Check
+from aligner.compare.checks import OTHER_FORM, Check
 from aligner.compare.formed import Formed
 from aligner.compare.held import Held
 from aligner.compare.net import CallId, is_input
@@ -23,13 +23,9 @@ from aligner.record import Array, Key, Phase, Record
 from aligner.replay import prints
 from aligner.replay.borders import Borders
 from aligner.replay.forms import (
-    Axes,
-    joined,
     laid,
-    laid_out,
     mask_like,
     other_form,
-    other_orders,
     repeated,
     sees_nothing,
     squeezed,
@@ -41,6 +37,7 @@ from aligner.replay.masks import say_the_same, spread_out
 from aligner.replay.noise import Change
 from aligner.replay.overflow import Overflow
 from aligner.replay.precision import SHORT
+from aligner.replay.turned import Turned
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -79,17 +76,13 @@ class Values:
         self.disturb: Optional[Change] = None
         self.watched: Optional[Callable[[Check, Array, str], None]] = None
         self.borders = Borders(plan.uses)
-        self.turned: dict[Key, Sequence[Optional[Axes]]] = {}
-        """Arguments that are the reference's in another order of axes, by the port's address; and which else they may
-        have to be in (None: the reference's)."""
+        self.turned = Turned()
         self.spread: set[Key] = set()
         """Masks that stand for the reference's value by value, and say it more often, or less."""
         self.words: dict[Key, object] = {}
         """What tells a mask in other words from others: the reference's and the port's."""
         self.understood: set[object] = set()
         """Of these the ones that mean the same: so the words do, or somebody made the right thing of them."""
-        self.instead: dict[Key, Optional[Axes]] = {}
-        """The order that such an argument is given in, where the layer does not take the one that it came in."""
         self._adapter = adapter
         self._sink = sink
         self.order = order
@@ -102,8 +95,6 @@ class Values:
         self._overflow = Overflow()
         self._owned: set[int] = set()
         """The model's own tensors, which no pass may write to."""
-        self._orders: dict[tuple[tuple[int, ...], tuple[int, ...]], Axes] = {}
-        """By the reference's shape and the port's: the order of axes in which the port has the reference's values."""
 
     def begin(self, step: int, owned: set[int]) -> None:
         """A run begins."""
@@ -135,7 +126,7 @@ class Values:
         if self.watched is None:
             nearly = False
             if frame.around is not None:  # one that is right in another order of axes stands where it is due
-                ordered, put = self._in_order(check, wanted, found, place)
+                ordered, put = self.turned.judged(check, wanted, found, self.plan.coarsest(place[1]))
                 off = ordered.deviation if check.deviation is None and not is_input(address.slot) else None
                 nearly = off is not None and off.rel_l2 < NEARLY
                 set_so = off is not None or ordered.reason == OTHER_FORM
@@ -148,9 +139,9 @@ class Values:
         check, doubtful = self._doubted(frame, check, wanted, found, same)
         if frame.around is not None:
             told = check
-            check, wanted = self._in_order(check, wanted, found, place)
-            doubtful = doubtful and check is told and address not in self.instead
-            if self.watched is not None and address in self.turned and address not in self.instead:
+            check, wanted = self.turned.judged(check, wanted, found, self.plan.coarsest(place[1]))
+            doubtful = doubtful and check is told and address not in self.turned.instead
+            if self.watched is not None and address in self.turned.known and address not in self.turned.instead:
                 return None
         if check.reason == OTHER_FORM:
             self.checks.append(check)
@@ -227,39 +218,6 @@ class Values:
         if words not in self.understood and say_the_same(wanted, array, dtype):
             self.understood.add(words)
 
-    def _in_order(self, check: Check, wanted: Held, found: Held, place: Place) -> tuple[Check, Held]:
-        """The check of a value whose axes stand in another order, or are joined; and the reference's value so."""
-        if not check.suspicious or check.deviation is not None:
-            return check, wanted
-        shapes, array = (wanted.shape, found.shape), found.raw()
-        order = laid_out(wanted, array, found.dtype, LIMIT * check.expected)
-        if order is not None and not mask_like(wanted):
-            self._orders[shapes] = order
-        if order is None and wanted.shape != found.shape and not mask_like(wanted):
-            order = self._orders.get(shapes) or self._seen(shapes)
-        if order is None:
-            return check, wanted
-        put = laid(wanted, order, found.shape)
-        judgement = replace(judged(self.plan.coarsest(place[1]), put, found, place, False), isolated=check.isolated)
-        if judgement.suspicious:
-            return replace(judgement, axes=order), put
-        if is_input(check.port.slot):
-            self.turned[check.port] = [None, *other_orders(wanted.shape, order, found.shape)]
-            right = joined(wanted.shape, order, found.shape)
-            return (replace(check, error=0.0, reason=OTHER_FORM) if right else check), wanted
-        return replace(judgement, error=0.0, reason=OTHER_FORM), put
-
-    def _seen(self, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> Optional[Axes]:
-        """The order for a wrong value: the one in which all right ones of as many axes were seen.
-
-        The last axis must be as long: so it is known that the two shapes are of one kind.
-        """
-        one, other = shapes
-        alike = {order for (a, b), order in self._orders.items() if (len(a), len(b)) == (len(one), len(other))}
-        order = next(iter(alike)) if len(alike) == 1 else None
-        fits = order is not None and one[order[-1]] == other[-1] and math.prod(one) == math.prod(other)
-        return order if fits else None
-
     def _at_border(
         self, check: Check, entry: Entry, found: Held, place: Place, frame: Frame
     ) -> tuple[Check, Optional[Entry]]:
@@ -315,9 +273,9 @@ class Values:
         odd = array.shape != wanted.shape and not is_input(address.slot)
         self.odd |= {(frame.path, frame.number)} if odd else set()
         free = odd and (frame.path, frame.number) in self.free
-        if address in self.instead and (order := self.instead[address]) is not None:
+        if address in self.turned.instead and (order := self.turned.instead[address]) is not None:
             wanted = laid(wanted, order, array.shape)
-        other = None if free else self._other(wanted, array, dtype, address in self.instead)
+        other = None if free else self._other(wanted, array, dtype, address in self.turned.instead)
         if other is None:
             target = frame if is_input(address.slot) else frame.around
             if target is not None and check.suspicious:

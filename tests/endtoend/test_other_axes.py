@@ -155,15 +155,16 @@ class Normed(nn.LayerNorm):
 class Mixing(nn.Module):
     """Convolutions of one by one behind such a norm, or, `last`, Dense layers behind a LayerNorm."""
 
-    def __init__(self, last, eps=1e-5):
+    def __init__(self, last, eps=1e-5, approximate="none"):
         super().__init__()
+        self.approximate = approximate
         if last:
             self.norm, self.fc1, self.fc2 = nn.LayerNorm(WIDE, eps), nn.Linear(WIDE, 12), nn.Linear(12, WIDE)
         else:
             self.norm, self.fc1, self.fc2 = Normed(WIDE, eps), nn.Conv2d(WIDE, 12, 1), nn.Conv2d(12, WIDE, 1)
 
     def forward(self, x):
-        return x + self.fc2(F.gelu(self.fc1(self.norm(x))))
+        return x + self.fc2(F.gelu(self.fc1(self.norm(x)), approximate=self.approximate))
 
 
 @pytest.mark.parametrize("back", [False, True], ids=["last", "first"])
@@ -173,3 +174,11 @@ def test_an_eps_is_what_is_wrong_with_a_norm_in_the_other_order(tmp_path, back):
     cause = found.origins[0].causes[0]
     assert cause.confirmed
     assert (cause.facts["setting"], cause.facts["reference_value"]) == ("eps", "1e-05")
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["last", "first"])
+def test_a_small_mistake_in_a_line_is_no_rounding_in_the_other_order(tmp_path, back):
+    found = result(tmp_path, Mixing, back, approximate="tanh")
+    wrong = [*found.origins, *found.suspects]
+    assert [(origin.layer, origin.between) for origin in wrong] == [("blocks.1", ("blocks.1.fc1", "blocks.1.fc2"))]
+    assert wrong[0].causes[0].confirmed

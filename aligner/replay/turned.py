@@ -1,0 +1,67 @@
+"""Values of a forced pass whose axes stand in another order than the reference's, or are joined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Optional
+
+from aligner.compare.checks import LIMIT, OTHER_FORM, Check
+from aligner.compare.held import Held
+from aligner.compare.net import is_input
+from aligner.record import Key
+from aligner.replay.forms import Axes, joined, laid, laid_out, mask_like, other_orders
+from aligner.replay.judgement import judged
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass
+class Turned:
+    """What is known of them, by the port's address."""
+
+    orders: dict[Key, Axes] = field(default_factory=dict)
+    """The order of axes in which a value was set against the reference's."""
+    known: dict[Key, Sequence[Optional[Axes]]] = field(default_factory=dict)
+    """Arguments that are the reference's in another order of axes; and which else they may have to be in (None: the
+    reference's)."""
+    instead: dict[Key, Optional[Axes]] = field(default_factory=dict)
+    """The order that such an argument is given in, where the layer does not take the one that it came in."""
+    _seen: dict[Shapes, Axes] = field(default_factory=dict)
+    """By the reference's shape and the port's: the order in which the port has the reference's values."""
+
+    def judged(self, check: Check, wanted: Held, found: Held, short: Optional[str]) -> tuple[Check, Held]:
+        """The check of a value that may be such a one, and the reference's value so."""
+        if not check.suspicious or check.deviation is not None:
+            return check, wanted
+        shapes, array = (wanted.shape, found.shape), found.raw()
+        order = laid_out(wanted, array, found.dtype, LIMIT * check.expected)
+        if order is not None and not mask_like(wanted):
+            self._seen[shapes] = order
+        if order is None and wanted.shape != found.shape and not mask_like(wanted):
+            order = self._seen.get(shapes) or self._likely(shapes)
+        if order is None:
+            return check, wanted
+        self.orders[check.port] = order
+        put = laid(wanted, order, found.shape)
+        place = (check.where, check.owner, check.between)
+        judgement = replace(judged(short, put, found, place, False), isolated=check.isolated)
+        if judgement.suspicious:
+            return replace(judgement, axes=order), put
+        if is_input(check.port.slot):
+            self.known[check.port] = [None, *other_orders(wanted.shape, order, found.shape)]
+            right = joined(wanted.shape, order, found.shape)
+            return (replace(check, error=0.0, reason=OTHER_FORM) if right else check), wanted
+        return replace(judgement, error=0.0, reason=OTHER_FORM), put
+
+    def _likely(self, shapes: Shapes) -> Optional[Axes]:
+        """The order for a wrong value: the one in which all right ones of as many axes were seen.
+
+        The last axis must be as long: so it is known that the two shapes are of one kind.
+        """
+        one, other = shapes
+        alike = {order for (a, b), order in self._seen.items() if (len(a), len(b)) == (len(one), len(other))}
+        order = next(iter(alike)) if len(alike) == 1 else None
+        fits = order is not None and one[order[-1]] == other[-1] and math.prod(one) == math.prod(other)
+        return order if fits else None
