@@ -302,7 +302,7 @@ class ForcedPass:
         Then what is wrong inside comes of it. `made` is where the checks of the results begin.
         """
         missing = self.plan.missing.get((self._step, CallId(frame.path, frame.number)), ())
-        missing = () if frame.joined or self._taken_outside(frame, missing) else missing
+        missing = () if frame.joined or self._taken_elsewhere(frame, missing) else missing
         if not frame.doubtful and not missing:
             return
         mine = [(place, check) for place, check in enumerate(self.checks) if place >= frame.first and check.suspicious]
@@ -354,16 +354,15 @@ class ForcedPass:
             self._asked |= turned
         return True
 
-    def _taken_outside(self, frame: Frame, missing: Sequence[Entry]) -> bool:
-        """Whether the port has called for itself what the reference's call hands these arguments on to inside."""
+    def _taken_elsewhere(self, frame: Frame, missing: Sequence[Entry]) -> bool:
+        """Whether the port has called for itself what the reference's call hands these arguments on to inside, or has
+        them inside of its own call all the same: a table that is its own."""
         if not missing or frame.call is None:
             return False
         inside = f"{frame.call.layer}."
-        taken = {
-            self.values.content(check)
-            for check in self.checks[: frame.first]
-            if check.key.layer.startswith(inside) and is_input(check.key.slot) and not check.suspicious
-        }
+        checks = [c for c in self.checks[: frame.first] if c.key.layer.startswith(inside)]
+        checks += [c for c in self.checks[frame.first :] if (c.port.layer, c.port.call) != (frame.path, frame.number)]
+        taken = {self.values.content(c) for c in checks if is_input(c.key.slot) and not c.suspicious}
         return all(entry.content in taken for entry in missing)
 
     def _given_to(self, frame: Frame, check: Check) -> bool:

@@ -180,6 +180,39 @@ class Positioned(nn.Module):
         return x + weights @ self.v(y)
 
 
+def distances():
+    places = torch.arange(7.0)
+    table = places[:, None] - places
+    return torch.stack((table, table.abs()), -1)[None] / 7
+
+
+class Distances(nn.Module):
+    """Makes of a table of its own what is added to the scores."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.act, self.fc2 = nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1, bias=False)
+        self.register_buffer("table", distances())
+
+    def forward(self):
+        return 4 * torch.sigmoid(self.fc2(self.act(self.fc1(self.table))).squeeze(-1))
+
+
+class Weighed(nn.Module):
+    """Attention that hands its table to the layers that look at it, or has all of it in one layer."""
+
+    def __init__(self, own, eps=1e-5):
+        super().__init__()
+        self.norm, self.qk, self.v = nn.LayerNorm(6, eps), nn.Linear(6, 12), nn.Linear(6, 6)
+        self.far = Distances() if own else nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1, bias=False))
+        self.register_buffer("table", None if own else distances())
+
+    def forward(self, x):
+        q, k = self.qk(y := self.norm(x)).chunk(2, -1)
+        far = self.far() if self.table is None else 4 * torch.sigmoid(self.far(self.table).squeeze(-1))
+        return x + (q @ k.transpose(1, 2) + far).softmax(-1) @ self.v(y)
+
+
 class Stack(nn.Module):
     """Three blocks, a mistake in the first, between a convolution and a head."""
 
@@ -214,6 +247,8 @@ FORMS = {
     "shuffled before": lambda **wrong: Shuffles(False, **wrong),
     "rows by distance": lambda **wrong: nn.Sequential(Positioned(True, **wrong), Positioned(True)),
     "rows by one distance": lambda **wrong: nn.Sequential(Positioned(False, **wrong), Positioned(False)),
+    "rows by a table": lambda **wrong: nn.Sequential(Weighed(False, **wrong), Weighed(False)),
+    "rows by an own table": lambda **wrong: nn.Sequential(Weighed(True, **wrong), Weighed(True)),
 }
 
 PAIRS = [
@@ -232,6 +267,8 @@ PAIRS = [
     ("shuffled before", "shuffled behind"),
     ("rows by distance", "rows by one distance"),
     ("rows by one distance", "rows by distance"),
+    ("rows by a table", "rows by an own table"),
+    ("rows by an own table", "rows by a table"),
 ]
 
 

@@ -8,6 +8,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from aligner.explain import spelling
 from aligner.explain.patterns.composed import fitting
 from aligner.explain.patterns.functions import elu, leaky, sigmoid
 from aligner.explain.patterns.pair import Floats, figure
@@ -49,12 +50,14 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
         told.update(kind=wanted, port_kind=function)
     suspect = scene.setting_suspect(cause, left, 0.85, setting or "", value if setting else function, **told)
     if setting == "approximate":  # known of a class of the user's own as well
-        both = {side: _APPROXIMATE[name] for side, name in (("reference_value", wanted), ("port_value", function))}
-        suspect = replace(suspect, facts={**suspect.facts, **both})
+        both = {"reference_value": _APPROXIMATE[wanted], "port_value": _APPROXIMATE[function]}
+        change = {setting: _APPROXIMATE[wanted]} if setting in scene.case.port.attributes else suspect.change
+        facts = {side: spelling.literal(value) for side, value in both.items()}
+        suspect = replace(suspect, facts={**suspect.facts, **facts}, change=change)
     yield suspect
 
 
-_APPROXIMATE = {"GELU": "'none'", "GELU(tanh)": "'tanh'"}
+_APPROXIMATE = {"GELU": "none", "GELU(tanh)": "tanh"}
 
 
 def spoken(function: str, wanted: str) -> dict[str, Any]:

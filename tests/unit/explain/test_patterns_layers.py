@@ -124,6 +124,12 @@ def test_a_setting_that_the_port_has_is_changed_for_a_trial():
     assert not proved("GELU", own, X, F.gelu(X), F.gelu(X, approximate="tanh"), port={}).change
 
 
+def test_a_class_of_the_references_own_tells_by_its_numbers_what_to_try():
+    found = proved("GELU", {}, X, F.gelu(X), F.gelu(X, approximate="tanh"), port={"approximate": "tanh"})
+    assert found.change == {"approximate": "none"}
+    assert found.facts["reference_value"] == "'none'"
+
+
 def test_an_activation_of_the_users_own_is_read_off_both_sides():
     assert proved("NewGELU", {}, X, F.gelu(X, approximate="tanh"), F.gelu(X)).cause == "gelu-new-vs-erf"
 
