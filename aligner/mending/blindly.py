@@ -27,6 +27,7 @@ from aligner.mending.variations import (
     renamed,
     repeated,
     swapped,
+    valued,
 )
 
 TURNED = 1.9
@@ -189,6 +190,9 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.1 * late, edits, OTHER, (), 9)
             for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
                 yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
+            numbers = valued(self._sources, site.file, site.line, self._matching.numbers)
+            for late, edits in enumerate(itertools.islice(numbers, MOVED)):
+                yield Candidate(COUNT + 0.1 * late, edits, ARGUMENT, (), 9)
             for late, edits in enumerate(itertools.islice(operated(self._sources, site.file, site.line), COUNTED)):
                 yield Candidate(COUNT + 0.05 * late, edits, OTHER, (), 9)
 

@@ -83,6 +83,13 @@ class Matching:
                 found |= {number_text(abs(one)) for one in numbers if one is not None and one != round(one, 2)}
         return found
 
+    @cached_property
+    def numbers(self) -> Sequence[float]:
+        """What the reference's code computes with and is no whole number."""
+        given = (value for event in self.ours.events for value in (*event.arguments.values(), *event.operands))
+        found = (value.value if isinstance(value, Constant) else value for value in given)
+        return [*dict.fromkeys(one for one in found if isinstance(one, float) and one > 0 and one != int(one))]
+
     def match(self, ours: Operand, theirs: Operand) -> bool:
         """Whether an operand of the reference's is one of the port's."""
         if isinstance(ours, Constant) and isinstance(theirs, Constant):

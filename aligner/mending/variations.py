@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -14,6 +15,10 @@ from typing import Optional
 
 from aligner.mending.sources import Edit, Sources
 from aligner.source.written import parsed
+from aligner.words.spelling import number_text
+
+SAME = 1e-6
+"""Numbers whose ratio is nearer to one than this are written as one."""
 
 
 def exchanged(sources: Sources, file: str, lines: Collection[int]) -> Iterator[tuple[Edit, ...]]:
@@ -249,6 +254,20 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
             yield node, [node.operand.id]
         elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _STRICT:
             yield node, [f"{_plain(node.left)} {_STRICT[type(node.ops[0])]} {_plain(node.comparators[0])}"]
+
+
+def valued(sources: Sources, file: str, line: int, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:
+    """Numbers of the function around this line that are no whole ones, as one of these, the nearest size first."""
+    written = [
+        (node, node.value)
+        for statement in _statements(sources.text(file), line)
+        for node in _own(statement)
+        if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value > 0
+    ]
+    pairs = [(node, number, abs(math.log(number / value))) for node, value in written for number in numbers]
+    for node, number, apart in sorted(pairs, key=lambda pair: pair[2]):
+        if apart > SAME:
+            yield (Edit(file, *sources.span(file, node), number_text(number)),)
 
 
 def operated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:

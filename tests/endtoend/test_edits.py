@@ -227,6 +227,30 @@ def test_a_line_that_is_right_elsewhere_is_no_change_to_be_made(tmp_path, capsys
     assert "only here" in compared(capsys).out
 
 
+def test_a_number_that_the_reference_has_in_one_operation_and_the_port_among_several(tmp_path, capsys):
+    """A weight that is brought to a variance of one, with another eps."""
+    reference = [
+        ("x = x + self.o(mixed.transpose(1, 2).reshape(b, n, width))", "x = x + self.merged(mixed, b, n, width)"),
+        (
+            "    def forward(self, x, bias):\n",
+            "    def merged(self, x, b, n, width):\n"
+            "        weight = F.layer_norm(self.o.weight, (width,), eps=1e-2)\n"
+            "        return x.transpose(1, 2).reshape(b, n, width) @ weight.t()\n\n"
+            "    def forward(self, x, bias):\n",
+        ),
+    ]
+    apart = (
+        "weight = F.layer_norm(self.o.weight, (width,), eps=1e-2)",
+        "weight = self.o.weight - self.o.weight.mean(1, keepdim=True)\n"
+        "        weight = weight / torch.sqrt((weight * weight).mean(1, keepdim=True) + 1e-5)",
+    )
+    written(tmp_path, apart, reference=reference)
+    found = answer(capsys)
+    assert {origin["layer"] for origin in found["origins"]} == {"blocks.0", "blocks.1"}
+    assert "+ 0.01)" in found["origins"][0]["edit"]["lines"][0]["after"]
+    assert found["origins"][0]["causes"][0]["confirmed"]
+
+
 def test_the_patch_goes_to_stdout_in_the_reports_place(tmp_path, capsys):
     written(tmp_path, *MISTAKES["axis"])
     captured()

@@ -21,7 +21,8 @@ PLAIN = 32
 """A ratio of two whole numbers up to this is one that people write."""
 
 UNIT = 1e-4
-"""So close to one are the lengths of what was normalised; an eps takes off little."""
+"""So close to one are the lengths of what was normalised, and what is scaled on purpose is not: an eps takes off
+little."""
 
 ALIKE = 1e-6
 """So close must a lone number come to such a ratio: hardly any does by chance."""
@@ -48,8 +49,10 @@ def _ratio(pair: Pair) -> Optional[Suspect]:
     left = pair.proved(pair.actual / ratio, pair.expected)
     if left is None:
         return None
-    if abs(ratio + 1.0) < 1e-4:
+    if abs(ratio + 1.0) < UNIT:
         return pair.suspect("sign-flipped", left, 0.8)
+    if abs(ratio - 1.0) < UNIT:
+        return None  # nobody scales so: an eps is another one
     told = name_of(ratio, pair.expected.shape)
     known = f" = {told}" if told else ""
     if math.isclose(ratio, _ddof(ratio), rel_tol=FINE):
