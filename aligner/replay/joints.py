@@ -185,7 +185,11 @@ class Joints:
                     given = partial(self._given, run, path, before, orders) if path in self._theirs else known
                     hooks.callback(self._adapter.intervene(layer, given, partial(self._made, run, path, [])).remove)
             hooks.callback(answered(self._adapter, self._leaves, run.due).remove)
-            call()
+            try:
+                call()
+            except Exception:  # what ran before tells of a net that stops in the middle
+                if not any(run.known.values()):
+                    raise
         return run
 
     def _seen(

@@ -91,7 +91,7 @@ def run(
     """Call the port once and watch its layers.
 
     Layers that are to be `held` are given one of these values, and the run ends once it is known what is made of them.
-    Whatever the net raises goes up.
+    Of a net that raises in the middle, what ran before tells; what it raises before that goes up.
     """
     trial = Trial()
     due: Due = {}
@@ -123,7 +123,7 @@ def run(
         try:
             model(*args, **kwargs)
         except Exception:  # what is raised in a hook may come back as another exception
-            if not held or trial.telling(held) is None:
+            if trial.telling(held) is None if held else not trial.judged:
                 raise
     return trial
 

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - only after it is known to be there
 from torch.nn import functional as F  # noqa: E402 - as above
 
+import aligner  # noqa: E402 - as above
 from aligner.errors import ReplayError  # noqa: E402 - as above
 from tests.endtoend.pairs import compared, places, replayed, telling  # noqa: E402 - as above
 
@@ -59,6 +60,24 @@ def test_a_shortcut_that_runs_first_is_known_by_what_is_made_of_it(tmp_path):
         "down": "2.proj",
         "down_bn": "2.bn",
     }
+
+
+class Stopping(nn.Module):
+    """What the port's framework cannot do."""
+
+    def forward(self, x):
+        raise RuntimeError("not this way")
+
+
+def test_a_port_that_stops_is_told_by_what_ran_before(tmp_path):
+    net, port = nn.Sequential(stack(Residual), nn.Identity()), nn.Sequential(stack(Shortcut), Stopping())
+    replay = replayed(tmp_path, telling(net), port, torch.randn(2, 6, 5, 5))
+    with pytest.raises(RuntimeError, match="not this way"), replay.capture(tmp_path / "port.h5"):
+        port(*replay.inputs(0))
+    result = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
+    pairs = {pair.reference: pair.port for pair in result.layers}
+    assert (pairs["0.1.conv1"], pairs["0.1.down"]) == ("0.1.a", "0.1.proj")
+    assert not result.origins
 
 
 @pytest.mark.parametrize(

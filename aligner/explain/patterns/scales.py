@@ -30,7 +30,7 @@ ALIKE = 1e-6
 
 def suspects(pair: Pair) -> Iterator[Suspect]:
     """The simplest of them that holds. Slices that are merely zero are told of elsewhere."""
-    if not pair.alike:
+    if not pair.alike or pair.before < UNIT:
         return
     for rule in (_ratio, _shift, _both, _sliced):
         found = rule(pair)
@@ -51,8 +51,6 @@ def _ratio(pair: Pair) -> Optional[Suspect]:
         return None
     if abs(ratio + 1.0) < UNIT:
         return pair.suspect("sign-flipped", left, 0.8)
-    if abs(ratio - 1.0) < UNIT:
-        return None  # nobody scales so: an eps is another one
     told = name_of(ratio, pair.expected.shape)
     known = f" = {told}" if told else ""
     if math.isclose(ratio, _ddof(ratio), rel_tol=FINE):
