@@ -14,6 +14,7 @@ from aligner.compare.naming import by_content, by_map, by_name, by_replay, famil
 from aligner.compare.net import CallId, Net, Visit
 from aligner.compare.sequence import BEST, Feature, align, rising
 from aligner.compare.verdict import LayerPair
+from aligner.vocabulary import KINDS
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Entry
@@ -271,14 +272,29 @@ def _unique(reference: Net, port: Net, one: Sequence[int], other: Sequence[int])
 def _take(pairing: Pairing, reference: Net, port: Net, found: Sequence[tuple[int, int, float]]) -> None:
     """Add pairs of calls, and the pairs of layers they mean."""
     known = {(pair.reference, pair.port) for pair in pairing.layers}
+    taken = {call.layer for call in pairing.calls}, {call.layer for call in pairing.calls.values()}
     sure: dict[tuple[str, str], list[float]] = {}
     for i, j, confidence in found:
-        one, other = reference.visits[i].id, port.visits[j].id
+        first, second = reference.visits[i], port.visits[j]
+        if reference.kind(first.call.layer) != port.kind(second.call.layer):
+            first, second = _whole(reference, first, second, taken[0]), _whole(port, second, first, taken[1])
+        one, other = first.id, second.id
         pairing.calls[one] = other
         sure.setdefault((one.layer, other.layer), []).append(confidence)
     for (ours, theirs), values in sure.items():
         if (ours, theirs) not in known:
             pairing.layers.append(LayerPair(ours, theirs, min(values), "structure"))
+
+
+def _whole(net: Net, visit: Visit, other: Visit, taken: Set[str]) -> Visit:
+    """The layer that is written around this one alone, and makes what the other one may make: a Swish that calls its
+    Sigmoid stands against a SiLU."""
+    parent = visit.parent
+    lone = parent is not None and parent.parent is not None and [*parent.children] == [visit]
+    if not lone or parent is None or parent.call.layer in taken or parent.shapes != other.shapes:
+        return visit
+    weighed = any(net.weights(path) for path in (parent.call.layer, visit.call.layer))
+    return visit if weighed or net.kind(parent.call.layer) in KINDS else parent
 
 
 def _pair_parents(pairing: Pairing, reference: Net, port: Net, replayed: Set[tuple[str, str]]) -> None:

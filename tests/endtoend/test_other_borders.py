@@ -50,6 +50,33 @@ class Line(nn.BatchNorm2d):
         return F.relu(x) if self.act else x
 
 
+class Swish(nn.Module):
+    """An activation of two layers' doing."""
+
+    def __init__(self):
+        super().__init__()
+        self.sigmoid = nn.Sigmoid()
+
+    def forward(self, x):
+        return x * self.sigmoid(x)
+
+
+class NormSilu(NormAct):
+    """Both in one, the activation another one."""
+
+    def __init__(self, *given, act=True):
+        super().__init__(*given, act=act)
+        self.act = nn.SiLU() if act else nn.Identity()
+
+
+class Swishing(Apart):
+    """A norm, then its activation, which is a layer around a layer."""
+
+    def __init__(self, eps=1e-5, act=True, residual=True):
+        super().__init__(eps, act, residual)
+        self.act1 = Swish()
+
+
 class Together(nn.Module):
     def __init__(self, norm, eps=1e-5, act=True, residual=True):
         super().__init__()
@@ -237,6 +264,8 @@ FORMS = {
     "apart": image(Apart),
     "act-inside": image(lambda **wrong: Together(NormAct, **wrong)),
     "act-as-line": image(lambda **wrong: Together(Line, **wrong)),
+    "silu-inside": image(lambda **wrong: Together(NormSilu, **wrong)),
+    "swish-apart": image(Swishing),
     "residual-inside": lambda **wrong: Around(True, **wrong),
     "residual-outside": lambda **wrong: Around(False, **wrong),
     "rows": image(lambda **wrong: Mixing(True, **wrong), last=True, flat=True),
@@ -257,6 +286,8 @@ PAIRS = [
     ("act-inside", "apart"),
     ("act-as-line", "apart"),
     ("act-as-line", "act-inside"),
+    ("silu-inside", "swish-apart"),
+    ("swish-apart", "silu-inside"),
     ("residual-inside", "residual-outside"),
     ("residual-outside", "residual-inside"),
     ("squares", "rows"),
