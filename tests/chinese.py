@@ -52,6 +52,7 @@ OWN = {
     "kind",
     "port_kind",
     "given",
+    "called",
     "role",
     "roles",
     "port_parameter",

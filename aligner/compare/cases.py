@@ -49,7 +49,7 @@ class Cases:
         for pair in pairing.layers:
             self._ports.setdefault(pair.reference, pair.port)
         self._trails = Trails(reference, port)
-        self._steps: dict[int, Mapping[CallId, Visit]] = {}
+        self._steps: dict[tuple[int, int], Mapping[CallId, Visit]] = {}
         self._calls: dict[tuple[int, str, int], tuple[list[Entry], list[Entry]]] = {}
 
     def case(self, place: Place) -> Case:
@@ -85,6 +85,7 @@ class Cases:
             computed=self._computed(place.owner, other) if place.where == "layer" else None,
             shortened=self._shortened(place.owner, other) if place.where in ("glue", "layer") and not long else None,
             order=self._order(place) if around else None,
+            alone=(self._alone(0, place), self._alone(1, place)) if around else ((), ()),
             types=(_type(self.dumps[0], place.owner), _type(port, other)),
             batch=self._batch,
             words=TORCH if port.header.get("framework") in WRITTEN_IN_TORCH else MINDSPORE,
@@ -140,6 +141,25 @@ class Cases:
         names = [self._ports.get(name, name) if name else "" for name in (before, after)]
         theirs = ran(self.dumps[1], self._ports.get(place.owner, place.owner), *names)
         return (ours, theirs) if ours is not None and theirs is not None else None
+
+    def _alone(self, side: int, place: Place) -> tuple[tuple[str, LayerSpec, int], ...]:
+        """What this side's code calls between the last layer before and this value, and the other side has not."""
+        key = (place.key, place.port)[side]
+        wrong = None if key is None else self.dumps[side].find(key)
+        if wrong is None or place.between is None or not all(net.weighed for net in self._nets):
+            return ()
+        named = {pair.port if side else pair.reference for pair in self._pairing.layers}
+        named |= {key.layer for part in self._parts for key in part.keys(side)}
+        owner, before = (self._ports.get(name, name) if side else name for name in (place.owner, place.between[0]))
+        around = self._around(self._visits(wrong.key.step, side), owner, wrong)
+        ran = [v for v in ([] if around is None else around.children) if v.call.last and v.call.last <= wrong.order]
+        start = max((n + 1 for n, visit in enumerate(ran) if visit.call.layer == before), default=0)
+        net = self._nets[side]
+        return tuple(
+            (layer, _spec(net, layer), len(visit.shapes[0][0]) if visit.shapes[0] else 0)
+            for visit in ran[start:]
+            if (layer := visit.call.layer) not in named and net.weights(layer)
+        )
 
     def _actual(self, place: Place) -> Optional[Entry]:
         if place.port is None:
@@ -252,11 +272,11 @@ class Cases:
         deep = [value for value in others if _within(value.layer, parent)]
         return (*own, *reversed(deep), *_once(near), *(value for value in others if not _within(value.layer, parent)))
 
-    def _visits(self, step: int) -> Mapping[CallId, Visit]:
-        if step not in self._steps:
-            calls = (c for c in self.dumps[0].calls if c.phase is Phase.FORWARD and c.step == step)
-            self._steps[step] = {visit.id: visit for visit in nest(calls)}
-        return self._steps[step]
+    def _visits(self, step: int, side: int = 0) -> Mapping[CallId, Visit]:
+        if (step, side) not in self._steps:
+            calls = (c for c in self.dumps[side].calls if c.phase is Phase.FORWARD and c.step == step)
+            self._steps[step, side] = {visit.id: visit for visit in nest(calls)}
+        return self._steps[step, side]
 
     def _around(self, visits: Mapping[CallId, Visit], parent: str, wrong: Entry) -> Optional[Visit]:
         """The parent's call in which the value was made."""

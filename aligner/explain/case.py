@@ -25,6 +25,10 @@ BLOCK = 1 << 16
 """Elements at a time in float64: what is made of them stays in the cache, however large the values are."""
 
 
+Called = tuple[str, LayerSpec, int]
+"""A layer that is called, its settings, and how many axes it is given."""
+
+
 @dataclass(frozen=True, eq=False)
 class Value:
     """A recorded tensor: where it stood, its form, and its numbers when somebody asks (short floats as float32)."""
@@ -85,6 +89,8 @@ class Case:
     are bad at, and others. Of the whole layer, or of the whole parent."""
     order: Optional[tuple[tuple[str, ...], tuple[str, ...]]] = None
     """Glue: the layers that the parent calls, in the order of reference and port, where it has to be the same."""
+    alone: tuple[tuple[Called, ...], tuple[Called, ...]] = ((), ())
+    """Glue: layers with weights that each side calls here and that the other has no counterpart of."""
     types: tuple[str, str] = ("", "")
     """Classes of the layer, in reference and port."""
     batch: Optional[int] = None

@@ -34,6 +34,27 @@ CALLS: tuple[Entry, ...] = (
     ),
 )
 
+ALONE: tuple[Entry, ...] = (
+    _entry(
+        "layer-left-out",
+        ("A layer is missing: {called}", "缺少一层：{called}"),
+        ("Build it and call it here: {written}", "构造该层并在此处调用：{written}"),
+        (
+            "The reference calls {called} here; its weights have no counterpart in the port",
+            "标杆在此处调用 {called}；其权重在待比对中没有对应",
+        ),
+    ),
+    _entry(
+        "layer-added",
+        ("A layer too many: {called}, which the reference does not have", "多了一层：{called}，标杆中没有"),
+        ("Leave {called} out here", "此处去掉 {called}"),
+        (
+            "The port calls {called} here; its weights have no counterpart in the reference",
+            "待比对在此处调用 {called}；其权重在标杆中没有对应",
+        ),
+    ),
+)
+
 SUMS: tuple[Entry, ...] = (
     _entry(
         "residual-missing",
@@ -182,4 +203,4 @@ OPERATIONS: tuple[Entry, ...] = (
     ),
 )
 
-ENTRIES: tuple[Entry, ...] = (*CALLS, *SUMS, *PRODUCTS, *VALUES, *REDUCTIONS, *OPERATIONS)
+ENTRIES: tuple[Entry, ...] = (*CALLS, *ALONE, *SUMS, *PRODUCTS, *VALUES, *REDUCTIONS, *OPERATIONS)
