@@ -82,6 +82,7 @@ def build(load: Callable[[], Callable[[], object]], framework: Optional[str], se
     adapter = registry.of(task.model)
     if framework is not None and adapter.name != framework:
         raise CaptureError("framework-wanted", found=adapter.name, wanted=framework)
+    adapter.seed(seed)  # what the framework has only put off until now fails here: it is the factory's
     return adapter, task
 
 

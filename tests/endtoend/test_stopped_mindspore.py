@@ -58,6 +58,10 @@ MINDSPORE = """
     def last(): return Net("last")
     def kernel(): return Net("kernel")
     def wrong(): return Net("kernel", eps=1e-2)
+
+    def building():
+        ops.gather(Tensor([1.0]), Tensor([9]), 0)
+        return Net()
 """
 
 
@@ -105,6 +109,13 @@ def test_a_port_that_stopped(folder, name, layer, said, text, origins):
     assert f"{stop['error']}: {stop['said']}".startswith(said)
     assert [origin["layer"] for origin in found["origins"]] == origins
     assert not found["counts"]["unmatched"]
+
+
+def test_a_kernel_that_fails_late_while_the_net_is_built_is_the_factorys(folder):
+    done = run(folder, "capture", "port.py:building", "--from", "ref.h5", "-o", "building.h5")
+    assert done.returncode == 2
+    assert "port.py:building raised RuntimeError" in done.stderr
+    assert "aligner itself failed" not in done.stderr
 
 
 def test_a_compiled_port_that_stopped(folder):
