@@ -29,6 +29,7 @@ from aligner.replay.forms import laid, laid_out
 from aligner.replay.frames import Plan
 from aligner.replay.judgement import as_entry, judged
 from aligner.structure import Tensors, flatten_result, rebuild_arguments
+from aligner.vocabulary import KINDS
 
 if TYPE_CHECKING:
     from aligner.compare.formed import Formed
@@ -100,6 +101,10 @@ class Alone:
     def layer(self, path: str) -> Optional[object]:
         """The port's layer."""
         return self._layers.get(path)
+
+    def is_own(self, path: str) -> bool:
+        """Whether the port's layer is of a class of the user's own."""
+        return path in self._layers and self._adapter.spec(self._layers[path]).kind not in KINDS
 
     def error(
         self,

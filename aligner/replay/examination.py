@@ -40,7 +40,6 @@ from aligner.replay.precision import CASTS, grid
 from aligner.replay.rounding import DOUBTFUL, by_itself, disturbed
 from aligner.replay.trials import described, small, tried
 from aligner.replay.widened import Widened, is_hiding, judged, rounded
-from aligner.vocabulary import KINDS
 
 if TYPE_CHECKING:
     from aligner.capture.progress import Progress
@@ -189,7 +188,7 @@ def _cast(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -> l
 
 
 def _rounded(checks: Sequence[Check], path: str, plan: Plan, alone: Alone, reference: Dump) -> list[Check]:
-    """The checks of code between layers with what its own rounding explains, where noise did not: how far the same code
+    """The checks of the user's code with what its own rounding explains, where noise did not: how far the same code
     comes out in float64. A kernel that approximates (MindSpore's tanh: 1e-5) is no mistake of the code's.
     """
     result, asked = [], 0
@@ -201,7 +200,8 @@ def _rounded(checks: Sequence[Check], path: str, plan: Plan, alone: Alone, refer
                 made = kept.load()
                 explained = max(check.expected, _of_coordinates(check, made, plan, reference))
                 check = replace(check, expected=explained)
-                if check.suspicious and check.where == "glue" and check.ratio < DOUBTFUL and asked < MOST:
+                of_code = check.where == "glue" or alone.is_own(check.port.layer)
+                if check.suspicious and of_code and check.ratio < DOUBTFUL and asked < MOST:
                     asked += 1
                     check = replace(check, expected=max(explained, by_itself(check, made, alone, None)))
             result.append(check)
@@ -294,16 +294,19 @@ def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink
     adapter, made, proved = subject.adapter, 0, 0
     if not any(check.fails for check in checks) or not hasattr(adapter, "computing") or not subject.search:
         return made, proved
-    layers = dict(adapter.layers(subject.model))
-
-    def own(layer: str) -> bool:
-        return layer in layers and adapter.spec(layers[layer]).kind not in KINDS
-
     with open_dump(path) as port:
         try:
             alone = _lonely(subject, port, plan)
             mending = Mending(
-                adapter, subject.model, alone, subject.reference, port, checks, own, subject.search, subject.progress
+                adapter,
+                subject.model,
+                alone,
+                subject.reference,
+                port,
+                checks,
+                alone.is_own,
+                subject.search,
+                subject.progress,
             )
             with as_it_was(adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
                 for found in mending.mended():

@@ -11,6 +11,7 @@ from torch import nn  # noqa: E402 - only after it is known to be there
 
 import aligner  # noqa: E402 - as above
 from aligner.capture.session import Options  # noqa: E402 - as above
+from tests.endtoend.pairs import compared, telling  # noqa: E402 - as above
 
 DIFFERS = "framework-layer-differs"
 
@@ -62,3 +63,33 @@ def test_not_one_of_the_users_own(tmp_path):
     port = copy.deepcopy(net)
     port[1].__class__ = Own
     assert DIFFERS not in causes(tmp_path, net, port)
+
+
+class Curve(nn.Module):
+    """An activation that is written out; its kernel approximates in float32."""
+
+    def __init__(self, rough=False, factor=0.044715):
+        super().__init__()
+        self.rough, self.factor = rough, factor
+
+    def forward(self, x):
+        inner = torch.tanh(0.7978845608 * (x + self.factor * x**3))
+        if self.rough and x.dtype == torch.float32:
+            inner = inner + 2e-5 * torch.sin(1e3 * x)
+        return 0.5 * x * (1.0 + inner)
+
+
+def written_out(tmp_path, **wrong):
+    torch.manual_seed(1)
+    net, port = (nn.Sequential(nn.Linear(9, 9), curve, nn.Linear(9, 9)) for curve in (Curve(), Curve(**wrong)))
+    return compared(tmp_path, telling(net), port, 2.0 * torch.randn(64, 9))
+
+
+def test_what_a_kernel_approximates_in_a_layer_that_is_written_out_is_no_mistake(tmp_path):
+    result = written_out(tmp_path, rough=True)
+    assert (result.aligned, result.origins, result.suspects) == (True, (), ())
+
+
+def test_a_number_that_is_a_little_off_in_it_is_one(tmp_path):
+    result = written_out(tmp_path, factor=0.0447)
+    assert [place.layer for place in (*result.origins, *result.suspects)] == ["1"]
