@@ -6,7 +6,7 @@ Taken from the dumps alone, during the capture (for trials) and when they are co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Optional, Union
@@ -17,6 +17,7 @@ from aligner.compare.folded import ends
 from aligner.compare.formed import Formed
 from aligner.compare.looped import loops
 from aligner.compare.net import CallId, Net, Visit, is_input, nest
+from aligner.compare.pieces import pieces
 from aligner.compare.place import Place
 from aligner.compare.reformed import Part, made, parts
 from aligner.compare.reordered import Orders, reordered
@@ -145,11 +146,9 @@ class Cases:
     def _alone(self, side: int, place: Place) -> tuple[tuple[str, LayerSpec, int], ...]:
         """What this side's code calls between the last layer before and this value, and the other side has not."""
         key = (place.key, place.port)[side]
-        wrong = None if key is None else self.dumps[side].find(key)
+        wrong = None if key is None else self._find(side, key)
         if wrong is None or place.between is None or not all(net.weighed for net in self._nets):
             return ()
-        named = {pair.port if side else pair.reference for pair in self._pairing.layers}
-        named |= {key.layer for part in self._parts for key in part.keys(side)}
         owner, before = (self._ports.get(name, name) if side else name for name in (place.owner, place.between[0]))
         around = self._around(self._visits(wrong.key.step, side), owner, wrong)
         ran = [v for v in ([] if around is None else around.children) if v.call.last and v.call.last <= wrong.order]
@@ -158,7 +157,16 @@ class Cases:
         return tuple(
             (layer, _spec(net, layer), len(visit.shapes[0][0]) if visit.shapes[0] else 0)
             for visit in ran[start:]
-            if (layer := visit.call.layer) not in named and net.weights(layer)
+            if (layer := visit.call.layer) not in self._named[side] and net.weights(layer)
+        )
+
+    @cached_property
+    def _named(self) -> tuple[Set[str], Set[str]]:
+        """The layers of each side that have a counterpart, or whose parameters have one."""
+        ours, theirs = ({key.layer for part in self._parts for key in part.keys(side)} for side in (0, 1))
+        return (
+            ours | {pair.reference for pair in self._pairing.layers},
+            theirs | {pair.port for pair in self._pairing.layers},
         )
 
     def _actual(self, place: Place) -> Optional[Entry]:
@@ -177,7 +185,8 @@ class Cases:
             same = [part.reference for part in self._loops if part.reference.key[:4] == key[:4]]
             turns = [part for part in same if "[#" in part.key.slot]
             inputs, outputs = ([part for part in turns if is_input(part.key.slot) is given] for given in (True, False))
-            return inputs, outputs  # type: ignore[return-value]  # they read like records
+            if turns:
+                return inputs, outputs  # type: ignore[return-value]  # they read like records
         entries, _ = self.dumps[0].of_layer(key.layer)
         mine = [e for e in entries if e.key.step == key.step and e.key.call == key.call and e.key.phase is key.phase]
         return [e for e in mine if is_input(e.key.slot)], [e for e in mine if not is_input(e.key.slot)]
@@ -217,6 +226,11 @@ class Cases:
         return [part for loop in loops(*self.dumps, self._pairing) for part in loop.parts]
 
     @cached_property
+    def _pieces(self) -> Sequence[Part]:
+        """What one side hands over in pieces."""
+        return [part for parts, _ in pieces(*self.dumps, self._pairing) for part in parts]
+
+    @cached_property
     def _ends(self) -> Mapping[Key, Formed]:
         """The reference's values that stand in another layer's place, and those that are worked out."""
         return {
@@ -229,7 +243,8 @@ class Cases:
             return self._ends[key]  # type: ignore[return-value]  # reads like a record
         found = self.dumps[side].find(key)
         if (found is None and ("[" in key.slot or key.phase is Phase.PARAMETER)) or ".T" in key.slot:
-            parts = (part.port if side else part.reference for part in (*self._parts, *self._made, *self._loops))
+            every = (*self._parts, *self._made, *self._loops, *self._pieces)
+            parts = (part.port if side else part.reference for part in every)
             found = next((part for part in parts if part.key == key), None)  # type: ignore[assignment]  # reads like a record
         return found
 

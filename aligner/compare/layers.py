@@ -290,11 +290,11 @@ def _whole(net: Net, visit: Visit, other: Visit, taken: Set[str]) -> Visit:
     """The layer that is written around this one alone, and makes what the other one may make: a Swish that calls its
     Sigmoid stands against a SiLU."""
     parent = visit.parent
-    lone = parent is not None and parent.parent is not None and [*parent.children] == [visit]
-    if not lone or parent is None or parent.call.layer in taken or parent.shapes != other.shapes:
+    if parent is None or parent.parent is None or len(parent.children) > 1 or parent.shapes != other.shapes:
         return visit
-    weighed = any(net.weights(path) for path in (parent.call.layer, visit.call.layer))
-    return visit if weighed or net.kind(parent.call.layer) in KINDS else parent
+    layer = parent.call.layer
+    known = layer in taken or net.kind(layer) in KINDS
+    return visit if known or net.weights(layer) or net.weights(visit.call.layer) else parent
 
 
 def _pair_parents(pairing: Pairing, reference: Net, port: Net, replayed: Set[tuple[str, str]]) -> None:

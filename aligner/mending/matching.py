@@ -88,7 +88,8 @@ class Matching:
         """What the reference's code computes with and is no whole number."""
         given = (value for event in self.ours.events for value in (*event.arguments.values(), *event.operands))
         found = (value.value if isinstance(value, Constant) else value for value in given)
-        return [*dict.fromkeys(one for one in found if isinstance(one, float) and one > 0 and one != int(one))]
+        plain = (one for one in found if isinstance(one, float) and math.isfinite(one) and one > 0)
+        return [*dict.fromkeys(one for one in plain if not one.is_integer())]
 
     def match(self, ours: Operand, theirs: Operand) -> bool:
         """Whether an operand of the reference's is one of the port's."""

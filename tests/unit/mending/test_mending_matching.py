@@ -23,3 +23,11 @@ def test_the_result_of_a_reduction_is_and_a_number_made_of_numbers_is_not():
     story = Story([fingerprint(value) for value in values], events, [value.shape for value in values])
     other = Story([fingerprint(X), fingerprint(X + 1)], [Event("add", (0,), (1,))], [X.shape] * 2)
     assert Matching(story, other, other.events, 3, 1, 0.5).worked_out == {str(MEAN)}
+
+
+def test_the_numbers_that_the_reference_computes_with_are_the_finite_broken_ones():
+    given = {"eps": 1e-8, "max": np.inf, "p": 2.0, "slope": -0.5, "axis": 1}
+    events = [Event("norm", (0, Constant(0.25)), (1,), given), Event("clamp", (1,), (2,), {"min": np.nan, "eps": 1e-8})]
+    story = Story([fingerprint(X)] * 3, events, [X.shape] * 3)
+    other = Story([fingerprint(X), fingerprint(X + 1)], [Event("add", (0,), (1,))], [X.shape] * 2)
+    assert Matching(story, other, other.events, 2, 1, 0.5).numbers == [1e-8, 0.25]
