@@ -82,7 +82,7 @@ def pair_layers(
     if reference.partial or port.partial:
         pairing.add(by_content(reference, port))
     pairing.calls.update(paired_calls(pairing.layers, reference, port))
-    _pair_rows(pairing, reference, port)
+    _pair_rows(pairing, reference, port, bool(replayed))
     _pair_parents(pairing, reference, port, {(pair.reference, pair.port) for pair in replayed})
     _pair_owners(pairing, reference, port)
     known = {(pair.reference, pair.port) for pair in pairing.layers}
@@ -136,8 +136,8 @@ def _holders(net: Net) -> set[str]:
     return found
 
 
-def _pair_rows(pairing: Pairing, reference: Net, port: Net) -> None:
-    """Calls without a counterpart, aligned by likeness between those that have one."""
+def _pair_rows(pairing: Pairing, reference: Net, port: Net, told: bool) -> None:
+    """Calls without a counterpart, aligned by likeness between those that have one; `told`: whose weights are whose."""
     where = {visit.id: index for index, visit in enumerate(port.visits)}
     ours = {visit.id: index for index, visit in enumerate(reference.visits)}
     fixed = sorted(
@@ -154,18 +154,23 @@ def _pair_rows(pairing: Pairing, reference: Net, port: Net) -> None:
     used = {i for i, _, _ in found}, {j for _, j, _ in found}
     rest = [i for i in one if i not in used[0]], [j for j in other if j not in used[1]]
     found += _unique(reference, port, *rest)
-    _take(pairing, reference, port, [*_alone_or_known(pairing, reference, port, found)])
+    _take(pairing, reference, port, [*_alone_or_known(pairing, reference, port, found, told)])
 
 
 def _alone_or_known(
-    pairing: Pairing, reference: Net, port: Net, found: Iterable[tuple[int, int, float]]
+    pairing: Pairing, reference: Net, port: Net, found: Iterable[tuple[int, int, float]], told: bool
 ) -> Iterable[tuple[int, int, float]]:
-    """Without calls, however alike, of layers that have weights and are both others' counterparts."""
+    """Without calls, however alike, of layers that have weights and are both others' counterparts; or are nobody's,
+    where that was told: weights that could go over and did not were seen to belong elsewhere.
+    """
     known = {(pair.reference, pair.port) for pair in pairing.layers}
     ours, theirs = {one for one, _ in known}, {other for _, other in known}
     for i, j, sure in found:
         one, other = reference.visits[i].call.layer, port.visits[j].call.layer
-        if (one, other) in known or one not in ours or other not in theirs or not reference.weights(one):
+        weights = reference.weights(one)
+        both, neither = one in ours and other in theirs, one not in ours and other not in theirs
+        apart = both or (told and neither and weights == port.weights(other))
+        if (one, other) in known or not weights or not apart:
             yield i, j, sure
 
 

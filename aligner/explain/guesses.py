@@ -46,7 +46,7 @@ def suspects(case: Case) -> Iterator[Suspect]:
 
 def _related(case: Case, pair: Pair) -> Iterator[Suspect]:
     found = list(_in_hand(case, pair)) if pair.alike else []
-    yield from found or relations(pair)
+    yield from found or ([] if any(case.alone) else relations(pair))  # a layer more relates them in any way
 
 
 def _in_hand(case: Case, pair: Pair) -> Iterator[Suspect]:

@@ -5,33 +5,32 @@ port may do both otherwise (the shortcut first, a norm more). A run tells: just 
 of the reference's layer that was given the same values. Where none was, it hands on what its counterpart so far made,
 so that the next are given right values again; where one was, it hands that on at once and need not be computed. Layers
 that the reference gave the very same values (the first convolution of a block and its shortcut) are tried in all
-orders, and what comes after them tells.
+orders, and what comes after them tells. A layer that is given a value of the reference that none like it was given is
+one too many, if the others find their counterparts when it hands that value on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import permutations
 from typing import Any, Optional
 
 from aligner.adapter import Adapter, Arguments
+from aligner.compare.held import Held
 from aligner.dtypes import DTYPES
 from aligner.dump.reader import Dump, Entry
 from aligner.record import Key, Phase
-from aligner.replay.answering import Due, answered, leaves
+from aligner.replay.answering import answered, leaves
+from aligner.replay.counterparts import Fill, Group, Run
 from aligner.replay.forms import squeezed
 from aligner.replay.items import Item, Match
-from aligner.replay.sample import FARTHEST, NEAR, Sample
+from aligner.replay.sample import NEAR, Sample
+from aligner.replay.standing import Standing
 from aligner.replay.transfer import Transfer
 from aligner.replay.trial import Trial, executed
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_result
-
-OFTEN = 5.0
-"""Where layers before the first choice are given values that are off a little, behind it these may be so many times as
-far off, never farther than FARTHEST, without the choice being doubted for it: another mistake explains them."""
 
 SEEN = 2
 """So many layers at least show that two have each other's places, if either shows."""
@@ -42,57 +41,7 @@ MOST_ORDERS = 6
 SURE = 0.9
 """How sure a match by values is."""
 
-Fill = Callable[[Iterable[Match]], None]
-
 _Signature = tuple[tuple[str, tuple[int, ...]], ...]
-_Group = tuple[str, ...]
-
-
-@dataclass
-class _Run:
-    """What one run showed: the port's layers in the order in which they ran."""
-
-    fill: Fill
-    """Loads what it is given."""
-    orders: Mapping[_Group, _Group]
-    """In which it was to meet what was given the same."""
-    taken: dict[str, str] = field(default_factory=dict)
-    """The reference's layer by the port's."""
-    known: dict[str, bool] = field(default_factory=dict)
-    """Whether the layer was given what the reference's was given."""
-    off: dict[str, float] = field(default_factory=dict)
-    """How far off what a layer was given is, as a part of it; 1 where it is something else."""
-    fitted: set[str] = field(default_factory=set)
-    """Layers that were given something else, and whose counterpart shows in what they make."""
-    groups: dict[str, _Group] = field(default_factory=dict)
-    """The reference's layers that were given the same, where there are several."""
-    met: dict[_Group, int] = field(default_factory=dict)
-    """How many of the port's layers have met such a group."""
-    due: Due = field(default_factory=dict)
-    """What layers are to hand on that were given what their counterparts were."""
-
-    def order(self, group: _Group) -> _Group:
-        """The order in which it met a group."""
-        return tuple(self.taken[path] for path, met in self.groups.items() if met == group and path in self.taken)
-
-    def lost(self) -> dict[_Group, int]:
-        """For each group how many layers, until the next group has run, were given other values than they should be.
-
-        What comes before the first group counts for no order.
-        """
-        found: dict[_Group, int] = {}
-        latest: Optional[_Group] = None
-        allowed = NEAR
-        for layer in self.known:
-            group, off = self.groups.get(layer), self.off.get(layer, 1.0)
-            if latest is None and group is None:
-                allowed = min(max(allowed, OFTEN * off), FARTHEST) if off < FARTHEST else allowed
-            if latest is not None and group != latest:
-                found[latest] = found.get(latest, 0) + (off > allowed)
-            if group is not None:
-                latest = group
-                found.setdefault(group, 0)
-        return found
 
 
 class Joints:
@@ -135,6 +84,9 @@ class Joints:
         for path in sorted(self._ours, key=lambda path: order.get(path, len(order))):
             self._alike.setdefault(_signature(self._ours[path]), []).append(path)
         self._samples: dict[Key, Optional[Sample]] = {}
+        self._standing: Optional[Standing] = None
+        self._aside: Set[str] = frozenset()
+        """Layers with a first counterpart that are one too many."""
         self.known = 0
         """How many layers were given what their counterparts were given."""
         self.gained = False
@@ -144,8 +96,8 @@ class Joints:
 
     def found(self, call: Callable[[], None], before: Trial) -> Transfer:
         """The matches that the runs tell; `before` is what a run with the first ones showed."""
-        best = run = self._ran(call, before, {})
-        fewest, orders, left = best.lost(), dict[_Group, _Group](), dict[_Group, Iterator[_Group]]()
+        best = run = self._without_added(call, before, self._ran(call, before, {}))
+        fewest, orders, left = best.lost(), dict[Group, Group](), dict[Group, Iterator[Group]]()
         if not any(best.known.values()):
             return self._first
         for _ in range(MOST_ORDERS):
@@ -176,8 +128,23 @@ class Joints:
         self.certain = told == set(changed) and not told & set(run.groups)
         return self._transfer(run)
 
-    def _ran(self, call: Callable[[], None], before: Trial, orders: Mapping[_Group, _Group]) -> _Run:
-        run = _Run(self._fill, orders)
+    def _without_added(self, call: Callable[[], None], before: Trial, first: Run) -> Run:
+        """The first run, or one in which layers that are one too many hand on what they are given."""
+        self._aside = first.beside & self._prior.keys()
+        for _ in range(2 if self._aside else 0):
+            run = self._ran(call, before, {})
+            met = {run.taken[path] for path, known in run.known.items() if known and path in run.taken}
+            added = {path for path in self._aside if self._prior[path] in met}
+            if added == self._aside and sum(run.known.values()) > sum(first.known.values()):
+                return run
+            self._aside = added if added < self._aside else frozenset()
+            if not self._aside:
+                break
+        self._aside = frozenset()
+        return first
+
+    def _ran(self, call: Callable[[], None], before: Trial, orders: Mapping[Group, Group]) -> Run:
+        run = Run(self._fill, orders)
         with ExitStack() as hooks:
             for path, layer in self._adapter.layers(self._model):
                 if path in self._theirs or path in self._sure:
@@ -193,7 +160,7 @@ class Joints:
         return run
 
     def _seen(
-        self, run: _Run, path: str, before: Trial, args: tuple[object, ...], kwargs: Mapping[str, object]
+        self, run: Run, path: str, before: Trial, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> Arguments:
         """Before a layer runs whose counterpart is known."""
         run.due.pop(path, None)  # of a call that somebody else has answered
@@ -208,10 +175,10 @@ class Joints:
 
     def _given(
         self,
-        run: _Run,
+        run: Run,
         path: str,
         before: Trial,
-        orders: Mapping[_Group, _Group],
+        orders: Mapping[Group, Group],
         args: tuple[object, ...],
         kwargs: Mapping[str, object],
     ) -> Arguments:
@@ -226,6 +193,10 @@ class Joints:
         near = [other for other in alike if one is not None and one.near(self._sample(other, "input.0"))]
         run.known[path] = bool(near)
         mine = self._prior.get(path)
+        if found and not near and self._stands(found[0][1], before.made.get(path)):
+            run.beside.add(path)
+            if mine is None or path in self._aside:
+                return args, kwargs
         counterparts = near or ([] if mine is None else [mine])
         run.off[path] = min((_off(one, self._sample(other, "input.0")) for other in counterparts), default=1.0)
         if not near and mine is not None:  # the code before is wrong, or an order before was
@@ -253,7 +224,7 @@ class Joints:
             self._expect(run, path, chosen, before)
         return args, kwargs
 
-    def _expect(self, run: _Run, path: str, chosen: str, before: Trial) -> None:
+    def _expect(self, run: Run, path: str, chosen: str, before: Trial) -> None:
         """A layer that was given what its counterpart was, and has its settings, makes what that one made."""
         alike = path in self._leaves and self._specs[path] == self._reference.layers[chosen].spec
         entry = self._entry(chosen, "output.0") if run.known[path] and alike else None
@@ -262,7 +233,7 @@ class Joints:
 
     def _made(
         self,
-        run: _Run,
+        run: Run,
         path: str,
         done: list[bool],
         args: tuple[object, ...],
@@ -270,6 +241,11 @@ class Joints:
         output: object,
     ) -> object:
         """After it has run: where the way was lost, hand on what its counterpart made."""
+        if path in run.beside and not done and (path in self._aside or path not in self._prior):
+            done.append(True)
+            given: Tensors = []
+            flatten_arguments(args, kwargs, self._adapter.is_tensor, given)
+            return given[0][1]
         chosen = run.taken.get(path, self._sure.get(path))
         found: Tensors = []
         flatten_result(output, self._adapter.is_tensor, found)
@@ -285,18 +261,18 @@ class Joints:
             return output
         return substitute_result(output, {slot: self._adapter.from_numpy(entry.raw().reshape(shape), dtype)})
 
-    def _transfer(self, run: _Run) -> Transfer:
+    def _transfer(self, run: Run) -> Transfer:
         """The first matches, with those of the layers that the run tells in their place."""
         pairs: dict[str, str] = {}
         for path, other in run.taken.items():
             if (run.known[path] or path in run.fitted) and other not in pairs.values():
                 pairs[path] = other
         for path, other in self._prior.items():
-            if path not in pairs and other not in pairs.values():
+            if path not in pairs and other not in pairs.values() and path not in self._aside:
                 pairs[path] = other
         for path, items in self._theirs.items():
             left = [other for other in self._alike.get(_signature(items), ()) if other not in pairs.values()]
-            if path not in pairs and left:
+            if path not in pairs and left and path not in self._aside:
                 pairs[path] = left[0]
         changed = {path: other for path, other in pairs.items() if self._prior.get(path) != other}
         gone = {*changed, *(path for path in self._prior if path not in pairs)}
@@ -331,6 +307,17 @@ class Joints:
             entry = self._entry(layer, slot)
             self._samples[key] = None if entry is None else Sample.of(entry.raw(), entry.dtype)
         return self._samples[key]
+
+    def _stands(self, tensor: object, made: Optional[tuple[int, ...]]) -> bool:
+        """Whether it is a value of the reference's run, of the shape of what the layer made."""
+        dtype = self._adapter.dtype(tensor)
+        if dtype not in DTYPES:
+            return False
+        if self._standing is None:
+            forward = (entry for entry in self._reference.entries if entry.key.phase is Phase.FORWARD)
+            self._standing = Standing.of(forward)
+        found = Held(Key(self._step, Phase.FORWARD, "", 0, ""), 0, dtype, self._adapter.to_numpy(tensor))
+        return found.shape == made and bool(self._standing.near(found, self._step))
 
     def _taken_of(self, tensor: object) -> Optional[Sample]:
         dtype = self._adapter.dtype(tensor)

@@ -77,10 +77,11 @@ class Loader:
         self.transfer = self._folded(plan(*items, renames), items, renames)
         if rules:
             mapped.check_followed(self.transfer, wanted, items[1])
-        held = self._held(self.transfer)
+        held = self._held()
         self._fill(self.transfer.matches)
         if arguments is not None and trial.doubtful(self.transfer):
             self.transfer = self._in_other_orders(self.transfer, items, renames)
+            self._restore(held)
         if any(self.transfer.failing) and not allow_missing:
             self._refuse(self.transfer)
         if arguments is not None and any(match.by == "parts" for match in self.transfer.matches):
@@ -214,18 +215,22 @@ class Loader:
         # Behind a mistake nothing agrees in a run; what layers are given where they are held to be right tells there.
         return (other if after.agreeing > before.agreeing or joints.certain or joints.gained else first), joints.known
 
-    def _held(self, transfer: Transfer) -> Mapping[Slot, Array]:
+    def _held(self) -> Mapping[Slot, tuple[Array, str]]:
         """What the port's vectors hold before they are loaded."""
-        natives = self._natives()
-        slots = [match.port.slot for match in transfer.matches if match.port.role == "weight" and not match.reformed]
-        known = {slot: natives[slot] for slot in slots if len(natives[slot].shape) == 1}
         return {
-            slot: np.array(decode(self._adapter.read(native), native.dtype), np.float64)
-            for slot, native in known.items()
-            if native.dtype in DTYPES and not DTYPES[native.dtype].exact
+            slot: (np.array(self._adapter.read(native)), native.dtype)
+            for slot, native in self._natives().items()
+            if len(native.shape) == 1 and native.dtype in DTYPES and not DTYPES[native.dtype].exact
         }
 
-    def _raised(self, first: Transfer, held: Mapping[Slot, Array]) -> Transfer:
+    def _restore(self, held: Mapping[Slot, tuple[Array, str]]) -> None:
+        """Vectors that have no counterpart get back what was loaded over while one was looked for."""
+        natives = self._natives()
+        for item in self.transfer.left_port:
+            if item.slot in held:
+                self._adapter.load(natives[item.slot], *held[item.slot])
+
+    def _raised(self, first: Transfer, held: Mapping[Slot, tuple[Array, str]]) -> Transfer:
         """Norms of which one side multiplies by 1 + weight, where the port's own weights and a run say so.
 
         A port that has forgotten the 1 does the same to its weights; but then it holds the reference's of its own.
@@ -234,7 +239,9 @@ class Loader:
 
         def values(match: Match) -> Optional[tuple[Array, Array, float]]:
             entry, own = entries[match.reference.slot], held.get(match.port.slot)
-            return None if own is None else (entry.load().astype(np.float64), own, DTYPES[entry.dtype].eps or 0.0)
+            if own is None:
+                return None
+            return entry.load().astype(np.float64), decode(*own).astype(np.float64), DTYPES[entry.dtype].eps or 0.0
 
         other = replace(first, matches=tuple(combining.raised(first.matches, values)))
         if not any(

@@ -55,3 +55,56 @@ def test_a_layer_that_the_port_has_alone_is_named_and_left_out(found):
     for causes in found(Plain, Normed):
         assert (causes[0].id, causes[0].confirmed) == ("code-edit", True)
         assert ("layer-added", "norm") in [(cause.id, cause.facts.get("called")) for cause in causes]
+
+
+class Before(nn.Module):
+    """A block with its norm before the convolution, and a way round with or without a norm."""
+
+    def __init__(self, width, names, shortcut_norm):
+        super().__init__()
+        self.names = names
+        layers = [nn.Conv2d(width, width, 1), *([nn.BatchNorm2d(width)] if shortcut_norm else [])]
+        self.add_module(names[2], nn.Sequential(*layers))
+        self.add_module(names[0], nn.BatchNorm2d(width))
+        self.add_module(names[1], nn.Conv2d(width, width, 3, padding=1))
+
+    def forward(self, x):
+        norm, conv, around = (getattr(self, name) for name in self.names)
+        return around(x) + conv(F.relu(norm(x)))
+
+
+class Row(nn.Module):
+    def __init__(self, names, shortcut_norm, last):
+        super().__init__()
+        self.blocks = nn.Sequential(*(Before(6, names, shortcut_norm and place == 1) for place in range(3)))
+        if last:
+            self.last = nn.BatchNorm2d(6)
+
+    def forward(self, x):
+        return F.relu(self.last(self.blocks(x)) if hasattr(self, "last") else self.blocks(x))
+
+
+def test_a_layer_more_and_one_less_do_not_push_the_others_along(tmp_path):
+    torch.manual_seed(1)
+    reference = telling(Row(("norm", "conv", "short"), False, True))
+    port = telling(Row(("bn", "weighing", "down_sample"), True, False))
+    port.blocks[1].down_sample[1].running_var.fill_(2.0)
+    result = compared(tmp_path, reference, port, torch.randn(2, 6, 5, 5), allow_missing=True)
+    pairs = {(found.reference, found.port) for found in result.layers}
+    assert {(f"blocks.{place}.norm", f"blocks.{place}.bn") for place in range(3)} <= pairs
+    assert [origin.causes[0].id for origin in result.origins] == ["layer-added", "layer-left-out"]
+
+
+class Behind(Before):
+    def forward(self, x):
+        norm, conv, around = (getattr(self, name) for name in self.names)
+        return around(x) + norm(conv(F.relu(x)))
+
+
+def test_a_norm_that_stands_elsewhere_is_the_same_norm(tmp_path):
+    torch.manual_seed(1)
+    reference = telling(nn.Sequential(*(Before(6, ("norm", "conv", "short"), False) for _ in range(3))))
+    port = telling(nn.Sequential(*(Behind(6, ("bn", "weighing", "down_sample"), False) for _ in range(3))))
+    result = compared(tmp_path, reference, port, torch.randn(2, 6, 5, 5))
+    pairs = {(found.reference, found.port) for found in result.layers}
+    assert {(f"{place}.norm", f"{place}.bn") for place in range(3)} <= pairs

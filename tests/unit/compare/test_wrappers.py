@@ -102,8 +102,8 @@ def test_a_parameter_of_the_net_that_a_layer_holds_on_the_other_side_pairs_no_ca
     token = np.arange(8, dtype=np.float32)
 
     def net(owner, prefix):
-        mapping = [["", "parts.embed", 0.7], ["fc", "parts.fc", 1.0]] if prefix else []
-        rec = Recorder("Net", mapping=mapping)
+        mapping = [["", "parts.embed", 0.7], *([name, f"parts.{name}", 1.0] for name in ("embed.proj", "fc"))]
+        rec = Recorder("Net", mapping=mapping if prefix else [])
 
         def body(v):
             fc = f"{prefix}fc"
