@@ -38,7 +38,7 @@ LEAST = 2
 
 LOCAL = frozenset(
     {
-        *("layer.notnumbers", "layer.approximations", "layer.activations", "layer.softmaxes", "layer.norms"),
+        *("layer.notnumbers", "layer.activations", "layer.softmaxes", "layer.norms"),
         *("layer.products", "layer.linear", "layer.embedding", "layer.broken"),
     }
 )

@@ -85,7 +85,7 @@ def tried_as(suspect: Suspect, case: Case) -> str:
 
 
 ROUNDED = {
-    *(IN_SHORT, OVERFLOW, "overflow", "rounding-grid", "rotary-precision", "ascend-matmul-precision-mode"),
+    *(IN_SHORT, OVERFLOW, "overflow", "rounding-grid", "ascend-matmul-precision-mode"),
 }
 """What a short type does, said of code between layers."""
 

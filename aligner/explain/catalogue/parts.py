@@ -1,4 +1,4 @@
-"""How a part of a value is off: pieces that are joined, tables of angles."""
+"""How a part of a value is off: pieces that are joined."""
 
 from __future__ import annotations
 
@@ -34,17 +34,5 @@ ENTRIES: tuple[Entry, ...] = (
             "Look for a factor of each part before they are joined (stride, anchor): forgotten, or of another part",
             "检查各段拼接前所乘的系数（步长、锚框）：遗漏，或取自别的段",
         ),
-    ),
-    Entry(
-        "angles-differ",
-        (
-            "A table of angles is made otherwise ({port_value}) than in the reference ({reference_value})",
-            "角度表的生成方式（{port_value}）与标杆（{reference_value}）不同",
-        ),
-        (
-            "Both tables are read back from their numbers; the port's, made anew, leaves {left}",
-            "两边的表均由数值反推；重新生成待比对的表后剩余误差 {left}",
-        ),
-        ("Make the table as the reference does: {reference_value}", "按标杆的方式生成：{reference_value}"),
     ),
 )

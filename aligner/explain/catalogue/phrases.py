@@ -11,13 +11,6 @@ from aligner.explain.phrase import Phrase
 _SHORT: Mapping[str, Text] = {
     "weights": ("the weights", "权重"),
     "input-weight": ("input and weight", "输入与权重"),
-    "angles": ("the angles", "角度"),
-    "angles-tables": ("angles, sines and cosines", "角度、正弦与余弦"),
-    "tables": ("sines and cosines", "正弦与余弦"),
-    "frequencies": ("the frequencies", "频率"),
-    "places-angles": ("places and angles", "位置与角度"),
-    "places-times-frequencies": ("the product of places and frequencies", "位置与频率之积"),
-    "places": ("the places", "位置"),
     "either-type": ("{0} or {1}", "{0} 或 {1}"),
     "cut-off": ("{0} (cut off)", "{0}（截断）"),
 }

@@ -245,18 +245,6 @@ EDGES: tuple[Entry, ...] = (
         ("Guard the empty case before the mean", "求均值前先处理空集的情况"),
     ),
     Entry(
-        "erfinv-cpu-approximation",
-        (
-            "MindSpore's erfinv on CPU is off by up to 0.05 near -1 and 1: nobody's mistake",
-            "MindSpore CPU 上的 erfinv 在接近 -1 和 1 处误差可达 0.05：并非移植错误",
-        ),
-        (
-            "The reference's values are {other}; the largest difference is {largest}, inside |x| < 0.97 {small}",
-            "标杆的值为 {other}；最大差值 {largest}，|x| < 0.97 时为 {small}",
-        ),
-        ("Compute it in numpy, or allow this error", "用 numpy 计算，或允许该误差"),
-    ),
-    Entry(
         "ascend-matmul-precision-mode",
         (
             "The device multiplies in {dtype}: rounded to it are {setting}",
@@ -271,21 +259,6 @@ EDGES: tuple[Entry, ...] = (
             "must_keep_origin_dtype), or judge the net by that type's rounding",
             "将设备设为高精度（op_precision.matmul_allow_hf32(False)，precision_mode 设为 "
             "must_keep_origin_dtype），或按该类型的舍入误差评判网络",
-        ),
-    ),
-    Entry(
-        "rotary-precision",
-        (
-            "The rotary embedding rounds {setting} to {dtype}: far places turn by a wrong angle",
-            "旋转位置编码将 {setting} 舍入到 {dtype}：位置越远角度误差越大",
-        ),
-        (
-            "Computed again, {reference_code} is the reference's and {port_code} the port's: {left} is left",
-            "重新计算：标杆为 {reference_code}，待比对为 {port_code}，剩余误差 {left}",
-        ),
-        (
-            "Compute places, frequencies, sines and cosines in float32 (rotary_dtype)",
-            "位置、频率、正弦与余弦均用 float32 计算（rotary_dtype）",
         ),
     ),
 )

@@ -16,7 +16,6 @@ from aligner.explain.inquiry import current
 from aligner.explain.patterns import (
     accuracy,
     activations,
-    approximations,
     convolution,
     embedding,
     linear,
@@ -44,7 +43,6 @@ LAYERS: Mapping[str, Rule] = {
     "layer.accuracy": accuracy.suspects,
     "layer.notnumbers": notnumbers.suspects,
     "layer.ties": ties.suspects,
-    "layer.approximations": approximations.suspects,
     "layer.activations": activations.suspects,
     "layer.softmaxes": softmaxes.suspects,
     "layer.norms": norms.suspects,

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from aligner.explain.inquiry import spend
-from aligner.explain.patterns import angles, composed, limits, places, rearranged, resized, scales, slices
+from aligner.explain.patterns import composed, limits, places, rearranged, resized, scales, slices
 from aligner.explain.patterns.pair import Pair
 from aligner.explain.suspect import Suspect
 
 Rule = Callable[[Pair], Iterable[Suspect]]
 
 RULES: tuple[Rule, ...] = (
-    angles.suspects,
     scales.suspects,
     slices.suspects,
     composed.suspects,

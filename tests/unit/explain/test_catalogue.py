@@ -116,21 +116,21 @@ def test_pages_name_causes_and_messages_that_there_are(page):
 
 
 def test_a_fact_of_an_older_dump_stays_as_it_is():
-    facts = {"setting": "sines and cosines", "dtype": "bfloat16"}
-    assert "sines and cosines" in sentences("rotary-precision", facts, "zh")[0]
+    facts = {"setting": "input and weight", "dtype": "bfloat16"}
+    assert "input and weight" in sentences("ascend-matmul-precision-mode", facts, "zh")[0]
 
 
 def test_a_phrase_stands_in_a_chinese_sentence_without_spaces():
-    facts = {"setting": phrase("tables"), "dtype": "bfloat16"}
-    assert sentences("rotary-precision", facts, "zh")[0].startswith("旋转位置编码将正弦与余弦舍入到 bfloat16")
+    facts = {"setting": phrase("input-weight"), "dtype": "bfloat16"}
+    assert sentences("ascend-matmul-precision-mode", facts, "zh")[0].endswith("被舍入的是输入与权重")
 
 
-@pytest.mark.parametrize("fact", [phrase("tables"), (phrase("along-axis", "+1", 2), "and so on")])
+@pytest.mark.parametrize("fact", [phrase("weights"), (phrase("along-axis", "+1", 2), "and so on")])
 def test_english_among_facts_is_seen(fact):
     """The test of the tests above: what is a phrase passes, and what is written out does not."""
-    facts = {**EXAMPLES["rotary-precision"], "setting": fact}
-    assert bool(faults("rotary-precision", facts)) == (fact != phrase("tables"))
-    assert faults("rotary-precision", {**facts, "setting": spoken({"x": fact}, "en")["x"]})
+    facts = {**EXAMPLES["ascend-matmul-precision-mode"], "setting": fact}
+    assert bool(faults("ascend-matmul-precision-mode", facts)) == (fact != phrase("weights"))
+    assert faults("ascend-matmul-precision-mode", {**facts, "setting": spoken({"x": fact}, "en")["x"]})
 
 
 def test_sentences_are_filled_in_the_language_asked_for():
