@@ -51,9 +51,11 @@ MAY_IMPORT = {
     "capture": WORDS | {"adapter", "registry", "dump", "source", "capture"},
     "ingest": WORDS | {"ingest"},
     "explain": WORDS | {"explain"},
-    "compare": WORDS | {"dump", "explain", "compare", "notebook"},
+    "programs": WORDS | {"programs"},
+    "compare": WORDS | {"dump", "explain", "programs", "compare", "notebook"},
     "mending": WORDS | {"adapter", "dump", "source", "explain", "compare", "mending"},
-    "replay": WORDS | {"adapter", "registry", "dump", "source", "capture", "explain", "compare", "mending", "replay"},
+    "replay": WORDS
+    | {"adapter", "registry", "dump", "source", "capture", "explain", "programs", "compare", "mending", "replay"},
     "report": WORDS | {"explain", "compare", "report"},
     "notebook": WORDS | {"dump", "explain", "compare", "report", "notebook"},
     "testing": WORDS | {"adapter", "source", "testing"},

@@ -13,7 +13,7 @@ from aligner import messages
 from aligner.compare.reproduction import reproduction, wrong_layers
 from aligner.dump.reader import open_dump
 from aligner.errors import UsageError
-from aligner.explain.repro_file import Written, write
+from aligner.programs.repro_file import Written, write
 from aligner.record import display
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from aligner.compare.verdict import Comparison, Origin, Side
 from aligner.dtypes import DTYPES
 from aligner.errors import Reason, UsageError
 from aligner.explain.lines import FRAMEWORK
-from aligner.explain.repro import Repro, Tensor
 from aligner.findings import EDIT, OPERATION
+from aligner.programs.repro import Repro, Tensor
 from aligner.record import Call, Key, Phase, display
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aligner.adapter import Adapter
-from aligner.explain.building import building
-from aligner.explain.speech import SPEECHES
+from aligner.programs.building import building
+from aligner.programs.speech import SPEECHES
 from aligner.source.constructing import undrawn
 
 

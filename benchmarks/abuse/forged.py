@@ -5,7 +5,7 @@
 Every dump goes through open (and its values), show, show LAYER, show --json, compare, compare --json, compare --repro
 and show --recover, in processes with little memory and a watchdog for each dump. Allowed are an answer (exit code 0 or
 1) and a refusal (3); not an exception, another code, a hang, a text that writes into the terminal, JSON that is none, a
-file outside the folder, or a program with anything in it but what aligner.explain.building lets through. Exit code 1
+file outside the folder, or a program with anything in it but what aligner.programs.building lets through. Exit code 1
 if anything else happened; `--only N` with the same seed does one dump again and says all.
 """
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from aligner.errors import UsageError
-from aligner.explain import repro_file
-from aligner.explain.repro_file import file_name, write
-from tests.unit.explain.repros import made
+from aligner.programs import repro_file
+from aligner.programs.repro_file import file_name, write
+from tests.unit.programs.repros import made
 
 
 def test_files_lie_beside_each_other_and_are_never_overwritten(tmp_path):

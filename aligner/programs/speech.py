@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aligner.dtypes import DTYPES
-from aligner.explain.building import Grammar
-from aligner.explain.layer_classes import ACTIVATIONS, MINDSPORE, MINT, TORCH
+from aligner.programs.building import Grammar
+from aligner.programs.layer_classes import ACTIVATIONS, MINDSPORE, MINT, TORCH
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import warnings
 
 import pytest
 
-from aligner.explain.building import LONGEST, building
-from aligner.explain.speech import SPEECHES
+from aligner.programs.building import LONGEST, building
+from aligner.programs.speech import SPEECHES
 
 
 def text(python, framework="mindspore"):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from aligner.explain.repro import Repro, Tensor
+from aligner.programs.repro import Repro, Tensor
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 

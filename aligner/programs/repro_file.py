@@ -17,7 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from aligner.errors import UsageError
-from aligner.explain.repro import Repro, arrays, built, script
+from aligner.programs.repro import Repro, arrays, built, script
 
 LONGEST_NAME = 120
 """Bytes; most disks take 255."""

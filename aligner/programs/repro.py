@@ -2,7 +2,7 @@
 
 For the author of the layer, or of the framework: the layer is built, given the reference's inputs, and what it makes is
 set against the reference's output. Dumps are not trusted, so what a program is made of is looked at before: names are
-quoted, and of Python only calls of the framework's layer classes are written (aligner.explain.building). Before it
+quoted, and of Python only calls of the framework's layer classes are written (aligner.programs.building). Before it
 calls these, the program sees for itself that they are layer classes of the framework's own.
 """
 
@@ -21,8 +21,8 @@ import numpy as np
 from aligner import messages
 from aligner.dtypes import DTYPES
 from aligner.errors import UsageError
-from aligner.explain.building import Building, building
-from aligner.explain.speech import SPEECHES, Speech
+from aligner.programs.building import Building, building
+from aligner.programs.speech import SPEECHES, Speech
 from aligner.record import Array, display
 from aligner.words.homes import METHOD, OPERATOR, is_known
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from aligner.errors import UsageError
-from aligner.explain.repro import Tensor, arrays, limit, script
-from aligner.explain.repro_file import write
-from aligner.explain.speech import SPEECHES
-from tests.unit.explain.repros import X, made, one
+from aligner.programs.repro import Tensor, arrays, limit, script
+from aligner.programs.repro_file import write
+from aligner.programs.speech import SPEECHES
+from tests.unit.programs.repros import X, made, one
 
 HOSTILE = 'a"""\nimport os\nos.system("true")\n"""\\'
 
