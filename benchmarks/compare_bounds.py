@@ -219,7 +219,61 @@ def build():
     )
 
 
-CASES = {"llama": llama, "inception": inception, "large": large, "wide": wide}
+STEPS = 334
+
+
+def operations() -> Case:
+    """2,000 operations in the code of one layer: with one wrong line in the middle, and with three."""
+
+    def text(frame: str, wrong: tuple[int, ...] = ()) -> str:
+        called = ("cos" if n in wrong else "sin" for n in range(STEPS))
+        pair = "        p = p + 0.02 * ops.{}(x + {:.2f})\n        x = x - 0.02 * p\n"  # keeps what went wrong before
+        lines = (pair.format(name, 0.01 * n) for n, name in enumerate(called))
+        return frame.replace("        # lines\n", "".join(lines))
+
+    torch = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.turned, self.last = nn.Linear(32, 64), nn.Linear(32, 64), nn.Linear(64, 8)
+
+    def forward(self, x):
+        x, p = self.first(x), self.turned(x)
+        # lines
+        return self.last(x)
+
+
+def build():
+    torch.manual_seed(1)
+    return Net().eval(), (torch.randn(16, 32),)
+"""
+    port = """
+from mindspore import nn, ops
+
+
+class Net(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.first, self.turned, self.last = nn.Dense(32, 64), nn.Dense(32, 64), nn.Dense(64, 8)
+
+    def construct(self, x):
+        x, p = self.first(x), self.turned(x)
+        # lines
+        return self.last(x)
+
+
+def build():
+    return Net()
+"""
+    ports = {"right": text(port), "wrong": text(port, (150,)), "three": text(port, (50, 150, 250))}
+    return Case(text(torch).replace("ops.", "torch."), ports, 6.0, 192.0)
+
+
+CASES = {"llama": llama, "inception": inception, "large": large, "wide": wide, "operations": operations}
 
 COMPARE = """
 import re, sys, time
@@ -277,7 +331,7 @@ def told_of_capture(taken: float, timing: dict) -> str:
 
 def run(name: str, folder: Path, chosen: Optional[list[str]], package: Optional[str]) -> Iterator[bool]:
     case = CASES[name]()
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     reference = folder / "ref"
     captured(case.reference, reference)
     for port, text in case.ports.items():

@@ -290,7 +290,8 @@ class Mending:
         if len(why) == DEPTH:
             return None
         try:
-            best, edited, trials = self._stepping.step(
+            begun = self._stepping.ahead(group.checks, parent, story, sources)
+            best, edited, trials = begun or self._stepping.step(
                 group.checks, parent, story, sources, lambda edited: any(self._broken(group, edited, SAME))
             )
         except FailedError:  # with the edits so far its code does not run

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from aligner.adapter import Adapter
@@ -16,7 +18,7 @@ from aligner.mending.frameworks import Differing, differing
 from aligner.mending.ground import Ground
 from aligner.mending.heard import Heard
 from aligner.mending.matching import AGREE, Matching
-from aligner.mending.ranking import Ranking
+from aligner.mending.ranking import LONG, Ranking
 from aligner.mending.running import FailedError, InVainError, Parent
 from aligner.mending.search import Candidate, Search
 from aligner.mending.sources import Sources
@@ -44,6 +46,9 @@ BLINDLY = 200
 
 PARTS, BEST = 60, 2
 """Candidates of which it is looked whether they are part of what is to be done, and how many of these are taken."""
+
+EARLY, AHEAD = 4, 8
+"""In long code: first wrong steps, and first lacking ones, that may be each other's; and edits tried for each two."""
 
 LACKING = 0.2
 """What each value costs that is still not as the reference has it."""
@@ -93,6 +98,49 @@ class Stepping:
         self._ports = {one: other for other, one in reversed([*self._plan.layers.items()])}
         self._look: Optional[_Look] = None
 
+    def ahead(
+        self, checks: Sequence[Check], parent: Parent, story: Story, sources: Sources
+    ) -> Optional[tuple[Candidate, Sources, int]]:
+        """In long code the edit that puts its first wrong step right, after how many were tried: up to a later step the
+        way to the first wrong value is as the reference has it. What is wrong behind it is another mistake.
+        """
+        look = self._looked(checks, parent, sources)
+        check = next((one for one in look.wrong if one.port in look.state.at), None)
+        if check is None or len(look.heard.story.events) <= LONG:
+            return None
+        lacking = self._lacking(check, look.heard, look.state, story)
+        for trials, (one, wanted) in enumerate(self._first_candidates(check, look, story), 1):
+            if not self._goes_on(look.parent.call.layer):
+                return None
+            with suppress(FailedError, SyntaxError):
+                edited = sources.edited(one.edits)
+                still = self._lacking(check, *parent.heard_again(edited), story)
+                if still < lacking and wanted not in still:
+                    return one, edited, trials
+        return None
+
+    def _first_candidates(self, check: Check, look: _Look, story: Story) -> Iterator[tuple[Candidate, int]]:
+        """Edits that give one of the first wrong steps the value of one of the first steps that the port lacks."""
+        matching, _ = self._matching(check, look.heard, look.state, story)
+        if matching is None:
+            return
+        shapes = story.shapes, look.heard.story.shapes
+        pairs = [
+            ((theirs is None or ours is None or theirs.word != ours.word, i + j), found, wanted)
+            for i, (found, theirs) in enumerate(matching.wrong[:EARLY])
+            for j, (wanted, ours) in enumerate(matching.missing[:EARLY])
+            if shapes[0][wanted] == shapes[1][found]
+        ]
+        error = look.state.errors.get(check.port, math.inf)
+        places = {result: at for at, event in enumerate(look.heard.story.events) for result in event.results}
+        for _, found, wanted in sorted(pairs, key=lambda pair: pair[0]):
+            heard = look.heard.story.events[: places.get(found, -1) + 1]
+            goal = Matching(story, look.heard.story, heard, wanted, found, error)
+            candidates = self._search(goal, look.heard, look.sources, None)[0].candidates()
+            due = [one for one in candidates if any(value == wanted for _, _, value, _ in one.moves)]
+            others = (one for one in candidates if one not in due)
+            yield from ((one, wanted) for one in islice(chain(due, others), AHEAD))
+
     def step(
         self,
         checks: Sequence[Check],
@@ -105,7 +153,7 @@ class Stepping:
 
         One that `breaks` other layers, which run the same lines and are right, is taken where there is no other.
         """
-        look = self._look = _Look(checks, parent, sources)
+        look = self._looked(checks, parent, sources)
         names = {check.port for check in look.wrong}
         trials = 0
         for check in look.wrong[:2]:
@@ -127,6 +175,12 @@ class Stepping:
             if best is not None:
                 return best[1], best[2], trials
         return None, sources, trials
+
+    def _looked(self, checks: Sequence[Check], parent: Parent, sources: Sources) -> _Look:
+        known = self._look
+        if known is None or known.parent is not parent or known.sources is not sources or known.checks is not checks:
+            self._look = known = _Look(checks, parent, sources)
+        return known
 
     def parts(self, story: Story) -> list[tuple[Candidate, Sources]]:
         """Where the last step found nothing: edits after which more of the way to the first wrong value is as the
@@ -178,9 +232,7 @@ class Stepping:
         matching, end = self._matching(check, heard, state, story)
         if matching is None:
             return []
-        side = TORCH if self._adapter.name in ("torch", "mindtorch") else MINDSPORE
-        texts = Texts(self._adapter, matching, heard, sources, side, self._layer)
-        search = Search(matching, texts, sources, end)
+        search, texts = self._search(matching, heard, sources, end)
         if lacks and end is not None:
             return [*search.given(end, check.key.slot, matching.wanted)]
         lines = {event.text for event in story.events if event.text}
@@ -191,6 +243,11 @@ class Stepping:
         known = {one.edits for one in found_now}
         blind.sort(key=lambda one: one.cost)
         return found_now + [one for one in blind if one.edits not in known][:BLINDLY]
+
+    def _search(self, matching: Matching, heard: Heard, sources: Sources, end: Optional[Event]) -> tuple[Search, Texts]:
+        side = TORCH if self._adapter.name in ("torch", "mindtorch") else MINDSPORE
+        texts = Texts(self._adapter, matching, heard, sources, side, self._layer)
+        return Search(matching, texts, sources, end), texts
 
     def _matching(
         self, check: Check, heard: Heard, state: Any, story: Story

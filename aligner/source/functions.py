@@ -7,8 +7,8 @@ compiled of, or cannot be had, there is no such form of it.
 from __future__ import annotations
 
 import ast
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType
 from typing import Any, Optional
@@ -80,7 +80,7 @@ def _code(code: CodeType, file: str, name: str, text: Optional[str]) -> Optional
             return None
         if text is not None and node is own:
             return _code(code, file, name, None)
-        return _compiled(deepcopy(node), code, _owner(name))
+        return _compiled(node, code, _owner(name), source(file) if text is None else text)
     except (SyntaxError, ValueError, RecursionError):  # no Python, or nested too deeply for its compiler
         return None
 
@@ -147,28 +147,66 @@ def _owner(name: str) -> str:
     return ""
 
 
-def _compiled(node: Any, code: CodeType, owner: str) -> Optional[CodeType]:
+def _copied(node: Any) -> Any:
+    """Several times faster than a deep copy: a tree holds each node once."""
+    if isinstance(node, list):
+        return [_copied(one) for one in node]
+    if not isinstance(node, ast.AST):
+        return node
+    made = type(node).__new__(type(node))
+    vars(made).update({name: _copied(part) for name, part in vars(node).items()})
+    return made
+
+
+_Place = tuple[str, int, int, Optional[int], Optional[int], str]
+
+_STATEMENTS: OrderedDict[_Place, Any] = OrderedDict()
+"""Statements with the calls of the ear in them, by where they stand and what stands there; the latest, at most KEPT."""
+
+KEPT = 1 << 14
+
+
+def _told_statement(statement: Any, file: str, lines: Sequence[str]) -> Any:
+    """A statement with the calls of the ear in it. An edit changes one of many, and the others are as they were."""
+    text = "\n".join(lines[statement.lineno - 1 : statement.end_lineno])
+    place = (file, statement.lineno, statement.col_offset, statement.end_lineno, statement.end_col_offset, text)
+    told = _STATEMENTS.get(place)
+    if told is None:
+        told = _STATEMENTS[place] = ast.fix_missing_locations(Telling(file).visit(_copied(statement)))
+    _STATEMENTS.move_to_end(place)
+    if len(_STATEMENTS) > KEPT:
+        _STATEMENTS.popitem(last=False)
+    return told
+
+
+def _compiled(own: Any, code: CodeType, owner: str, text: str) -> Optional[CodeType]:
+    kind: Any = type(own)
+    node = _copied(own) if kind is ast.Lambda else kind.__new__(kind)
+    vars(node).update({**vars(own), "args": _copied(own.args)})
     node.args.defaults = [ast.copy_location(ast.Constant(None), one) for one in node.args.defaults]
     node.args.kw_defaults = [one and ast.copy_location(ast.Constant(None), one) for one in node.args.kw_defaults]
     for argument in ast.walk(node.args):
         if isinstance(argument, ast.arg):
             argument.annotation = None
-    Telling(code.co_filename).body(node)
-    if not isinstance(node, ast.Lambda):
+    if isinstance(node, ast.Lambda):
+        Telling(code.co_filename).body(node)
+        ast.fix_missing_locations(node)
+    else:
+        lines = text.split("\n")
+        node.body = [_told_statement(one, code.co_filename, lines) for one in own.body]
         node.decorator_list, node.returns = [], None
     factory: Any = ast.parse(f"def factory():\n class {owner}: pass" if owner else "def factory(): pass")
     function = factory.body[0]
     function.args.args = [ast.arg(name) for name in (EAR, *code.co_freevars) if name != "__class__"]
-    (function.body[0] if owner else function).body = [ast.Expr(node) if isinstance(node, ast.Lambda) else node]
-    outside = {owner, code.co_name} - {
-        "",
-        "<lambda>",
-        *code.co_freevars,
-    }  # its own name and its class's stay as they were
+    # its own name and its class's stay as they were
+    outside = {owner, code.co_name} - {"", "<lambda>", *code.co_freevars}
     if outside:
         function.body.insert(0, ast.Global(sorted(outside)))
-    made = compile(ast.fix_missing_locations(factory), code.co_filename, "exec", dont_inherit=True)
-    return next((one for one in _within(made) if one.co_name == code.co_name), None)
+    ast.fix_missing_locations(factory)
+    made = ast.copy_location(ast.Expr(node), node) if isinstance(node, ast.Lambda) else node
+    (function.body[-1] if owner else function).body[-1:] = [made]
+    whole = compile(factory, code.co_filename, "exec", dont_inherit=True)
+    return next((one for one in _within(whole) if one.co_name == code.co_name), None)
 
 
 def _within(code: CodeType) -> Iterator[CodeType]:

@@ -418,6 +418,27 @@ def test_a_thousand_operations_in_one_layer_are_followed_to_the_line(tmp_path, c
     assert origin["edit"]["lines"][0]["after"].strip() == "x = (x + 0.1 * y) / 1.01"
 
 
+def long_code(*wrong):
+    """A thousand operations in one layer, each pair of lines with a number of its own."""
+    pair = "        p = p + 0.02 * torch.{}(x + {:.2f})\n        x = x - 0.02 * p\n"
+    lines = "".join(pair.format("cos" if n in wrong else "sin", 0.01 * n) for n in range(170))
+    loop = LOOP[LOOP.index("        for n in") : LOOP.index("        return")]
+    return changed(LOOP, [("        x = self.a(x)\n", "        x, p = self.a(x), self.b(x)\n"), (loop, lines)])
+
+
+def test_several_mistakes_in_a_thousand_lines_are_mended_one_after_the_other(tmp_path, capsys):
+    (tmp_path / "ref.py").write_text(long_code(), encoding="utf-8")
+    (tmp_path / "port.py").write_text(long_code(30, 80, 120), encoding="utf-8")
+    (origin,) = answer(capsys)["origins"]
+    assert origin["edit"]["confirmed"]
+    after = [line["after"].strip() for line in origin["edit"]["lines"]]
+    assert [line.partition("(x + ")[0] for line in after] == ["p = p + 0.02 * torch.sin"] * 3
+    compared(capsys, "--patch", "fix.diff")
+    subprocess.run(["git", "apply", "fix.diff"], check=True)
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+    assert answer(capsys)["outcome"] == "aligned"
+
+
 def test_a_block_of_code_that_captures_is_followed_as_the_command_does(tmp_path, capsys):
     """The reference is captured by a program of the user's, the port by the command."""
     written(tmp_path, *MISTAKES["axis"])
