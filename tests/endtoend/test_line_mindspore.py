@@ -43,7 +43,7 @@ def build():
 
 PORT = """
 import mindspore as ms
-from mindspore import mint, nn, ops
+from mindspore import nn, ops
 
 
 class Net(nn.Cell):
@@ -54,7 +54,7 @@ class Net(nn.Cell):
 
     @staticmethod
     def turned(x):
-        left, right = mint.chunk(x, 2, dim=-1)
+        left, right = ops.chunk(x, 2, axis=-1)
         return ops.concat((-right, left), axis=-1)
 
     @ms.jit
