@@ -181,7 +181,7 @@ def _told_statement(statement: Any, file: str, lines: Sequence[str]) -> Any:
 
 def _compiled(own: Any, code: CodeType, owner: str, text: str) -> Optional[CodeType]:
     kind: Any = type(own)
-    node = _copied(own) if kind is ast.Lambda else kind.__new__(kind)
+    node = kind.__new__(kind)
     vars(node).update({**vars(own), "args": _copied(own.args)})
     node.args.defaults = [ast.copy_location(ast.Constant(None), one) for one in node.args.defaults]
     node.args.kw_defaults = [one and ast.copy_location(ast.Constant(None), one) for one in node.args.kw_defaults]
@@ -189,8 +189,7 @@ def _compiled(own: Any, code: CodeType, owner: str, text: str) -> Optional[CodeT
         if isinstance(argument, ast.arg):
             argument.annotation = None
     if isinstance(node, ast.Lambda):
-        Telling(code.co_filename).body(node)
-        ast.fix_missing_locations(node)
+        node.body = ast.fix_missing_locations(Telling(code.co_filename).visit(_copied(own.body)))
     else:
         lines = text.split("\n")
         node.body = [_told_statement(one, code.co_filename, lines) for one in own.body]
