@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Optional
 from aligner.compare.edits import framework
 from aligner.dtypes import DTYPES
 from aligner.explain.case import Case, Value, distance
-from aligner.explain.catalogue import parts, relations
+from aligner.explain.catalogue import relations
 from aligner.explain.patterns.pair import usual
 from aligner.explain.suspect import Cause, Suspect
 from aligner.findings import LAYER
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LAYER_DIFFERS = "framework-layer-differs"
 
-MERE = {entry.id for topic in (parts, relations) for entry in topic.ENTRIES}
+MERE = {entry.id for entry in relations.ENTRIES}
 """Causes that say how the two values are related, and not what makes it so."""
 
 

@@ -22,7 +22,6 @@ TOPICS: tuple[str, ...] = (
     "precision",
     "training",
     "relations",
-    "parts",
     "layers",
     "spatial",
     "sequences",

@@ -22,7 +22,6 @@ _PLACES: Mapping[str, Text] = {
     "on-axis": ("axis {0}: {1}", "第 {0} 轴：{1}"),
     "part-of-axis": ("axis {0}: {1} of {2}", "第 {0} 轴：{1}（共 {2}）"),
     "cut-of-axis": ("axis {0} [{1}] of {2}", "第 {0} 轴 [{1}]（共 {2}）"),
-    "stretches": ("{0} at {1}-{2}", "{1}-{2} 处为 {0}"),
     "channel-by-channel": ("{0} to {1} (channel by channel)", "{0} 到 {1}（逐通道）"),
     "port": ("port", "待比对"),
     "reference": ("reference", "标杆"),
