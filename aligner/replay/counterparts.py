@@ -36,7 +36,7 @@ class Run:
     fitted: set[str] = field(default_factory=set)
     """Layers that were given something else, and whose counterpart shows in what they make."""
     beside: set[str] = field(default_factory=set)
-    """Layers that were given a value of the reference that none like them was given, and could hand it on."""
+    """Layers that were given a value of the reference that none like them was given."""
     groups: dict[str, Group] = field(default_factory=dict)
     """The reference's layers that were given the same, where there are several."""
     met: dict[Group, int] = field(default_factory=dict)

@@ -33,7 +33,7 @@ from aligner.replay.trial import Trial, executed
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_result
 
 SEEN = 2
-"""So many layers at least show that two have each other's places, if either shows."""
+"""So many layers at least show that two have each other's places, or that one is too many."""
 
 MOST_ORDERS = 6
 """Runs at most: all orders of three layers (q, k and v)."""
@@ -91,12 +91,15 @@ class Joints:
         """How many layers were given what their counterparts were given."""
         self.gained = False
         """In another order more of them were."""
+        self.lone = False
+        """Without some that are one too many, more of the others were."""
         self.certain = False
         """Each layer that got another counterpart was given what that one was given, and not what the first one was."""
 
     def found(self, call: Callable[[], None], before: Trial) -> Transfer:
         """The matches that the runs tell; `before` is what a run with the first ones showed."""
-        best = run = self._without_added(call, before, self._ran(call, before, {}))
+        first = self._ran(call, before, {})
+        best = run = self._without_added(call, before, first)
         fewest, orders, left = best.lost(), dict[Group, Group](), dict[Group, Iterator[Group]]()
         if not any(best.known.values()):
             return self._first
@@ -121,7 +124,7 @@ class Joints:
                 run = latest
         run = run if run.orders == orders else self._ran(call, before, orders)
         self.known = sum(run.known.values())
-        self.gained = self.known > sum(best.known.values())
+        self.gained, self.lone = self.known > sum(first.known.values()), bool(self._aside)
         changed = [path for path, other in run.taken.items() if self._prior.get(path) != other]
         run.fitted.update(path for path, group in run.groups.items() if group in orders)  # what comes behind has told
         told = {path for path in changed if run.known[path] or path in run.fitted}
@@ -129,19 +132,31 @@ class Joints:
         return self._transfer(run)
 
     def _without_added(self, call: Callable[[], None], before: Trial, first: Run) -> Run:
-        """The first run, or one in which layers that are one too many hand on what they are given."""
-        self._aside = first.beside & self._prior.keys()
-        for _ in range(2 if self._aside else 0):
-            run = self._ran(call, before, {})
-            met = {run.taken[path] for path, known in run.known.items() if known and path in run.taken}
-            added = {path for path in self._aside if self._prior[path] in met}
-            if added == self._aside and sum(run.known.values()) > sum(first.known.values()):
-                return run
-            self._aside = added if added < self._aside else frozenset()
-            if not self._aside:
-                break
+        """The first run, or one in which layers that are one too many hand on what they are given: those that were
+        given another value, or the ones like them that ran before.
+        """
+        beside = first.beside & self._prior.keys()
+        for aside in (beside, {path for other in beside if (path := self._like_before(first, other)) is not None}):
+            for _ in range(2):  # some of them may be none
+                if not aside:
+                    break
+                self._aside = aside
+                run = self._ran(call, before, {})
+                met = {run.taken[path] for path, known in run.known.items() if known and path in run.taken}
+                aside = {path for path in self._aside if self._prior[path] in met}
+                if aside == self._aside and sum(run.known.values()) >= sum(first.known.values()) + SEEN:
+                    return run
+                if aside == self._aside:
+                    break
         self._aside = frozenset()
         return first
+
+    def _like_before(self, run: Run, path: str) -> Optional[str]:
+        """The layer like this one that ran last before it, if it was given what its counterpart was."""
+        ran = [*run.known]
+        alike = (p for p in ran[: ran.index(path)] if p in self._prior)
+        latest = [p for p in alike if _signature(self._theirs[p]) == _signature(self._theirs[path])][-1:]
+        return next((p for p in latest if run.known[p]), None)
 
     def _ran(self, call: Callable[[], None], before: Trial, orders: Mapping[Group, Group]) -> Run:
         run = Run(self._fill, orders)
@@ -191,12 +206,12 @@ class Joints:
         one = self._taken_of(found[0][1]) if found else None
         alike = self._alike.get(_signature(self._theirs[path]), [])
         near = [other for other in alike if one is not None and one.near(self._sample(other, "input.0"))]
-        run.known[path] = bool(near)
+        run.known[path] = bool(near) and path not in self._aside
         mine = self._prior.get(path)
-        if found and not near and self._stands(found[0][1], before.made.get(path)):
+        if found and not near and self._stands(found[0][1]):
             run.beside.add(path)
-            if mine is None or path in self._aside:
-                return args, kwargs
+        if path in self._aside or (mine is None and path in run.beside):
+            return args, kwargs
         counterparts = near or ([] if mine is None else [mine])
         run.off[path] = min((_off(one, self._sample(other, "input.0")) for other in counterparts), default=1.0)
         if not near and mine is not None:  # the code before is wrong, or an order before was
@@ -241,14 +256,14 @@ class Joints:
         output: object,
     ) -> object:
         """After it has run: where the way was lost, hand on what its counterpart made."""
-        if path in run.beside and not done and (path in self._aside or path not in self._prior):
-            done.append(True)
-            given: Tensors = []
-            flatten_arguments(args, kwargs, self._adapter.is_tensor, given)
-            return given[0][1]
-        chosen = run.taken.get(path, self._sure.get(path))
-        found: Tensors = []
+        found, given = Tensors(), Tensors()
         flatten_result(output, self._adapter.is_tensor, found)
+        if not done and (path in self._aside or (path in run.beside and path not in self._prior)):
+            flatten_arguments(args, kwargs, self._adapter.is_tensor, given)
+            done.append(True)
+            shapes = [self._adapter.to_numpy(each[0][1]).shape for each in (found, given) if each]
+            return given[0][1] if len(shapes) == 2 and shapes[0] == shapes[1] else output
+        chosen = run.taken.get(path, self._sure.get(path))
         lost = chosen is not None and not run.known.get(path, True) and not done and found
         entry = self._entry(chosen, "output.0") if chosen is not None and lost else None
         done.append(True)
@@ -308,8 +323,8 @@ class Joints:
             self._samples[key] = None if entry is None else Sample.of(entry.raw(), entry.dtype)
         return self._samples[key]
 
-    def _stands(self, tensor: object, made: Optional[tuple[int, ...]]) -> bool:
-        """Whether it is a value of the reference's run, of the shape of what the layer made."""
+    def _stands(self, tensor: object) -> bool:
+        """Whether it is a value of the reference's run."""
         dtype = self._adapter.dtype(tensor)
         if dtype not in DTYPES:
             return False
@@ -317,7 +332,7 @@ class Joints:
             forward = (entry for entry in self._reference.entries if entry.key.phase is Phase.FORWARD)
             self._standing = Standing.of(forward)
         found = Held(Key(self._step, Phase.FORWARD, "", 0, ""), 0, dtype, self._adapter.to_numpy(tensor))
-        return found.shape == made and bool(self._standing.near(found, self._step))
+        return bool(self._standing.near(found, self._step))
 
     def _taken_of(self, tensor: object) -> Optional[Sample]:
         dtype = self._adapter.dtype(tensor)

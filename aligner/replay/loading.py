@@ -210,7 +210,7 @@ class Loader:
             return first, joints.known
         self._fill(other.matches)
         after = self._tried(other)
-        if after is None or after.agreeing < before.agreeing:
+        if after is None or (after.agreeing < before.agreeing and not joints.lone):  # what is too many spoils a run
             return first, joints.known
         # Behind a mistake nothing agrees in a run; what layers are given where they are held to be right tells there.
         return (other if after.agreeing > before.agreeing or joints.certain or joints.gained else first), joints.known

@@ -95,6 +95,50 @@ def test_a_layer_more_and_one_less_do_not_push_the_others_along(tmp_path):
     assert [origin.causes[0].id for origin in result.origins] == ["layer-added", "layer-left-out"]
 
 
+class Residual(nn.Module):
+    def __init__(self, names):
+        super().__init__()
+        self.names = names
+        self.add_module(names[0], nn.BatchNorm2d(6))
+        self.add_module(names[1], nn.Conv2d(6, 6, 3, padding=1))
+
+    def forward(self, x):
+        norm, conv = (getattr(self, name) for name in self.names)
+        return x + conv(F.relu(norm(x)))
+
+
+class Ended(nn.Module):
+    """A norm behind the blocks, or one in front of them that is given what the first norm in them is to be given."""
+
+    def __init__(self, names, ended):
+        super().__init__()
+        self.stem = nn.Conv2d(6, 6, 1)
+        if not ended:
+            self.front = nn.BatchNorm2d(6)
+        self.body = nn.Sequential(*(Residual(names) for _ in range(3)))
+        if ended:
+            self.last = nn.BatchNorm2d(6)
+        self.head = nn.Conv2d(6, 2, 1)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = self.last(self.body(x)) if hasattr(self, "last") else self.body(self.front(x))
+        return self.head(F.relu(x))
+
+
+def test_a_layer_more_that_is_given_what_another_is_to_be_given(tmp_path):
+    port = telling(Ended(("bn", "weighing"), False))
+    port.front.running_var.fill_(2.0)
+    result = compared(
+        tmp_path, telling(Ended(("norm", "conv"), True)), port, torch.randn(2, 6, 5, 5), allow_missing=True
+    )
+    pairs = {(found.reference, found.port) for found in result.layers}
+    assert {(f"body.{place}.norm", f"body.{place}.bn") for place in range(3)} <= pairs
+    told = {cause.id for origin in result.origins for cause in origin.causes}
+    assert len(result.origins) == 2
+    assert {"layer-added", "layer-left-out"} <= told
+
+
 class Behind(Before):
     def forward(self, x):
         norm, conv, around = (getattr(self, name) for name in self.names)
