@@ -261,8 +261,9 @@ class Joints:
         if not done and (path in self._aside or (path in run.beside and path not in self._prior)):
             flatten_arguments(args, kwargs, self._adapter.is_tensor, given)
             done.append(True)
-            shapes = [self._adapter.to_numpy(each[0][1]).shape for each in (found, given) if each]
-            return given[0][1] if len(shapes) == 2 and shapes[0] == shapes[1] else output
+            shapes = [tuple(self._adapter.to_numpy(each[0][1]).shape) for each in (found, given) if each]
+            alike = len(shapes) == 2 and shapes[0] == shapes[1]
+            return substitute_result(output, {found[0][0]: given[0][1]}) if alike else output
         chosen = run.taken.get(path, self._sure.get(path))
         lost = chosen is not None and not run.known.get(path, True) and not done and found
         entry = self._entry(chosen, "output.0") if chosen is not None and lost else None

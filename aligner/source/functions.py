@@ -7,8 +7,8 @@ compiled of, or cannot be had, there is no such form of it.
 from __future__ import annotations
 
 import ast
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType
 from typing import Any, Optional
@@ -158,25 +158,27 @@ def _copied(node: Any) -> Any:
     return made
 
 
-_Place = tuple[str, int, int, Optional[int], Optional[int], str]
+@dataclass(frozen=True)
+class _Statement:
+    """One of a function's, by where it stands and what is written there."""
 
-_STATEMENTS: OrderedDict[_Place, Any] = OrderedDict()
-"""Statements with the calls of the ear in them, by where they stand and what stands there; the latest, at most KEPT."""
+    file: str
+    span: tuple[int, int, Optional[int], Optional[int]]
+    lines: str
+    node: Any = field(compare=False)
 
-KEPT = 1 << 14
 
-
-def _told_statement(statement: Any, file: str, lines: Sequence[str]) -> Any:
+@lru_cache(maxsize=4096)
+def _told(one: _Statement) -> Any:
     """A statement with the calls of the ear in it. An edit changes one of many, and the others are as they were."""
-    text = "\n".join(lines[statement.lineno - 1 : statement.end_lineno])
-    place = (file, statement.lineno, statement.col_offset, statement.end_lineno, statement.end_col_offset, text)
-    told = _STATEMENTS.get(place)
-    if told is None:
-        told = _STATEMENTS[place] = ast.fix_missing_locations(Telling(file).visit(_copied(statement)))
-    _STATEMENTS.move_to_end(place)
-    if len(_STATEMENTS) > KEPT:
-        _STATEMENTS.popitem(last=False)
-    return told
+    return ast.fix_missing_locations(Telling(one.file).visit(_copied(one.node)))
+
+
+def _statements(body: Sequence[Any], file: str, text: str) -> Iterator[_Statement]:
+    lines = text.split("\n")
+    for one in body:
+        span = one.lineno, one.col_offset, one.end_lineno, one.end_col_offset
+        yield _Statement(file, span, "\n".join(lines[one.lineno - 1 : one.end_lineno]), one)
 
 
 def _compiled(own: Any, code: CodeType, owner: str, text: str) -> Optional[CodeType]:
@@ -191,8 +193,7 @@ def _compiled(own: Any, code: CodeType, owner: str, text: str) -> Optional[CodeT
     if isinstance(node, ast.Lambda):
         node.body = ast.fix_missing_locations(Telling(code.co_filename).visit(_copied(own.body)))
     else:
-        lines = text.split("\n")
-        node.body = [_told_statement(one, code.co_filename, lines) for one in own.body]
+        node.body = [_told(one) for one in _statements(own.body, code.co_filename, text)]
         node.decorator_list, node.returns = [], None
     factory: Any = ast.parse(f"def factory():\n class {owner}: pass" if owner else "def factory(): pass")
     function = factory.body[0]
