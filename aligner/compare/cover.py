@@ -9,6 +9,7 @@
 - It is part of an output that the other side hands on in one piece (a packed sequence, here its data and its batch
   sizes), and the code around goes on with values that agree.
 - It is a buffer that only counts, or a constant that the other side works out anew.
+- It is a parameter of a layer that never ran.
 
 Anything else stays unmatched. What the other side was not asked to record is allowed to be, and what its layer does
 not hand out (attention weights, a cache, a loss) is not compared: what the port makes of it shows behind that layer.
@@ -157,6 +158,8 @@ class _Side:
         if key.phase not in CALLS:
             if (key.layer, key.slot) in self._net.constants:
                 return "covered-constant", {"layer": display(key.layer)}
+            if key.layer in self._net.idle:
+                return "covered-idle", {"layer": display(key.layer)}
             return ("covered-counter", {"role": key.slot}) if key.slot in NEUTRAL else None
         call = CallId(key.layer, key.call)
         visit = self._visits.get(call)

@@ -25,6 +25,9 @@ NEUTRAL = frozenset({"num_batches_tracked"})
 DEEPEST = 1000
 """Calls in calls: Python itself goes no deeper."""
 
+LISTS = frozenset({"ParameterList", "ParameterDict"})
+"""Kinds that hold parameters and are never called."""
+
 STATISTICS = frozenset({"running_mean", "running_var"})
 """Buffers that are learnt."""
 
@@ -80,6 +83,8 @@ class Net:
     """Imported from what operators tell (`aligner import`): what is not in it may have run all the same."""
     complete: bool = True
     """The capture came to its end: what is not in it was not handed out."""
+    idle: frozenset[str] = frozenset()
+    """Layers that never ran."""
 
     def kind(self, layer: str) -> str:
         """The layer's kind; "" for one that was not declared (the loss)."""
@@ -139,7 +144,18 @@ def survey(dump: Dump) -> Net:
         (dump.header.get("stopped") or {}).get("step") == step,
         "imported" in dump.header,
         dump.complete,
+        idle(dump),
     )
+
+
+def idle(dump: Dump) -> frozenset[str]:
+    """Layers that never ran, nor any around them but the net itself: heads that are for training alone."""
+    called = {call.layer for call in dump.calls if call.phase is Phase.FORWARD}
+    some = "imported" in dump.header or bool(dump.header.get("stopped")) or _selected(dump) != EVERYTHING
+    if not called or some or not dump.complete:
+        return frozenset()
+    layers = (path for path, layer in dump.layers.items() if path and layer.spec.kind not in LISTS)
+    return frozenset(path for path in layers if not called.intersection(one for one in (path, *ancestors(path)) if one))
 
 
 def _selected(dump: Dump) -> tuple[str, ...]:

@@ -83,9 +83,9 @@ def _other_size(case: Case, role: str) -> Optional[Difference]:
 def _of_role(case: Case, role: str, expected: Optional[Value], actual: Optional[Value]) -> Iterator[Suspect]:
     if expected is not None and actual is not None:
         yield from _wrong(Place(case, role, expected, actual))
-    elif expected is not None:
+    elif expected is not None and role not in case.port_parameters:
         yield _missing(case, role, expected)
-    elif actual is not None:
+    elif actual is not None and role not in case.parameters:
         yield _untied(case, role, actual)
 
 

@@ -165,6 +165,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{role} only counts; no result depends on it.",
         "{role} 只用于计数，不影响任何结果。",
     ),
+    "covered-idle": (
+        "{layer} never ran; no value depends on this parameter.",
+        "{layer} 从未运行；没有任何值依赖该参数。",
+    ),
     "covered-constant": (
         "A constant that one side stores and the other works out anew; what {layer} does with it was compared.",
         "该常量一侧直接存储，另一侧重新计算；{layer} 使用它得到的结果已比对。",

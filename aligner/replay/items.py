@@ -39,6 +39,8 @@ class Item:
     kind: str
     required: bool
     """False for buffers that nets recompute (masks, tables): left over, they are told but do not fail."""
+    idle: bool = False
+    """Its layer never ran where the values come from: a head that is for training only."""
     view: View = WHOLE
     """What is meant of it."""
     loose: bool = False

@@ -11,6 +11,9 @@ from aligner.replay.items import Item, Match, without
 Signature = Callable[[Sequence[Item]], tuple[object, ...]]
 """What layers must have in common to be alike."""
 
+IDLE = 1e-3
+"""How much less the likeness of names counts where the reference's layer never ran."""
+
 
 def by_structure(reference: Sequence[Item], port: Sequence[Item], known: Sequence[Match] = ()) -> list[Match]:
     """Layers with the same kind and parameters in order, then layers with the same shapes, then single parameters."""
@@ -116,18 +119,22 @@ def _groups(items: Sequence[Item], signature: Signature) -> dict[tuple[object, .
 def _in_order(
     reference: Sequence[list[Item]], port: Sequence[list[Item]]
 ) -> list[tuple[list[Item], list[Item], float]]:
-    """Pair two rows of alike layers without crossings; where one row is longer, likeness of names decides who stays."""
+    """Pair two rows of alike layers without crossings; where one row is longer, likeness of names decides who stays.
+
+    What never ran gets what nothing else wants.
+    """
     if not reference or not port:
         return []
     if len(reference) == len(port):
         sure = 1.0 if len(reference) == 1 else 0.9
         return [(a, b, sure) for a, b in zip(reference, port)]
-    likeness = [[_likeness(a[0].slot.layer, b[0].slot.layer) for b in port] for a in reference]
+    likeness = [[_likeness(a[0], b[0]) for b in port] for a in reference]
     return [(reference[i], port[j], 0.6) for i, j in best_path(likeness)]
 
 
-def _likeness(a: str, b: str) -> float:
-    return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio() + 0.1
+def _likeness(a: Item, b: Item) -> float:
+    alike = difflib.SequenceMatcher(None, a.slot.layer, b.slot.layer, autojunk=False).ratio() + 0.1
+    return alike * IDLE if a.idle else alike
 
 
 def best_path(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ import numpy as np
 from aligner.adapter import Adapter
 from aligner.adapter import Parameter as Native
 from aligner.compare.layer_map import Rule
-from aligner.compare.net import STATISTICS, WEIGHTS
+from aligner.compare.net import STATISTICS, WEIGHTS, idle
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.dump.reader import Dump, Entry
 from aligner.errors import ReplayError
@@ -337,12 +337,14 @@ class Loader:
     def _reference_items(self) -> list[Item]:
         """The dump's parameters; the header's table has their own names and which are buffers."""
         table, items = self._table(), []
+        unused = idle(self._reference)
         for slot, entry in self._entries().items():
             row = table.get(slot)
             layer = self._reference.layers.get(slot.layer)
             name = row[2] if row else ".".join(slot).lstrip(".")
-            required = _required(bool(row and row[4:5] == [True]), slot.role)
-            items.append(Item(slot, entry.shape, name, layer.spec.kind if layer else "", required))
+            required = _required(bool(row and row[4:5] == [True]), slot.role) and slot.layer not in unused
+            kind = layer.spec.kind if layer else ""
+            items.append(Item(slot, entry.shape, name, kind, required, slot.layer in unused))
         return items
 
 

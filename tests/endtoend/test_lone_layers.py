@@ -152,3 +152,36 @@ def test_a_norm_that_stands_elsewhere_is_the_same_norm(tmp_path):
     result = compared(tmp_path, reference, port, torch.randn(2, 6, 5, 5))
     pairs = {(found.reference, found.port) for found in result.layers}
     assert {(f"{place}.norm", f"{place}.bn") for place in range(3)} <= pairs
+
+
+class Headed(nn.Module):
+    """With heads for training alone, of which one is defined before the one that counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(6, 6)
+        self.aux = nn.ModuleDict({"classifier": nn.Linear(6, 3), "other_head": nn.Linear(6, 3)})
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = self.stem(x).relu()
+        if self.training:
+            return self.fc(x), [head(x) for head in self.aux.values()]
+        return self.fc(x)
+
+
+class Headless(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Linear(6, 6)
+        self.classifier = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.classifier(self.stem(x).relu())
+
+
+def test_heads_that_never_ran_take_no_weights_from_the_head_that_did(tmp_path):
+    port = telling(Headless())
+    result = compared(tmp_path, telling(Headed()), port, torch.randn(2, 6), allow_missing=True)
+    assert result.aligned
+    assert not result.origins

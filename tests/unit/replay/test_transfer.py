@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from aligner.errors import ReplayError
@@ -122,6 +124,14 @@ def test_a_row_with_a_layer_missing_keeps_the_likeliest_names():
         ("attn.q", "self.q_proj"),
         ("attn.v", "self.v_proj"),
         ("attn.out", "self.out_proj"),
+    }
+
+
+def test_a_head_that_never_ran_leaves_the_one_head_of_the_port_to_the_one_that_did():
+    heads = [replace(item, idle=name != "fc") for name in ("fc", "aux.classifier") for item in linear(name, outs=10)]
+    assert pairs(plan(linear("stem") + heads, linear("stem") + linear("classifier", outs=10), {})) == {
+        ("stem", "stem"),
+        ("fc", "classifier"),
     }
 
 
