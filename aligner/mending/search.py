@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Optional
 
-from aligner.mending.callers import by_caller
+from aligner.mending.callers import around, by_caller
 from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event
 from aligner.mending.joining import EXCHANGE, EXCHANGED, apart, each_others, everywhere
 from aligner.mending.matching import NEAREST, Matching, Step
@@ -160,12 +160,7 @@ class Search:
         calls = [event for event in calls if event.word == LAYER and isinstance(event.node, ast.Call)][:MOST]
         made = {event.layer: event.results[0] for event in self._matching.ours.events if event.layer and event.results}
         for one, other in itertools.combinations(calls, 2):
-            if (
-                one.name != other.name
-                or one.site is None
-                or other.site is None
-                or not {one.layer, other.layer} <= {*made}
-            ):
+            if one.name != other.name or None in (one.site, other.site) or not {one.layer, other.layer} <= {*made}:
                 continue
             functions = [event.node.func for event in (one, other) if isinstance(event.node, ast.Call)]
             texts = [self._texts.source(event, node) for event, node in zip((one, other), functions)]
@@ -238,6 +233,10 @@ class Search:
                 if event.node is not None and (event in ends or event.word != LAYER) and isinstance(value, int):
                     inputs = event.inputs if isinstance(node, ast.Name) else ()
                     add(Anchor(node, value, event, len(steps) - number, inputs))
+        for event in around(self._end, self._matching.theirs.events) if self._end is not None else ():
+            for node, value in event.inputs:  # what a function that is under way was given
+                if value in wrong:
+                    add(Anchor(node, value, event, 0, event.inputs))
         return [*found.values()]
 
     def _adjusted(self, anchor: Anchor, model: Event) -> Iterator[tuple[list[Edit], str, Optional[Event]]]:

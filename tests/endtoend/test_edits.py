@@ -524,3 +524,52 @@ def test_a_layer_of_the_framework_that_the_port_writes_by_hand(tmp_path, capsys)
     (line,) = origin["edit"]["lines"]
     assert line["after"].strip().endswith("hardswish(x)")
     assert origin["causes"][0]["confirmed"]
+
+
+GIVEN = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.word, self.kind, self.norm = nn.Embedding(9, 12), nn.Embedding(3, 12), nn.LayerNorm(12)
+        self.mix = Mix()
+
+    def embedded(self, words, kinds):
+        return self.norm(self.word(words) + self.kind(kinds))
+
+    def forward(self, words, kinds, present):
+        bias = (1.0 - present[:, None, :]) * -100.0
+        return self.mix(self.embedded(words, kinds), bias)
+
+
+class Mix(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(12, 12)
+
+    def forward(self, x, bias):
+        return self.out(torch.softmax(x @ x.transpose(1, 2) + bias, -1) @ x)
+
+
+def build():
+    torch.manual_seed(3)
+    words, kinds = torch.arange(10).reshape(2, 5) % 9, torch.tensor([[0, 0, 2, 2, 1], [2, 0, 0, 1, 1]])
+    return Net().eval(), (words, kinds, torch.tensor([[1.0, 1, 1, 1, 0], [1, 1, 0, 0, 0]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("self.embedded(words, kinds", "self.embedded(words, present.long()"), ("[:, None, :]", "[:, :, None]")],
+    ids=["another value", "axis of one"],
+)
+def test_what_a_function_or_a_layer_is_given_is_mended_where_it_is_given(tmp_path, capsys, right, wrong):
+    (tmp_path / "ref.py").write_text(GIVEN, encoding="utf-8")
+    (tmp_path / "port.py").write_text(changed(GIVEN, [(right, wrong)]), encoding="utf-8")
+    (origin,) = answer(capsys)["origins"]
+    (line,) = origin["edit"]["lines"]
+    assert right in line["after"]
+    assert origin["causes"][0]["confirmed"]
