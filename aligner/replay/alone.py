@@ -155,19 +155,18 @@ class Alone:
         """What the reference's own rounding makes of a whole net, where it computes in a short type itself."""
         return 10 * LOW_PRECISION * max((DTYPES[word].eps or 0.0 for word in self.plan.lowered.values()), default=0.0)
 
-    def inside(self, check: Check, dtype: Optional[str], given: Optional[str]) -> tuple[float, Again]:
+    def inside(
+        self, check: Check, dtype: Optional[str], given: Optional[str], suspect: Optional[Suspect] = None
+    ) -> tuple[float, Again]:
         """A value that code of a parent makes, made again by a copy of all of the parent in `dtype`; and its error.
 
-        The layers inside hand on the reference's values, in the float type `given`.
+        The layers inside hand on the reference's values, in the float type `given`. What the suspect says is undone.
 
         Raises:
             ValueError, LookupError: as `error`.
         """
-        own = self._calls[check.port.step, check.port.layer, check.port.call]
-        around = self.around(own, self._ports.get(check.owner, check.owner))
-        copy = self._adapter.respecified(self._layers[around.layer], {}, dtype)
-        if dtype is not None:
-            self._load_all(copy, around.layer)
+        around = self.parent(check)
+        copy = self._changed(around.layer, check.owner, suspect, dtype)
         args, kwargs = rebuild_arguments(around.inputs, lambda slot: self._wide(around, slot, dtype, given))
         before = numbers_before(self._calls.values(), around)
         code = Code(self._adapter, self.plan, copy, around, before, given, self._single)
@@ -198,6 +197,11 @@ class Alone:
         if given is None or word == given or DTYPES[word].exact or "complex" in word:
             return tensor
         return self._adapter.from_numpy(encode(decode(self._adapter.to_numpy(tensor), word), given), given)
+
+    def parent(self, check: Check) -> Call:
+        """The call whose code made the check's value."""
+        own = self._calls[check.port.step, check.port.layer, check.port.call]
+        return self.around(own, self._ports.get(check.owner, check.owner))
 
     def around(self, own: Call, parent: str) -> Call:
         """The call of the port's layer `parent` in which this one was made."""

@@ -36,6 +36,9 @@ LAYERS = 48
 ARGUMENTS = 2
 """Arguments of one layer that are tried: with more of them forgotten, one alone brings nothing right."""
 
+SETTINGS = 4
+"""Settings that are tried of a layer whose code calls others."""
+
 SMALL = 1.2
 """Layers whose error is at least this many times what rounding explains may be wrong all the same, ..."""
 
@@ -77,6 +80,10 @@ def tried(checks: Sequence[Check], cases: Cases, alone: Alone) -> Iterable[tuple
         if check.where == "glue" and check.fails and code < MOST:
             code += 1
             yield from _in_float32(check, cases, alone)
+            if check.owner not in done:
+                done.add(check.owner)
+                beside = [one for one in checks if (one.where, one.owner) == ("glue", check.owner)]
+                yield from _set_otherwise(check, beside, cases, alone, asking)
         if check.where != "layer" or not check.fails or check.key.layer in done or len(done) >= LAYERS:
             continue
         done.add(check.key.layer)
@@ -160,6 +167,29 @@ def _in_float32(check: Check, cases: Cases, alone: Alone) -> Iterable[tuple[str,
             if proved or (math.isfinite(error) and not made.short):
                 facts = {"layer": check.owner, "suspect": tried_as(suspect, case)}
                 yield TRIAL, {**facts, "before": check.error, "after": error, "proved": proved}
+
+
+def _set_otherwise(
+    check: Check, beside: Sequence[Check], cases: Cases, alone: Alone, asking: _Asking
+) -> Iterable[tuple[str, dict[str, Any]]]:
+    """A layer of the framework's that calls others, built with other settings: nobody edits the code of such a one.
+
+    All that its code makes is to be right then, in this call.
+    """
+    around = alone.parent(check)
+    if alone.is_own(around.layer):
+        return
+    case = cases.case(_place(check, check.kept))
+    for suspect in [one for one in asking.of_code(case) if one.change][:SETTINGS]:
+        facts: dict[str, Any] = {"layer": check.owner, "suspect": tried_as(suspect, case), "before": check.error}
+        try:
+            facts["after"] = alone.inside(check, None, None, suspect)[0]
+            others = (one for one in beside if one is not check and alone.parent(one) == around)
+            right = facts["after"] <= proof(check) < facts["before"]
+            facts["proved"] = right and all(alone.inside(one, None, None, suspect)[0] <= proof(one) for one in others)
+        except Exception as error:  # as of a layer
+            facts["reason"] = f"{type(error).__name__}: {error}"[:300]
+        yield TRIAL, facts
 
 
 def described(checks: Sequence[Check], adapter: Adapter, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:

@@ -93,3 +93,23 @@ def test_what_a_kernel_approximates_in_a_layer_that_is_written_out_is_no_mistake
 def test_a_number_that_is_a_little_off_in_it_is_one(tmp_path):
     result = written_out(tmp_path, factor=0.0447)
     assert [place.layer for place in (*result.origins, *result.suspects)] == ["1"]
+
+
+@pytest.mark.parametrize("given", [{"norm_first": True}, {"activation": "gelu"}], ids=str)
+def test_a_layer_that_calls_others_is_built_with_the_other_setting(tmp_path, given, monkeypatch):
+    monkeypatch.setattr(torch.nn.TransformerEncoderLayer, "forward", by_its_children)
+    torch.manual_seed(0)
+    port = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    net = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True, **given)
+    result = compared(tmp_path, telling(nn.Sequential(net)), telling(nn.Sequential(port)), torch.randn(2, 5, 8))
+    origin = result.origins[0]
+    assert (origin.where, origin.causes[0].confirmed, origin.causes[0].change) == ("glue", True, given)
+
+
+def by_its_children(self, x):
+    """As it runs where it has no kernel of its own."""
+    if self.norm_first:
+        x = x + self._sa_block(self.norm1(x), None, None)
+        return x + self._ff_block(self.norm2(x))
+    x = self.norm1(x + self._sa_block(x, None, None))
+    return self.norm2(x + self._ff_block(x))
