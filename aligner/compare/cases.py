@@ -89,7 +89,7 @@ class Cases:
             alone=(self._alone(0, place), self._alone(1, place)) if around else ((), ()),
             types=(_type(self.dumps[0], place.owner), _type(port, other)),
             batch=self._batch,
-            words=TORCH if port.header.get("framework") in WRITTEN_IN_TORCH else MINDSPORE,
+            words=words_of(port),
         )
 
     @cached_property
@@ -366,3 +366,8 @@ def _once(entries: Iterable[Entry], before: Iterable[Entry] = ()) -> list[Value]
             seen.add(entry.content)
             found.append(_value(entry))
     return found
+
+
+def words_of(port: Dump) -> str:
+    """Whose words a port is written in."""
+    return TORCH if port.header.get("framework") in WRITTEN_IN_TORCH else MINDSPORE

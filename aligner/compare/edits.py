@@ -37,7 +37,7 @@ def proved(port: Dump) -> Mapping[str, Edit]:
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             reason = Reason("why-bad-edit", display(layer)[:80], form_of(error))
             raise DumpError("dump-bad", path=port.path, reason=because(reason)) from error
-        if layer not in found or edit.hunks:
+        if layer not in found or (edit.hunks and not found[layer].setting):
             found[layer] = edit
             heads[layer] = str(facts.get("like"))
     for layer, edit in found.items():

@@ -85,12 +85,16 @@ class Explaining:
             return origin
         held = _Held(self._cases)
         in_code = origin.where in CODE or self._cases.is_table(place)
-        origin = replace(origin, edit=self._edits.get(origin.layer) if in_code else None)
+        edit = self._edits.get(origin.layer)
+        origin = replace(origin, edit=edit if edit is not None and (in_code or edit.setting) else None)
         if self._full < THOROUGH:
             origin = replace(origin, line=_line(origin, held))
         if origin.edit is not None:  # what was run says more than numbers
             told = _causes(origin, held, self._trials, None)
-            return replace(origin, causes=(_edited(origin.edit), *told)[:MOST])
+            if not origin.edit.setting:
+                return replace(origin, causes=(_edited(origin.edit), *told)[:MOST])
+            if any(_set(cause, origin) for cause in told):
+                return replace(origin, causes=tuple(sorted(told, key=lambda cause: not _set(cause, origin))))
         if origin.where in CODE and origin.layer in self._frameworks:
             told = _causes(origin, held, self._trials, None)
             return replace(origin, causes=(self._frameworks[origin.layer], *told)[:MOST])
@@ -136,6 +140,11 @@ def _line(origin: Origin, held: _Held) -> Optional[Fork]:
             return fork
         found = found or fork
     return found
+
+
+def _set(cause: Cause, origin: Origin) -> bool:
+    """Whether its trial is the one whose line is shown."""
+    return cause.confirmed and origin.edit is not None and cause.id == origin.edit.setting
 
 
 def _edited(edit: Edit) -> Cause:

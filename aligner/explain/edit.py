@@ -34,6 +34,8 @@ class Edit:
     like: bool = False
     sizes: tuple[int, ...] = ()
     """Numbers that the edit writes, and that are sizes of the values at hand: right for this input."""
+    setting: str = ""
+    """The cause that it mends, where it is the line that builds a layer: the layer was built so, and run."""
 
     @staticmethod
     def parsed(facts: Mapping[str, Any]) -> Edit:
@@ -53,4 +55,12 @@ class Edit:
         )
         broken = tuple(map(str, facts.get("broken", ())))
         sizes = tuple(map(int, facts.get("sizes", ())))
-        return Edit(hunks, float(facts["before"]), float(facts["after"]), broken, "like" in facts, sizes)
+        return Edit(
+            hunks,
+            float(facts["before"]),
+            float(facts["after"]),
+            broken,
+            "like" in facts,
+            sizes,
+            str(facts.get("setting", "")),
+        )

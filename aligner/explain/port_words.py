@@ -26,7 +26,12 @@ _MODES = {"constant": "Constant", "reflect": "Reflection", "replicate": "Replica
 
 def written(case: Case, spec: LayerSpec, names: Iterable[str], rank: Optional[int] = None) -> str:
     """A call that gives the case's port these settings of `spec`: "nn.LayerNorm(..., eps=1e-05)"."""
-    if case.words != TORCH:
+    return spelled(case.words, spec, names, rank)
+
+
+def spelled(words: str, spec: LayerSpec, names: Iterable[str], rank: Optional[int] = None) -> str:
+    """The same in the words of a port."""
+    if words != TORCH:
         return spelling.written(spec, names, rank)
     wanted = list(names)
     found: Keywords = {}

@@ -104,6 +104,10 @@ class Alone:
         """The port's layer."""
         return self._layers.get(path)
 
+    def port_of(self, layer: str) -> str:
+        """The port's counterpart of one of the reference's layers."""
+        return self._ports.get(layer, layer)
+
     def is_own(self, path: str) -> bool:
         """Whether the port's layer is of a class of the user's own."""
         return path in self._layers and self._adapter.spec(self._layers[path]).kind not in KINDS
@@ -201,7 +205,7 @@ class Alone:
     def parent(self, check: Check) -> Call:
         """The call whose code made the check's value."""
         own = self._calls[check.port.step, check.port.layer, check.port.call]
-        return self.around(own, self._ports.get(check.owner, check.owner))
+        return self.around(own, self.port_of(check.owner))
 
     def around(self, own: Call, parent: str) -> Call:
         """The call of the port's layer `parent` in which this one was made."""

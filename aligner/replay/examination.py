@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.adapter import Adapter
-from aligner.compare.cases import Cases, ran
+from aligner.compare.cases import Cases, ran, words_of
 from aligner.compare.casts import lowered_alone
 from aligner.compare.checks import LIMIT, Check, in_float32, to_facts
 from aligner.compare.layers import Pairing, pair_layers
@@ -29,6 +29,7 @@ from aligner.dump.reader import Dump, open_dump
 from aligner.errors import AlignerError, DumpError
 from aligner.findings import CHECK, EDIT
 from aligner.mending.mend import Mending
+from aligner.mending.settings import Settings
 from aligner.record import Array, Key, Note, Phase
 from aligner.replay import coordinates
 from aligner.replay.alone import Alone
@@ -37,6 +38,7 @@ from aligner.replay.frames import Plan
 from aligner.replay.hearing import followed, heard
 from aligner.replay.planning import planned
 from aligner.replay.precision import CASTS, grid
+from aligner.replay.rewriting import Rewriting
 from aligner.replay.rounding import DOUBTFUL, by_itself, disturbed
 from aligner.replay.trials import described, small, tried
 from aligner.replay.widened import Widened, is_hiding, judged, rounded
@@ -281,8 +283,10 @@ def _try(subject: Subject, path: str, pairing: Pairing, plan: Plan, checks: list
     with open_dump(path) as port:
         alone = _lonely(subject, port, plan)
         cases = Cases(subject.reference, port, (survey(subject.reference), survey(port)), pairing)
-        found = [*small(checks, cases, alone)]  # may find that a check fails after all
-        for kind, facts in (*found, *tried(checks, cases, alone), *described(checks, subject.adapter, alone)):
+        settings = Settings(subject.adapter, dict(subject.adapter.layers(subject.model)))
+        written = Rewriting(settings, subject.reference, words_of(port), alone)
+        found = [*small(checks, cases, alone, written)]  # may find that a check fails after all
+        for kind, facts in (*found, *tried(checks, cases, alone, written), *described(checks, subject.adapter, alone)):
             sink.finding(kind, facts)
             made += "after" in facts
             proved += facts.get("proved") is True

@@ -26,6 +26,7 @@ from aligner.findings import LAYER, REPEAT, TRIAL
 from aligner.replay.alone import Alone
 from aligner.replay.forced import ARGUMENT
 from aligner.replay.repeats import repeated
+from aligner.replay.rewriting import Rewriting
 
 MOST = 12
 """Suspects of one layer that are tried."""
@@ -52,7 +53,7 @@ FALL = 5.0
 """... if their settings differ and a trial makes the error this many times smaller: rounding would stay."""
 
 
-def small(checks: list[Check], cases: Cases, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:
+def small(checks: list[Check], cases: Cases, alone: Alone, written: Rewriting) -> Iterable[tuple[str, dict[str, Any]]]:
     """Trials of layers that are off by little and have other settings; `checks` are told what is proved."""
     for number, check in enumerate(checks):
         if check.where != "layer" or check.suspicious or not check.isolated or not check.ratio >= SMALL:
@@ -65,10 +66,13 @@ def small(checks: list[Check], cases: Cases, alone: Alone) -> Iterable[tuple[str
             if facts.get("after", check.error) * FALL <= check.error:
                 checks[number] = replace(check, proved=True)
                 yield kind, {**facts, "proved": True}
+                yield from written.edits(check, suspect, {**facts, "proved": True})
                 break
 
 
-def tried(checks: Sequence[Check], cases: Cases, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:
+def tried(
+    checks: Sequence[Check], cases: Cases, alone: Alone, written: Rewriting
+) -> Iterable[tuple[str, dict[str, Any]]]:
     """Findings, one for each trial. One call stands for a layer: all its calls share the settings."""
     done: set[str] = set()
     asking = _Asking()
@@ -83,7 +87,7 @@ def tried(checks: Sequence[Check], cases: Cases, alone: Alone) -> Iterable[tuple
             if check.owner not in done:
                 done.add(check.owner)
                 beside = [one for one in checks if (one.where, one.owner) == ("glue", check.owner)]
-                yield from _set_otherwise(check, beside, cases, alone, asking)
+                yield from _set_otherwise(check, beside, cases, alone, asking, written)
         if check.where != "layer" or not check.fails or check.key.layer in done or len(done) >= LAYERS:
             continue
         done.add(check.key.layer)
@@ -95,6 +99,7 @@ def tried(checks: Sequence[Check], cases: Cases, alone: Alone) -> Iterable[tuple
             facts = _trial(check, suspect, alone)
             if suspect.cause != IN_SHORT or math.isfinite(facts.get("after", 0.0)):  # else a constant is short itself
                 yield TRIAL, facts
+                yield from written.edits(check, suspect, facts)
 
 
 def _place(check: Check, kept: bool) -> Place:
@@ -170,7 +175,7 @@ def _in_float32(check: Check, cases: Cases, alone: Alone) -> Iterable[tuple[str,
 
 
 def _set_otherwise(
-    check: Check, beside: Sequence[Check], cases: Cases, alone: Alone, asking: _Asking
+    check: Check, beside: Sequence[Check], cases: Cases, alone: Alone, asking: _Asking, written: Rewriting
 ) -> Iterable[tuple[str, dict[str, Any]]]:
     """A layer of the framework's that calls others, built with other settings: nobody edits the code of such a one.
 
@@ -190,6 +195,7 @@ def _set_otherwise(
         except Exception as error:  # as of a layer
             facts["reason"] = f"{type(error).__name__}: {error}"[:300]
         yield TRIAL, facts
+        yield from written.edits(check, suspect, facts)
 
 
 def described(checks: Sequence[Check], adapter: Adapter, alone: Alone) -> Iterable[tuple[str, dict[str, Any]]]:

@@ -11,6 +11,7 @@ from aligner.explain.kinds import KIND
 from aligner.explain.lines import CAUSES as LINES
 from aligner.explain.lines import EDITED, FRAMEWORK
 from aligner.explain.suspect import Cause
+from aligner.report.edit import edit_rows
 from aligner.report.families import differ, likeliest
 from aligner.report.figures import figure
 from aligner.report.lines import printable
@@ -25,7 +26,7 @@ ALSO = 2
 
 def cause_rows(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
     """The likeliest cause in full and others in a line each; or that none is known."""
-    if origin.edit is not None:  # what is to be changed is shown, and proved
+    if origin.edit is not None and not origin.edit.setting:  # what is to be changed is shown, and proved
         proved = [cause for cause in origin.causes if cause.confirmed and cause.id != EDITED]
         return [(say("label-why", language), printable(sentences(c.id, c.facts, language)[0])) for c in proved[:1]]
     first = likeliest(origin)
@@ -39,9 +40,14 @@ def cause_rows(origin: Origin, comparison: Comparison, language: str) -> list[Ro
     title, evidence, fix = (printable(text) for text in sentences(first.id, first.facts, language))
     label = "why" if first.confirmed else "guess"
     rows = [(label, title), ("seen", evidence), ("change", fix), ("proof", proof(first, language))]
+    if origin.edit is not None:
+        rows.remove(("change", fix))
     if _same_settings(origin, comparison):  # the layer was ported right: the framework may be what is wrong
         rows.insert(2, ("set", say("settings-none-differ", language)))
     told = [(say(f"label-{name}", language), text) for name, text in rows if text]
+    if origin.edit is not None:  # the line says what to write
+        at = [name for name, _ in told].index(say("label-proof", language))
+        told[at:at] = edit_rows(origin.edit, None, language)
     return told + [(say("label-also", language), text) for text in _further(first, origin.causes, language)]
 
 

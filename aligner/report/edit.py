@@ -28,12 +28,13 @@ def edit_rows(edit: Edit, fork: Optional[Fork], language: str) -> list[Row]:
     if fork is not None and fork.sure and fork.reference is not None:
         rows.append((say("label-there", language), there(fork, language)))
     before, after = figure(edit.before), figure(edit.after)
-    rows.append((say("label-proof", language), say("edit-proof", language, before=before, after=after)))
+    if not edit.setting:  # its cause has the proof
+        rows.append((say("label-proof", language), say("edit-proof", language, before=before, after=after)))
     if edit.sizes:
         rows.append(("", say("edit-sizes", language, sizes=", ".join(map(str, edit.sizes)))))
     if edit.broken:
         layers = ", ".join(printable(display(layer)) for layer in edit.broken[:3])
-        rows.append(("", say("edit-broken", language, layers=layers)))
+        rows.append(("", say("edit-broken-setting" if edit.setting else "edit-broken", language, layers=layers)))
     return rows
 
 

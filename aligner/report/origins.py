@@ -87,7 +87,10 @@ def reasons(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
     found: list[Row] = []
     if origin.port_layer != origin.layer:
         found.append(("", f"{say('port-layer', language)}: {printable(display(origin.port_layer))}"))
-    found += line_rows(origin.line, language) if origin.edit is None else edit_rows(origin.edit, origin.line, language)
+    if origin.edit is None:
+        found += line_rows(origin.line, language)
+    elif not origin.edit.setting:
+        found += edit_rows(origin.edit, origin.line, language)
     found += cause_rows(origin, comparison, language)
     if left := untried(origin, language):
         found.append((say("label-left", language), left))

@@ -17,7 +17,7 @@ import numpy as np
 from aligner.adapter import Adapter
 from aligner.fingerprint import print_of
 from aligner.patches import Handle, Listeners, patch
-from aligner.source import functions
+from aligner.source import functions, sites
 from aligner.source.ear import Ear
 from aligner.structure import Tensors, flatten_arguments
 from aligner.values import Values
@@ -67,7 +67,10 @@ def _note(layer: Any, packages: frozenset[str], frame: Optional[FrameType]) -> N
         if code.co_name == "__init__" and code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is layer:
             found = frame
         frame = frame.f_back
-    if found is None or str(found.f_globals.get("__name__")).partition(".")[0] in packages:
+    if found is None:
+        return
+    sites.note(layer, found, packages)
+    if str(found.f_globals.get("__name__")).partition(".")[0] in packages:
         return
     given = _given(found.f_code, found.f_locals)
     if given is not None:

@@ -39,7 +39,8 @@ class Judgement:
     confirmed: bool = False
     edit: Optional[str] = None  # of code: whether the lines of a confirmed edit are those; the worst of two
     sure: Optional[bool] = None  # of code: the very line is shown, or an edit is confirmed, for each mistake
-    mended: Optional[bool] = None  # of code alone: with the patch the port is right; None where it was not tried
+    mended: Optional[bool] = None  # with the patch the port is right; None where it was not tried
+    told: bool = False  # there is an edit to apply
     line: Optional[str] = None  # of code: "the line", "between", "another" or "none"; the worst of two
     plain: str = "nothing"
     plain_every: bool = False
@@ -91,6 +92,7 @@ def judge(bug: Bug, answer: Json, changed: AbstractSet[int] = frozenset()) -> Ju
         confirmed=every and all(any(cause.get("confirmed") for cause in right) for right in causes),
         line=_line(bug.origins, chosen, changed),
         edit=_edit(bug.origins, chosen, changed),
+        told=any(entry.get("edit") for entry in named),
         sure=_sure(bug.origins, chosen, changed),
         plain=plain,
         plain_every=plain_every,

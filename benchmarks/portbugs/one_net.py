@@ -105,7 +105,7 @@ def planted_bugs(net: Path, folder: Path, reference: Path, only: Optional[set[st
             capture(f"{port}:build", dump, "--from", reference, *missing)
             said = answer(reference, dump)[1]
             found = judge(bug, said, corpus.changed(text, wrong))
-            if mend and found.edit is not None and not bug.double:
+            if mend and not bug.double:
                 found = replace(found, mended=_mended(port, wrong, said, reference, missing))
             yield found
         except CaseError as error:

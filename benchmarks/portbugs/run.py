@@ -65,6 +65,7 @@ def report(alarms: list[Alarm], judged: list[Judgement]) -> str:
     """All tables."""
     parts = ["## aligner", table.answers(judged), "## Lines of code", table.code_lines(judged)]
     parts += [table.code_edits(judged)]
+    parts += [table.patches(judged)] if any(one.mended is not None for one in judged) else []
     parts += ["## The plain rule", table.plain_rule(judged)]
     if alarms:
         parts += ["## Correct ports", table.clean_nets(alarms)]

@@ -73,6 +73,16 @@ def code_edits(judged: Sequence[Judgement]) -> str:
     return markdown(heads, rows)
 
 
+def patches(judged: Sequence[Judgement]) -> str:
+    """What became of single mistakes of each kind with the edits that are told."""
+    rows = []
+    for kind in (*KINDS, None):
+        tried = [one for one in judged if one.mended is not None and kind in (None, one.kind)]
+        counts = [sum(one.told for one in tried), sum(one.mended is True for one in tried)]
+        rows.append([kind or "**all**", str(len(tried)), *(share(count, len(tried)) for count in counts)])
+    return markdown(["kind", "single mistakes", "an edit is told", "patch makes it right"], rows)
+
+
 def plain_rule(judged: Sequence[Judgement]) -> str:
     """The same bugs under "the first layer over 1e-3 in execution order is the culprit"."""
     rows = []

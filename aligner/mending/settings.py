@@ -1,0 +1,186 @@
+"""The call that builds a layer, with other settings: what a trial has proved, written where the user's code says it.
+
+A line may build many layers. What it shall say is to be right for each: the reference's setting is the same for all of
+them, or something that has a name there is each one's.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, Optional
+
+from aligner.adapter import Adapter
+from aligner.explain.setting_rules import same
+from aligner.mending.hunks import hunks
+from aligner.mending.sources import Edit, Sources, edit_of
+from aligner.record import Attribute
+from aligner.source import sites
+from aligner.source.constructing import undrawn
+
+EACH = ("kernel_size", "stride", "dilation", "padding")
+"""Settings that are one number, or one for each axis."""
+
+LARGE = 1 << 22
+"""Elements of parameters: a layer that has more is not built again to see what it is."""
+
+Wanted = Callable[[str], Optional[str]]
+"""The call that builds a layer of the port's as the reference has it, as far as it is to change; None if not known."""
+
+
+class Written(NamedTuple):
+    """Lines to change, and layers that they build and for which they are not right."""
+
+    edits: Sequence[Mapping[str, Any]]
+    broken: Sequence[str]
+
+
+class Settings:
+    """Of one port. What was written before is taken into account."""
+
+    def __init__(self, adapter: Adapter, layers: Mapping[str, Any]) -> None:
+        self._adapter, self._layers = adapter, layers
+        self._edits: list[Edit] = []
+        self._done: dict[tuple[sites.Place, str], Optional[Written]] = {}
+
+    def written(self, path: str, text: str, change: Mapping[str, Attribute], wanted: Wanted) -> Optional[Written]:
+        """The change that builds the layer as `text` says, "nn.Conv2d(..., padding=2)"; None if that is not known."""
+        layer = self._layers.get(path)
+        built = sites.built(layer) if layer is not None else None
+        if built is None:
+            return None
+        known = built.place, text
+        if known not in self._done:
+            self._done[known] = self._made(path, built, text, change, wanted)
+        return self._done[known]
+
+    def _made(
+        self, path: str, built: sites.Built, text: str, change: Mapping[str, Attribute], wanted: Wanted
+    ) -> Optional[Written]:
+        layer = self._layers[path]
+        call, said = sites.call(built.place, type(layer).__name__), _keywords(text, type(layer).__name__)
+        if call is None or said is None:
+            return None
+        asks, broken = {path: said}, list[str]()
+        for other in self._beside(built.place, path):
+            its = wanted(other)
+            keywords = None if its is None else _keywords(its, type(layer).__name__)
+            if keywords is None or {*keywords} != {*said}:
+                broken.append(other)
+            else:
+                asks[other] = keywords
+        found = said
+        if any(its != said for its in asks.values()):
+            named = self._named(asks)
+            broken += [other for other, its in asks.items() if named is None and its != said]
+            found = named or said
+        edits = _edits(built.place.file, call, type(layer), found)
+        if not edits or not self._builds(layer, built, call, edits, change):
+            return None
+        before, after = (Sources({}).edited(some) for some in (self._edits, [*self._edits, *edits]))
+        self._edits += edits
+        return Written([*hunks(before, after)], broken)
+
+    def _beside(self, place: sites.Place, path: str) -> list[str]:
+        """The other layers that the same call builds."""
+        built = ((other, sites.built(layer)) for other, layer in self._layers.items() if other != path)
+        return [other for other, its in built if its is not None and its.place == place]
+
+    def _named(self, asks: Mapping[str, Mapping[str, str]]) -> Optional[dict[str, str]]:
+        """A name for each keyword's value that is right for each layer."""
+        known = {path: built for path in asks if (built := sites.built(self._layers[path])) is not None}
+        first = next(iter(asks))
+        found: dict[str, str] = {}
+        for keyword, text in asks[first].items():
+            if all(its[keyword] == text for its in asks.values()):
+                found[keyword] = text
+                continue
+            names = (name for name in known[first].names if name.isidentifier())
+            right = (
+                n
+                for n in names
+                if all(_is(known[path].names.get(n), keyword, its[keyword]) for path, its in asks.items())
+            )
+            name = next(right, None)
+            if name is None:
+                return None
+            found[keyword] = name
+        return found
+
+    def _builds(
+        self, layer: Any, built: sites.Built, call: ast.Call, edits: Sequence[Edit], change: Mapping[str, Attribute]
+    ) -> bool:
+        """Whether the call builds what was tried, where all that it says is known and the layer is not large."""
+        if sum(math.prod(parameter.shape) for parameter in self._adapter.parameters(layer)) > LARGE:
+            return True
+        plain = Sources({})
+        start, end = plain.span(built.place.file, call)
+        text = plain.edited(edits).text(built.place.file)
+        text = text[start : end + len(text) - len(plain.text(built.place.file))]
+        try:
+            with undrawn(self._adapter):
+                made = eval(" ".join(text.split("\n")), {**built.scope, **built.names})  # the user's own line
+        except (NameError, AttributeError):
+            return True
+        except Exception:
+            return False
+        found = self._adapter.spec(made).attributes
+        return all(same(found.get(name), value) for name, value in change.items())
+
+
+def _keywords(text: str, name: str) -> Optional[dict[str, str]]:
+    """What a call says by keywords; None if it is one of another class, or says anything but plain values."""
+    with suppress(SyntaxError, ValueError):
+        call = ast.parse(text, mode="eval").body
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == name:
+            said = {one.arg: ast.unparse(one.value) for one in call.keywords if one.arg is not None}
+            return said if [ast.literal_eval(value) for value in said.values()] else None
+    return None
+
+
+def _is(value: object, keyword: str, text: str) -> bool:
+    """Whether a value says what a literal does; one number is as good as one for each axis."""
+    with suppress(ValueError):
+        wanted = ast.literal_eval(text)
+        if keyword in EACH and isinstance(wanted, tuple) and len({*wanted}) == 1 and type(value) is int:
+            wanted = wanted[0]
+        return type(value) is type(wanted) and value == wanted
+    return False
+
+
+def _edits(file: str, call: ast.Call, kind: type, said: Mapping[str, str]) -> Optional[list[Edit]]:
+    """The call with these keywords, each in the place of what it says of it; None where it cannot be said so."""
+    if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
+        return None
+    with suppress(TypeError, ValueError):
+        names = [*inspect.signature(kind).parameters]
+        plain, found, more = Sources({}), list[Edit](), list[str]()
+        given = {**dict(zip(names, call.args)), **{str(one.arg): one.value for one in call.keywords}}
+        if "pad_mode" in said and "padding" not in said and "padding" in given:
+            said = {**said, "padding": "0"}  # only the mode that pads takes one
+        for name, text in said.items():
+            if name not in names:
+                return None
+            if (
+                name in given
+                and isinstance(given[name], ast.Constant)
+                and _is(ast.literal_eval(given[name]), name, text)
+            ):
+                continue
+            if name in given:
+                edit = edit_of(plain, file, given[name], text)
+                found += [edit] if edit is not None else []
+            else:
+                more.append(f"{name}={text}")
+        if more:
+            end = plain.span(file, call)[1] - 1
+            last = plain.text(file)[plain.span(file, call.func)[1] : end].rstrip()
+            comma = "" if last.endswith(("(", ",")) else ","
+            space = " " * (not last.endswith("("))
+            at = plain.span(file, call.func)[1] + len(last)
+            found.append(Edit(file, at, at, f"{comma}{space}{', '.join(more)}"))
+        return found
+    return None

@@ -1,0 +1,100 @@
+"""Where in the user's code each layer was built, and the plain values that had names there."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Mapping
+from itertools import islice
+from types import FrameType
+from typing import Any, NamedTuple, Optional
+from weakref import WeakKeyDictionary
+
+from aligner.source.written import parsed, source
+
+WRAPPERS = 8
+"""Frames of a framework's between a layer's constructor and the user's code that calls it."""
+
+NAMES = 64
+"""Names that are kept of a place."""
+
+
+class Place(NamedTuple):
+    """A call in a file; its columns are known from Python 3.11 on."""
+
+    file: str
+    line: int
+    columns: Optional[tuple[int, int, int]]
+    """Where it begins, the line and where it ends."""
+
+
+class Built(NamedTuple):
+    """The call that built a layer, and the numbers, words and tuples that had a name there."""
+
+    place: Place
+    names: Mapping[str, Any]
+    scope: Mapping[str, Any]
+    """What the file has names for."""
+
+
+_BUILT: WeakKeyDictionary[Any, Built] = WeakKeyDictionary()
+
+
+def note(layer: Any, constructor: FrameType, packages: frozenset[str]) -> None:
+    """Where the user's code called a layer's constructor; one that a layer of the framework's calls has no place."""
+    frame = constructor.f_back
+    for _ in range(WRAPPERS):
+        if frame is None:
+            return
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in packages:
+            _BUILT[layer] = Built(_place(frame), _plain(frame.f_locals), frame.f_globals)
+            return
+        if frame.f_code.co_name == "__init__":
+            return
+        frame = frame.f_back
+
+
+def built(layer: Any) -> Optional[Built]:
+    """None where it is not known."""
+    return _BUILT.get(layer)
+
+
+def call(place: Place, name: str) -> Optional[ast.Call]:
+    """The call of a class of that name that stands there; None if it is not one alone."""
+    try:
+        tree = parsed(source(place.file))
+    except SyntaxError:
+        return None
+    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and one.lineno <= place.line]
+    if place.columns is not None:
+        begin, end_line, end = place.columns
+        spot = place.line, begin, end_line, end
+        calls = [one for one in calls if (one.lineno, one.col_offset, one.end_lineno, one.end_col_offset) == spot]
+    else:
+        calls = [one for one in calls if place.line <= (one.end_lineno or 0)]
+    found = [one for one in calls if _name(one.func) == name]
+    return found[0] if len(found) == 1 else None
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _place(frame: FrameType) -> Place:
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    if sys.version_info >= (3, 11):
+        first, last, begin, end = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+        if first is not None and last is not None and begin is not None and end is not None:
+            return Place(file, first, (begin, last, end))
+    return Place(file, line, None)
+
+
+def _plain(names: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = ((name, value) for name, value in names.items() if not name.startswith("__") and _is_plain(value))
+    return dict(list(found)[:NAMES])
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is tuple:
+        return len(value) <= 8 and all(map(_is_plain, value))
+    return type(value) in (int, float, bool, str)

@@ -1,0 +1,92 @@
+"""A layer that is built with other settings than the reference's: the line that builds it, and what it shall say."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from aligner.cli import main  # noqa: E402 - only after it is known to be there
+from tests.endtoend.test_edits_of_ports import answer, is_right_with_the_patch  # noqa: E402 - as above
+
+REFERENCE = """
+import torch
+from torch import nn
+
+
+def conv(ins, outs, step=1):
+    return nn.Conv2d(ins, outs, 3, padding=step, dilation=step)
+
+
+class Net(nn.Module):
+    def __init__(self, width=6):
+        super().__init__()
+        self.near, self.wide, self.far = conv(3, width), conv(width, width, 1), conv(width, width, 2)
+        self.norm = nn.BatchNorm2d(width, 1e-2)
+        self.act = nn.GELU(approximate="tanh")
+        self.blocks = nn.ModuleList([nn.LayerNorm(7, eps=1e-2) for _ in range(2)])
+        self.slope, self.pool = nn.LeakyReLU(0.2), nn.AvgPool2d(3, 2, 1, count_include_pad=False)
+
+    def forward(self, x):
+        x = self.act(self.norm(self.far(self.wide(self.near(x)))))
+        for norm in self.blocks:
+            x = norm(x)
+        return self.pool(self.slope(x))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(2, 3, 7, 7),)
+"""
+
+MISTAKES = {
+    "in its place": ("nn.BatchNorm2d(width, 1e-2)", "nn.BatchNorm2d(width, 1e-5)"),
+    "forgotten": ("nn.BatchNorm2d(width, 1e-2)", "nn.BatchNorm2d(width)"),
+    "no brackets to fill": ('nn.GELU(approximate="tanh")', "nn.GELU()"),
+    "two layers of one line": ("nn.LayerNorm(7, eps=1e-2)", "nn.LayerNorm(7)"),
+    "two calls in one line": ("nn.LeakyReLU(0.2), nn.AvgPool2d(3, 2, 1, count_include_pad=False)",
+                              "nn.LeakyReLU(), nn.AvgPool2d(3, 2, 1)"),
+    "by a name": ("padding=step, dilation=step", "padding=1"),
+    "by keyword": ("count_include_pad=False", "count_include_pad=True"),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ALIGNER_LANG", "en")
+
+
+def written(folder, reference, edit):
+    (folder / "ref.py").write_text(reference, encoding="utf-8")
+    assert reference.count(edit[0]) == 1
+    (folder / "port.py").write_text(reference.replace(*edit), encoding="utf-8")
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_patch_makes_the_port_right(tmp_path, capsys, mistake):
+    written(tmp_path, REFERENCE, MISTAKES[mistake])
+    found = answer(tmp_path, capsys)
+    told = [*found["origins"], *found["suspects"]]
+    assert told
+    assert all(one["edit"] is not None and one["causes"][0]["confirmed"] for one in told)
+    assert all(not one["edit"]["only_here"] for one in told)
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
+def test_a_line_that_builds_right_layers_as_well_is_changed_for_none(tmp_path, capsys):
+    """The third is to have what no name stands for."""
+    plain = "nn.Conv2d(width, width, 3, padding=2, dilation=2)"
+    written(tmp_path, REFERENCE.replace("conv(width, width, 2)", plain), (plain, "conv(width, width, 1)"))
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert origin["edit"]["only_here"] == ["near", "wide"]
+
+
+def test_the_report_shows_the_line_between_the_reason_and_its_proof(tmp_path, capsys):
+    written(tmp_path, REFERENCE, MISTAKES["forgotten"])
+    answer(tmp_path, capsys)
+    main(["compare", "ref.h5", "port.h5"])
+    text = capsys.readouterr().out
+    order = ["eps is 1e-05", "port.py:14", "nn.BatchNorm2d(width, eps=0.01)", "confirmed"]
+    assert [word for word in order if word not in text.replace("\u00a0", " ")] == []
+    assert sorted(order, key=text.replace("\u00a0", " ").index) == order
