@@ -17,7 +17,7 @@ from aligner.adapter import Adapter
 from aligner.explain.setting_rules import same
 from aligner.mending.hunks import hunks
 from aligner.mending.sources import Edit, Sources, edit_of
-from aligner.record import Attribute
+from aligner.record import LayerSpec
 from aligner.source import sites
 from aligner.source.constructing import undrawn
 
@@ -46,43 +46,56 @@ class Settings:
         self._edits: list[Edit] = []
         self._done: dict[tuple[sites.Place, str], Optional[Written]] = {}
 
-    def written(self, path: str, text: str, change: Mapping[str, Attribute], wanted: Wanted) -> Optional[Written]:
-        """The change that builds the layer as `text` says, "nn.Conv2d(..., padding=2)"; None if that is not known."""
+    def written(self, path: str, text: str, aim: LayerSpec, wanted: Wanted) -> Optional[Written]:
+        """The change that builds the layer as `text` says: "nn.Conv2d(..., padding=2)", or all of another kind.
+
+        `aim` is its kind and what is to be other than it was. None if that cannot be written.
+        """
         layer = self._layers.get(path)
         built = sites.built(layer) if layer is not None else None
         if built is None:
             return None
         known = built.place, text
         if known not in self._done:
-            self._done[known] = self._made(path, built, text, change, wanted)
+            self._done[known] = self._made(path, built, text, aim, wanted)
         return self._done[known]
 
-    def _made(
-        self, path: str, built: sites.Built, text: str, change: Mapping[str, Attribute], wanted: Wanted
-    ) -> Optional[Written]:
+    def _made(self, path: str, built: sites.Built, text: str, aim: LayerSpec, wanted: Wanted) -> Optional[Written]:
         layer = self._layers[path]
-        call, said = sites.call(built.place, type(layer).__name__), _keywords(text, type(layer).__name__)
-        if call is None or said is None:
+        call = sites.call(built.place, type(layer).__name__)
+        if call is None:
             return None
-        asks, broken = {path: said}, list[str]()
-        for other in self._beside(built.place, path):
-            its = wanted(other)
-            keywords = None if its is None else _keywords(its, type(layer).__name__)
-            if keywords is None or {*keywords} != {*said}:
-                broken.append(other)
-            else:
-                asks[other] = keywords
-        found = said
-        if any(its != said for its in asks.values()):
-            named = self._named(asks)
-            broken += [other for other, its in asks.items() if named is None and its != said]
-            found = named or said
-        edits = _edits(built.place.file, call, type(layer), found)
-        if not edits or not self._builds(layer, built, call, edits, change):
+        others = {other: wanted(other) for other in self._beside(built.place, path)}
+        if "..." in text:
+            edits, broken = self._set(path, built, call, text, others)
+        else:
+            edits, broken = _replaced(built, call, text), [other for other, its in others.items() if its != text]
+        if not edits or not self._builds(layer, built, call, edits, aim):
             return None
         before, after = (Sources({}).edited(some) for some in (self._edits, [*self._edits, *edits]))
         self._edits += edits
         return Written([*hunks(before, after)], broken)
+
+    def _set(
+        self, path: str, built: sites.Built, call: ast.Call, text: str, others: Mapping[str, Optional[str]]
+    ) -> tuple[Sequence[Edit], list[str]]:
+        """The call with these settings, and the others that it builds for which they are not right."""
+        kind, broken = type(self._layers[path]), list[str]()
+        said = _keywords(text, kind.__name__)
+        if said is None:
+            return (), broken
+        asks = {path: said}
+        for other, its in others.items():
+            keywords = None if its is None else _keywords(its, kind.__name__)
+            if keywords is None or {*keywords} != {*said}:
+                broken.append(other)
+            else:
+                asks[other] = keywords
+        if any(its != said for its in asks.values()):
+            named = self._named(asks)
+            broken += [other for other, its in asks.items() if named is None and its != said]
+            said = named or said
+        return _edits(built.place.file, call, kind, said), broken
 
     def _beside(self, place: sites.Place, path: str) -> list[str]:
         """The other layers that the same call builds."""
@@ -110,9 +123,7 @@ class Settings:
             found[keyword] = name
         return found
 
-    def _builds(
-        self, layer: Any, built: sites.Built, call: ast.Call, edits: Sequence[Edit], change: Mapping[str, Attribute]
-    ) -> bool:
+    def _builds(self, layer: Any, built: sites.Built, call: ast.Call, edits: Sequence[Edit], aim: LayerSpec) -> bool:
         """Whether the call builds what was tried, where all that it says is known and the layer is not large."""
         if sum(math.prod(parameter.shape) for parameter in self._adapter.parameters(layer)) > LARGE:
             return True
@@ -127,8 +138,8 @@ class Settings:
             return True
         except Exception:
             return False
-        found = self._adapter.spec(made).attributes
-        return all(same(found.get(name), value) for name, value in change.items())
+        found = self._adapter.spec(made)
+        return found.kind == aim.kind and all(same(found.attributes.get(n), v) for n, v in aim.attributes.items())
 
 
 def _keywords(text: str, name: str) -> Optional[dict[str, str]]:
@@ -151,10 +162,21 @@ def _is(value: object, keyword: str, text: str) -> bool:
     return False
 
 
-def _edits(file: str, call: ast.Call, kind: type, said: Mapping[str, str]) -> Optional[list[Edit]]:
-    """The call with these keywords, each in the place of what it says of it; None where it cannot be said so."""
+def _replaced(built: sites.Built, call: ast.Call, text: str) -> Sequence[Edit]:
+    """Another layer in its place, by the name that the code has for the framework's module."""
+    module, _, rest = text.partition(".")
+    kind = rest.partition("(")[0]
+    own = ast.unparse(call.func).rpartition(".")[0]
+    if not own and hasattr(built.scope.get(module), kind):
+        own = module
+    edit = edit_of(Sources({}), built.place.file, call, f"{own}.{rest}") if own and kind.isidentifier() else None
+    return () if edit is None else (edit,)
+
+
+def _edits(file: str, call: ast.Call, kind: type, said: Mapping[str, str]) -> Sequence[Edit]:
+    """The call with these keywords, each in the place of what it says of it; none where it cannot be said so."""
     if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
-        return None
+        return ()
     with suppress(TypeError, ValueError):
         names = [*inspect.signature(kind).parameters]
         plain, found, more = Sources({}), list[Edit](), list[str]()
@@ -163,7 +185,7 @@ def _edits(file: str, call: ast.Call, kind: type, said: Mapping[str, str]) -> Op
             said = {**said, "padding": "0"}  # only the mode that pads takes one
         for name, text in said.items():
             if name not in names:
-                return None
+                return ()
             if (
                 name in given
                 and isinstance(given[name], ast.Constant)
@@ -183,4 +205,4 @@ def _edits(file: str, call: ast.Call, kind: type, said: Mapping[str, str]) -> Op
             at = plain.span(file, call.func)[1] + len(last)
             found.append(Edit(file, at, at, f"{comma}{space}{', '.join(more)}"))
         return found
-    return None
+    return ()

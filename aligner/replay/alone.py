@@ -21,7 +21,7 @@ from aligner.compare.reformed import Part, parts
 from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.explain.suspect import Suspect
-from aligner.record import Array, Call, Key, Phase
+from aligner.record import Array, Call, Key, LayerSpec, Phase
 from aligner.replay.answering import Made
 from aligner.replay.built import built
 from aligner.replay.code import Again, Code, numbers_before
@@ -107,6 +107,10 @@ class Alone:
     def port_of(self, layer: str) -> str:
         """The port's counterpart of one of the reference's layers."""
         return self._ports.get(layer, layer)
+
+    def spec(self, path: str) -> Optional[LayerSpec]:
+        """What the port's layer was built with."""
+        return self._adapter.spec(self._layers[path]) if path in self._layers else None
 
     def is_own(self, path: str) -> bool:
         """Whether the port's layer is of a class of the user's own."""

@@ -10,6 +10,7 @@ from aligner.explain import port_words
 from aligner.explain.suspect import Suspect
 from aligner.findings import EDIT
 from aligner.mending.settings import Settings
+from aligner.record import LayerSpec
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
@@ -26,20 +27,22 @@ class Rewriting:
 
     def edits(self, check: Check, suspect: Suspect, facts: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """The edit of a trial that has proved its suspect, if it changes settings and nothing else."""
-        layer, text = str(facts["layer"]), suspect.facts.get("written")
-        told = facts.get("proved") is True and suspect.change and not suspect.turned and isinstance(text, str)
-        if not told or layer in self.layers:
-            return
+        layer, text = str(facts["layer"]), suspect.built or suspect.facts.get("written")
+        told = facts.get("proved") is True and (suspect.change or suspect.built) and not suspect.turned
         path = self._alone.port_of(layer)
+        ours, theirs = self._spec(layer), self._alone.spec(path)
+        if not told or layer in self.layers or not isinstance(text, str) or ours is None or theirs is None:
+            return
 
         def wanted(other: str) -> Optional[str]:
             """As the reference has that layer."""
-            known = self._reference.layers.get(self._alone.plan.layers.get(other, ""))
-            if known is None or not set(suspect.change) <= set(known.spec.attributes):
-                return None
-            return port_words.spelled(self._words, known.spec, suspect.change)
+            spec = self._spec(self._alone.plan.layers.get(other, ""))
+            names = suspect.change or (spec.attributes if spec is not None else {})
+            known = spec is not None and set(names) <= set(spec.attributes)
+            return port_words.spelled(self._words, spec, names) if known and spec is not None else None
 
-        written = self._settings.written(path, str(text), suspect.change, wanted)
+        aim = LayerSpec(theirs.kind, suspect.change) if suspect.change else LayerSpec(ours.kind, {})
+        written = self._settings.written(path, text, aim, wanted)
         if written is None:
             return
         self.layers.add(layer)
@@ -54,3 +57,7 @@ class Rewriting:
             "setting": suspect.cause,
         }
         yield EDIT, {**found, "broken": [*written.broken]} if written.broken else found
+
+    def _spec(self, layer: str) -> Optional[LayerSpec]:
+        known = self._reference.layers.get(layer)
+        return None if known is None else known.spec

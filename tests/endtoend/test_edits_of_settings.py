@@ -47,6 +47,7 @@ MISTAKES = {
     "two calls in one line": ("nn.LeakyReLU(0.2), nn.AvgPool2d(3, 2, 1, count_include_pad=False)",
                               "nn.LeakyReLU(), nn.AvgPool2d(3, 2, 1)"),
     "by a name": ("padding=step, dilation=step", "padding=1"),
+    "another kind": ('nn.GELU(approximate="tanh")', "nn.ReLU()"),
     "by keyword": ("count_include_pad=False", "count_include_pad=True"),
 }  # fmt: skip
 
