@@ -13,7 +13,23 @@ from aligner.words.operations import OPERATORS, row
 
 TORCH, MINDSPORE, NUMPY = "torch", "mindspore", "numpy"
 
+_FUNCTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("mse_loss", "l1_loss", "binary_cross_entropy"), "{word}({0}, {1}, reduction={reduction})"),
+    "smooth_l1_loss": "{word}({0}, {1}, beta={beta}, reduction={reduction})",
+    "nll_loss": "{word}({0}, {1}, ignore_index={ignore_index}, reduction={reduction})",
+    "cross_entropy": "{word}({0}, {1}, ignore_index={ignore_index}, reduction={reduction}, "
+    "label_smoothing={label_smoothing})",
+    "adaptive_avg_pool": "adaptive_avg_pool2d({0}, {size})",
+    "adaptive_max_pool": "adaptive_max_pool2d({0}, {size})",
+    "celu": "celu({0}, {alpha})",
+    "cosine_similarity": "cosine_similarity({0}, {1}, {axis}, {eps})",
+}
+"""Functions that both frameworks have, each in a module of its own."""
+
 _MINDSPORE: Mapping[str, str] = {
+    **{word: f"{{ops}}.{text}" for word, text in _FUNCTIONS.items()},
+    **dict.fromkeys(("prod", "any", "all"), "{0}.{word}({axis}, {keepdims})"),
+    "argmin": "{ops}.argmin({0}, {axis}, {keepdims})",
     "transpose": "{0}.transpose({perm})",
     "cat": "{ops}.cat(({all}), axis={axis})",
     "stack": "{ops}.stack(({all}), axis={axis})",
@@ -39,6 +55,8 @@ _MINDSPORE: Mapping[str, str] = {
     "normalize": "({0} / {ops}.clamp({ops}.norm({0}, {p}, {axis}, True), {eps}, None))",
 }
 _TORCH: Mapping[str, str] = {
+    **{word: f"{{ops}}.nn.functional.{text}" for word, text in _FUNCTIONS.items()},
+    **dict.fromkeys(("prod", "any", "all", "argmin"), "{0}.{word}({axis}, keepdim={keepdims})"),
     "transpose": "{0}.permute({perm})",
     "cat": "{ops}.cat(({all}), dim={axis})",
     "stack": "{ops}.stack(({all}), dim={axis})",
@@ -91,6 +109,11 @@ _NUMPY: Mapping[str, str] = {
     "masked_fill": "{ops}.where({1}, {value}, {0})",
 }
 _BOTH: Mapping[str, str] = {
+    "index_select": "{ops}.index_select({0}, {axis}, {1})",
+    "linspace": "{ops}.linspace({start}, {end}, {steps})",
+    "eye": "{ops}.eye({n})",
+    "cumprod": "{ops}.cumprod({0}, {axis})",
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), "{ops}.{word}({0}, {r})"),
     "zeros": "{ops}.zeros({shape})",
     "ones": "{ops}.ones({shape})",
     "reshape": "{0}.reshape({shape})",

@@ -8,7 +8,18 @@ from aligner.words.spelling import bracketed, index_text, number_text, spelled, 
 
 torch = pytest.importorskip("torch")
 
+from torch.nn import functional as F  # noqa: E402 - only after it is known to be there
+
 MODULES = {"ops": "torch", "ms": "torch"}
+
+
+def picked(x, y):
+    return x.index_select(1, x.argmax(1)[0])
+
+
+def likely(x, y):
+    return F.nll_loss(x[0], x[0].argmin(1), ignore_index=2, reduction="sum")
+
 
 CALLS = [
     ("softmax", ["x"], {"axis": 1}, lambda x, y: x.softmax(1)),
@@ -39,6 +50,40 @@ CALLS = [
         ["x[None]"],
         {"kernel": (2, 3), "stride": (1, 2), "pad": 1, "ceil_mode": False, "include_pad": False},
         lambda x, y: torch.nn.functional.avg_pool2d(x[None], (2, 3), (1, 2), 1, count_include_pad=False),
+    ),
+    (
+        "pixel_shuffle",
+        ["x.reshape(1, 4, 3, 2)"],
+        {"r": 2},
+        lambda x, y: torch.nn.functional.pixel_shuffle(x.reshape(1, 4, 3, 2), 2),
+    ),
+    (
+        "pixel_unshuffle",
+        ["x.reshape(1, 1, 4, 6)"],
+        {"r": 2},
+        lambda x, y: torch.nn.functional.pixel_unshuffle(x.reshape(1, 1, 4, 6), 2),
+    ),
+    ("prod", ["x"], {"axis": 1, "keepdims": True}, lambda x, y: x.prod(1, keepdim=True)),
+    ("any", ["x > 1"], {"axis": 1, "keepdims": False}, lambda x, y: (x > 1).any(1)),
+    ("all", ["x > -1"], {"axis": 2, "keepdims": False}, lambda x, y: (x > -1).all(2)),
+    ("argmin", ["x"], {"axis": 1, "keepdims": True}, lambda x, y: x.argmin(1, keepdim=True)),
+    ("cumprod", ["x"], {"axis": 1}, lambda x, y: x.cumprod(1)),
+    ("index_select", ["x", "x.argmax(1)[0]"], {"axis": 1}, picked),
+    ("linspace", [], {"start": 0.5, "end": 2.0, "steps": 4}, lambda x, y: torch.linspace(0.5, 2, 4)),
+    ("eye", [], {"n": 3}, lambda x, y: torch.eye(3)),
+    ("celu", ["x"], {"alpha": 0.5}, lambda x, y: F.celu(x, 0.5)),
+    ("cosine_similarity", ["x", "y"], {"axis": 2, "eps": 1e-8}, lambda x, y: F.cosine_similarity(x, y, 2)),
+    ("adaptive_avg_pool", ["x"], {"size": (1, 2)}, lambda x, y: F.adaptive_avg_pool2d(x, (1, 2))),
+    ("adaptive_max_pool", ["x"], {"size": (1, 2)}, lambda x, y: F.adaptive_max_pool2d(x, (1, 2))),
+    ("mse_loss", ["x", "y"], {"reduction": "sum"}, lambda x, y: F.mse_loss(x, y, reduction="sum")),
+    ("l1_loss", ["x", "y"], {"reduction": "mean"}, lambda x, y: F.l1_loss(x, y)),
+    ("smooth_l1_loss", ["x", "y"], {"beta": 0.5, "reduction": "mean"}, lambda x, y: F.smooth_l1_loss(x, y, beta=0.5)),
+    ("nll_loss", ["x[0]", "x[0].argmin(1)"], {"ignore_index": 2, "reduction": "sum"}, likely),
+    (
+        "cross_entropy",
+        ["x[0]", "y[0].argmin(1)"],
+        {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.1},
+        lambda x, y: F.cross_entropy(x[0], y[0].argmin(1), label_smoothing=0.1),
     ),
     ("std", ["x"], {"axis": 1, "correction": 0, "keepdims": True}, lambda x, y: x.std(1, correction=0, keepdim=True)),
 ]
