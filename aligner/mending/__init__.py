@@ -10,5 +10,6 @@ search    edits that may put a wrong value right, the smallest first
 ranking   what an edit would make of the rest, before it is run
 edits     a change of the source, and how much it changes
 mend      the edits that are proved
+constants constants of a file, written otherwise
 settings  the line that builds a layer, with what a trial has proved of its settings
 """

@@ -10,6 +10,7 @@ from types import FunctionType
 from typing import Any, Optional
 
 from aligner.mending.callers import around
+from aligner.mending.constants import reordered
 from aligner.mending.events import HELPER, Event, Site
 from aligner.mending.joining import EXCHANGE, EXCHANGED
 from aligner.mending.matching import Matching
@@ -44,6 +45,9 @@ MOVED = 8
 
 COUNTED, COUNT = 40, 3.0
 """Numbers of a function that are made one more or less, signs that are made others, and what it costs."""
+
+CONSTANTS = 24
+"""Ways to write the constants of a file that a function uses."""
 
 FUNCTIONS = 3
 """Functions that are written in other ways."""
@@ -193,6 +197,9 @@ class Blindly:
             numbers = valued(self._sources, site.file, site.line, self._matching.numbers)
             for late, edits in enumerate(itertools.islice(numbers, MOVED)):
                 yield Candidate(COUNT + 0.1 * late, edits, ARGUMENT, (), 9)
+            plain = reordered(self._sources, site.file, site.line, self._matching.numbers)
+            for late, edits in enumerate(itertools.islice(plain, CONSTANTS)):
+                yield Candidate(EXCHANGE + 0.05 * late, edits, ARGUMENT, (), 9)
             for late, edits in enumerate(itertools.islice(operated(self._sources, site.file, site.line), COUNTED)):
                 yield Candidate(COUNT + 0.05 * late, edits, OTHER, (), 9)
 

@@ -7,14 +7,14 @@ compiled of, or cannot be had, there is no such form of it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType
 from typing import Any, Optional
 
 from aligner.source.rewriting import EAR, Telling
-from aligner.source.written import Definition, changed, definitions, parsed, source
+from aligner.source.written import Definition, changed, constants, definitions, parsed, source
 
 
 def told(function: FunctionType, ear: object, text: Optional[str] = None) -> Optional[FunctionType]:
@@ -30,7 +30,7 @@ def told(function: FunctionType, ear: object, text: Optional[str] = None) -> Opt
     if not cells.keys() >= set(code.co_freevars):
         return None
     closure = tuple(cells[name] for name in code.co_freevars)
-    made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    made = FunctionType(code, _scope(function, text), function.__name__, function.__defaults__, closure)
     made.__kwdefaults__ = function.__kwdefaults__
     made.__qualname__ = function.__qualname__
     return made
@@ -39,7 +39,33 @@ def told(function: FunctionType, ear: object, text: Optional[str] = None) -> Opt
 def differs(function: FunctionType, one: Optional[str], other: Optional[str]) -> bool:
     """Whether it does something else by one text of its file than by the other; None is the file's own."""
     code, file, name = function.__code__, function.__code__.co_filename, function.__qualname__
-    return one != other and _code(code, file, name, one) is not _code(code, file, name, other)
+    if one == other:
+        return False
+    own, its = (_constants(source(file), text) for text in (one, other))
+    used = {word for part in (code, *_within(code)) for word in part.co_names}
+    if any(own.get(word) != its.get(word) for word in used & {*own, *its}):
+        return True
+    return _code(code, file, name, one) is not _code(code, file, name, other)
+
+
+def _scope(function: FunctionType, text: Optional[str]) -> dict[str, Any]:
+    """The names around a function, with the constants of this text of its file."""
+    others = _constants(source(function.__code__.co_filename), text)
+    known = {name: value for name, value in others.items() if name in function.__globals__}
+    return {**function.__globals__, **known} if known else function.__globals__
+
+
+@lru_cache(maxsize=64)
+def _constants(own: str, text: Optional[str]) -> Mapping[str, Any]:
+    """Constants that another text of a file has another value for."""
+    if text is None or changed(own, text) is not None:  # that is inside a function
+        return {}
+    try:
+        one, other = constants(own), constants(text)
+    except SyntaxError:
+        return {}
+    both = ((name, ast.literal_eval(one[name]), ast.literal_eval(other[name])) for name in one.keys() & other.keys())
+    return {name: new for name, known, new in both if repr(known) != repr(new)}
 
 
 def around(wrapper: FunctionType, inner: FunctionType) -> Optional[FunctionType]:

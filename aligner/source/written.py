@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Optional, Union
 
@@ -38,6 +38,33 @@ def definitions(node: ast.AST) -> Sequence[Definition]:
     """Functions in a tree, the outer before the inner."""
     kinds = ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda
     return [one for one in ast.walk(node) if isinstance(one, kinds)]
+
+
+@lru_cache(maxsize=32)
+def constants(text: str) -> Mapping[str, ast.expr]:
+    """What a file gives names to once, outside of functions, and is written as a plain value.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+    found: dict[str, ast.expr] = {}
+    twice = set[str]()
+    for one in parsed(text).body:
+        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
+        names = {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+        twice |= names & {*found}
+        value = getattr(one, "value", None)
+        if len(targets) == 1 and isinstance(targets[0], ast.Name) and value is not None and _is_plain(value):
+            found[targets[0].id] = value
+    return {name: value for name, value in found.items() if name not in twice}
+
+
+def _is_plain(node: ast.expr) -> bool:
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return False
+    return True
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,80 @@
+"""Constants of a file that a function uses: what they are made of in another order, a number as the reference's."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Union
+
+from aligner.mending.sources import Edit, Sources
+from aligner.source.written import constants, parsed
+from aligner.words.spelling import number_text
+
+Row = Union[ast.Tuple, ast.List]
+
+SAME = 1e-6
+"""Numbers are apart by more than this, as a part of them."""
+
+
+def reordered(sources: Sources, file: str, line: int, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:
+    """Those of the function around this line, and of the constructor of its class."""
+    known = constants(sources.text(file))
+    names = [name for name in _used(sources.text(file), line) if name in known]
+    flat = [row for name in names if isinstance(row := known[name], (ast.Tuple, ast.List)) and not _holds(row)]
+    for size in dict.fromkeys(len(row.elts) for row in flat if len(row.elts) > 1):  # what belongs together
+        alike = [row for row in flat if len(row.elts) == size]
+        yield from [tuple(_written(sources, file, row, row.elts[::-1]) for row in alike)] * (len(alike) > 1)
+    for name in names:
+        rows = [one for one in ast.walk(known[name]) if isinstance(one, (ast.Tuple, ast.List)) and len(one.elts) > 1]
+        yield from ((_written(sources, file, row, row.elts[::-1]),) for row in rows)
+        inner = [row for row in rows if row is not known[name]]
+        if len(inner) > 1:
+            yield tuple(_written(sources, file, row, row.elts[::-1]) for row in inner if not _holds(row))
+        for row in rows:
+            for one, other in itertools.combinations(range(len(row.elts)), 2):
+                if len(row.elts) > 2:
+                    order = [*row.elts]
+                    order[one], order[other] = order[other], order[one]
+                    yield (_written(sources, file, row, order),)
+        yield from _numbered(sources, file, known[name], numbers)
+
+
+def _numbered(sources: Sources, file: str, node: ast.expr, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:
+    floats = [
+        (one, one.value)
+        for one in ast.walk(node)
+        if isinstance(one, ast.Constant) and isinstance(one.value, float) and one.value > 0
+    ]
+    pairs = [(one, number, abs(math.log(number / value))) for one, value in floats for number in numbers]
+    for one, number, apart in sorted(pairs, key=lambda pair: pair[2]):
+        if apart > SAME:
+            yield (Edit(file, *sources.span(file, one), number_text(number)),)
+
+
+def _written(sources: Sources, file: str, row: Row, elements: Sequence[ast.expr]) -> Edit:
+    start, end = sources.span(file, row.elts[0])[0], sources.span(file, row.elts[-1])[1]
+    return Edit(file, start, end, ", ".join(sources.words(file, one) for one in elements))
+
+
+def _holds(row: Row) -> bool:
+    return any(isinstance(one, (ast.Tuple, ast.List)) for one in row.elts)
+
+
+def _used(text: str, line: int) -> Sequence[str]:
+    """Names that are read there."""
+    tree = parsed(text)
+    found: dict[str, None] = {}
+    for one in ast.walk(tree):
+        if isinstance(one, ast.ClassDef) and one.lineno <= line <= (one.end_lineno or 0):
+            functions = [part for part in one.body if isinstance(part, ast.FunctionDef)]
+            beside = [part for part in functions if part.name == "__init__"]
+        elif isinstance(one, ast.FunctionDef):
+            functions, beside = [one], []
+        else:
+            continue
+        around = [part for part in functions if part.lineno <= line <= (part.end_lineno or 0)]
+        for part in (*around, *beside):
+            found.update((node.id, None) for node in ast.walk(part) if isinstance(node, ast.Name))
+    return [*found]
