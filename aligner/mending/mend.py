@@ -314,8 +314,14 @@ class Mending:
     ) -> None:
         """Note what was found. Edits in the place of earlier ones must put right what those did."""
         result.proved, result.edits = True, [*hunks(start, sources)]
-        earlier = [one.owner for other, one in self._proved if left_out and not self._puts_right(other, sources)]
-        result.broken = earlier or [*self._broken(group, sources)]
+        earlier = [one for other, one in self._proved if left_out and not self._puts_right(other, sources)]
+        lines = {(edit["file"], edit["line"]) for edit in result.edits}
+        for other, one in self._proved if not left_out else ():  # a line that is to say two things is right for none
+            alike = any((edit["file"], edit["line"]) in lines for edit in one.edits)
+            if alike and not self._puts_right(other, sources):
+                earlier.append(one)
+                one.broken = [*one.broken, result.owner]
+        result.broken = [one.owner for one in earlier] or [*self._broken(group, sources)]
         if result.broken:
             return
         for head in left_out:

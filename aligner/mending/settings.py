@@ -21,6 +21,9 @@ from aligner.record import LayerSpec
 from aligner.source import sites
 from aligner.source.constructing import undrawn
 
+WAYS = ("{}", "{} // 2", "({} - 1) // 2")
+"""What may be made of something that has a name: a padding of a kernel's size."""
+
 EACH = ("kernel_size", "stride", "dilation", "padding")
 """Settings that are one number, or one for each axis."""
 
@@ -43,8 +46,8 @@ class Settings:
 
     def __init__(self, adapter: Adapter, layers: Mapping[str, Any]) -> None:
         self._adapter, self._layers = adapter, layers
-        self._edits: list[Edit] = []
-        self._done: dict[tuple[sites.Place, str], Optional[Written]] = {}
+        self._edits: dict[sites.Place, Sequence[Edit]] = {}
+        self._done: dict[tuple[sites.Place, object], Optional[Written]] = {}
 
     def written(self, path: str, text: str, aim: LayerSpec, wanted: Wanted) -> Optional[Written]:
         """The change that builds the layer as `text` says: "nn.Conv2d(..., padding=2)", or all of another kind.
@@ -70,11 +73,15 @@ class Settings:
             edits, broken = self._set(path, built, call, text, others)
         else:
             edits, broken = _replaced(built, call, text), [other for other, its in others.items() if its != text]
-        if not edits or not self._builds(layer, built, call, edits, aim):
-            return None
-        before, after = (Sources({}).edited(some) for some in (self._edits, [*self._edits, *edits]))
-        self._edits += edits
-        return Written([*hunks(before, after)], broken)
+        known = built.place, tuple(edits)
+        if edits and known in self._done:  # the same by another way
+            return self._done[known]
+        if not edits or built.place in self._edits or not self._builds(layer, built, call, edits, aim):
+            return None  # a line that says two things is right for none
+        before, after = (Sources({}).edited(_all(some)) for some in (self._edits, {**self._edits, built.place: edits}))
+        self._edits[built.place] = edits
+        self._done[known] = Written([*hunks(before, after)], broken)
+        return self._done[known]
 
     def _set(
         self, path: str, built: sites.Built, call: ast.Call, text: str, others: Mapping[str, Optional[str]]
@@ -86,7 +93,9 @@ class Settings:
             return (), broken
         asks = {path: said}
         for other, its in others.items():
-            keywords = None if its is None else _keywords(its, kind.__name__)
+            keywords = None if its is None else _keywords(its, "")
+            if keywords == {"pad_mode": "'valid'"} and "padding" in said:
+                keywords = {**said, "padding": "0"}
             if keywords is None or {*keywords} != {*said}:
                 broken.append(other)
             else:
@@ -111,16 +120,12 @@ class Settings:
             if all(its[keyword] == text for its in asks.values()):
                 found[keyword] = text
                 continue
-            names = (name for name in known[first].names if name.isidentifier())
-            right = (
-                n
-                for n in names
-                if all(_is(known[path].names.get(n), keyword, its[keyword]) for path, its in asks.items())
-            )
-            name = next(right, None)
-            if name is None:
+            ways = (way.format(name) for way in WAYS for name in known[first].names if name.isidentifier())
+            right = (w for w in ways if all(_is(_worth(w, known[p]), keyword, its[keyword]) for p, its in asks.items()))
+            text = next(right, "")
+            if not text:
                 return None
-            found[keyword] = name
+            found[keyword] = text
         return found
 
     def _builds(self, layer: Any, built: sites.Built, call: ast.Call, edits: Sequence[Edit], aim: LayerSpec) -> bool:
@@ -142,11 +147,22 @@ class Settings:
         return found.kind == aim.kind and all(same(found.attributes.get(n), v) for n, v in aim.attributes.items())
 
 
+def _worth(way: str, built: sites.Built) -> object:
+    """What a name, or half of it, was when the layer was built."""
+    with suppress(NameError, TypeError):
+        return eval(way, {"__builtins__": {}}, dict(built.names))  # one of WAYS
+    return None
+
+
+def _all(edits: Mapping[sites.Place, Sequence[Edit]]) -> list[Edit]:
+    return [edit for some in edits.values() for edit in some]
+
+
 def _keywords(text: str, name: str) -> Optional[dict[str, str]]:
-    """What a call says by keywords; None if it is one of another class, or says anything but plain values."""
+    """What a call says by keywords; None if it is one of another class than `name`, or says more than plain values."""
     with suppress(SyntaxError, ValueError):
         call = ast.parse(text, mode="eval").body
-        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] == name:
+        if isinstance(call, ast.Call) and (not name or ast.unparse(call.func).rpartition(".")[2] == name):
             said = {one.arg: ast.unparse(one.value) for one in call.keywords if one.arg is not None}
             return said if [ast.literal_eval(value) for value in said.values()] else None
     return None

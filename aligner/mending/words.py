@@ -28,6 +28,12 @@ _SIGNS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
 }
 
 
+MODULES = frozenset(
+    ("torch", "F", "functional", "ops", "mint", "nn.functional", "torch.nn.functional", "mindspore.ops", "np", "numpy")
+)
+"""What people call modules that have operations."""
+
+
 def means(words: str, value: Any, names: Mapping[str, Any]) -> bool:
     """Whether the words come to this number, among these names."""
     try:
@@ -48,6 +54,8 @@ def _worked_out(node: ast.expr, names: Mapping[str, Any]) -> Any:
         return node.value
     if isinstance(node, ast.Name):
         return names[node.id]
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return tuple(_worked_out(one, names) for one in node.elts)
     if isinstance(node, ast.Attribute) and not node.attr.startswith("__"):
         return _held(_worked_out(node.value, names), node.attr) if node.attr != "shape" else _shape(node, names)
     if isinstance(node, ast.Subscript):
@@ -122,15 +130,16 @@ def argument(line: str, name: str, where: Any) -> Iterator[str]:
         if isinstance(where, str):
             yield from (ast.unparse(one.value) for one in call.keywords if one.arg == where)
         elif isinstance(where, int):
-            place = where - (isinstance(call.func, ast.Attribute) and not _is_module(call.func.value))
-            found = call.args[place] if 0 <= place < len(call.args) else None
-            if found is not None and not isinstance(found, ast.Starred):
-                yield ast.unparse(found)
+            method = isinstance(call.func, ast.Attribute) and not _is_module(call.func.value)
+            for place in (where - 1, where) if method else (where,):  # a module by a name of one's own looks so
+                found = call.args[place] if 0 <= place < len(call.args) else None
+                if found is not None and not isinstance(found, ast.Starred):
+                    yield ast.unparse(found)
 
 
 def _is_module(node: ast.expr) -> bool:
     """Whether a function is taken from it, and no method: people call modules so."""
-    return ast.unparse(node) in ("torch", "F", "ops", "mint", "nn.functional", "torch.nn.functional", "mindspore.ops")
+    return ast.unparse(node) in MODULES
 
 
 def index(line: str, value: Sequence[Any], sizes: Sequence[int], names: Mapping[str, Any]) -> Optional[str]:

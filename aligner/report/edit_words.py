@@ -17,7 +17,7 @@ EDITS: dict[str, tuple[str, str]] = {
         "仅限此处：同一行还构造了 {layers}，它们不应如此设置；应当修改的是传给它的内容",
     ),
     "edit-broken": (
-        "only here: the same lines are right in {layers}; what is wrong is what decides there (a setting, an if)",
-        "仅限此处：同样的代码行在 {layers} 中是正确的，应当修改的是决定其分支的内容（某个设置或 if）",
+        "only here: {layers} run the same lines, and would not be right so; what is wrong is what decides there",
+        "仅限此处：{layers} 也运行同样的代码行，如此修改则不正确；应当修改的是决定其结果的内容",
     ),
 }
