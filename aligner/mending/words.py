@@ -133,7 +133,8 @@ def argument(line: str, name: str, where: Any) -> Iterator[str]:
             method = isinstance(call.func, ast.Attribute) and not _is_module(call.func.value)
             for place in (where - 1, where) if method else (where,):  # a module by a name of one's own looks so
                 found = call.args[place] if 0 <= place < len(call.args) else None
-                if found is not None and not isinstance(found, ast.Starred):
+                unlikely = place == where and method and isinstance(found, ast.Constant)
+                if found is not None and not isinstance(found, ast.Starred) and not unlikely:
                     yield ast.unparse(found)
 
 

@@ -64,6 +64,7 @@ def test_what_is_more_than_numbers_is_not_worked_out(said):
         ("y = x.sum(self.axis, True)", "sum", 1, ["self.axis"]),
         ("y = torch.sum(x, self.axis)", "sum", 1, ["self.axis"]),
         ("y = x.sum(0) + x.sum(1)", "sum", 1, ["0", "1"]),
+        ("y = own_name.pad(x, (self.n, 0))", "pad", 1, ["x", "(self.n, 0)"]),
         ("if x.sum(1) > 0:", "sum", 1, ["1"]),
         ("torch.linspace(0, h, n), torch.linspace(0, w, n), indexing='ij')", "linspace", 1, ["h", "w"]),
         ("y = f(torch.sum(x, self.axis),", "sum", 1, ["self.axis"]),
