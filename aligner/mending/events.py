@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional
 
 from aligner.fingerprint import Fingerprint
-from aligner.words.calls import Operand, Where
+from aligner.words.calls import Constant, Operand, Where
 
 LAYER, RETURN, HELPER, KEPT = " layer", " return", " helper", " kept"
 """Words of events that are no operations: a call of a layer, a value that is returned, what a function of the user's
@@ -77,6 +77,11 @@ class Story:
         known = self.values[value]
         return float(known.plain[0]) if known is not None and known.size == 1 else None
 
+    def constant(self, value: int) -> Optional[Constant]:
+        """One that is a number as people write it; what is worked out has more digits, and is a value like others."""
+        number = self.number(value)
+        return Constant(number) if number is not None and number == round(number, 2) else None
+
 
 def makers(events: Sequence[Event]) -> dict[int, Event]:
     """What made a value first; what was there before (it came in, a step changed nothing) was made by nobody."""
@@ -105,3 +110,13 @@ def pieces(shapes: Sequence[tuple[int, ...]], axis: int, rank: int) -> list[tupl
         found.append((*whole, (start or None, None if stop == total else stop, 1)))
         start = stop
     return found
+
+
+def values_of(event: Optional[Event]) -> list[int]:
+    """The values that it works on."""
+    return [] if event is None else [one for one in event.operands if isinstance(one, int)]
+
+
+def is_idle(event: Event) -> bool:
+    """Whether it gives what it was given: a condition that is never true looks so."""
+    return event.word not in (RETURN, LAYER, HELPER) and bool({*event.results} & {*event.operands})

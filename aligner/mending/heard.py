@@ -216,8 +216,8 @@ class Heard:
         return Opaque(str(value)[:80])
 
     def _constant(self, operand: Operand) -> Operand:
-        number = self.story.number(operand) if isinstance(operand, int) else None
-        return operand if number is None else Constant(number)
+        constant = self.story.constant(operand) if isinstance(operand, int) else None
+        return operand if constant is None else constant
 
     def _frame(self, where: Place, args: Sequence[Any], kwargs: Mapping[str, Any], keeps: bool = False) -> _Frame:
         frame = sys._getframe(1)

@@ -97,6 +97,12 @@ class Matching:
             return equal(float(f"{ours.value:.6g}"), float(f"{theirs.value:.6g}"))
         if isinstance(ours, int) and isinstance(theirs, int):
             return theirs in self.twins.get(ours, ())
+        if isinstance(ours, int) and isinstance(theirs, Constant):  # a tensor of one number is as good as the number
+            number = self.ours.number(ours)
+            return number is not None and self.match(Constant(number), theirs)
+        if isinstance(ours, Constant) and isinstance(theirs, int):
+            number = self.theirs.number(theirs)
+            return number is not None and self.match(ours, Constant(number))
         return ours is theirs is None
 
     def values_of(self, number: int) -> Collection[int]:

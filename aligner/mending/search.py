@@ -1,6 +1,4 @@
-"""Edits that may put a wrong value right: the port's own call with other arguments, two layers exchanged, or a value in
-the port's words in the place of an expression.
-"""
+"""Edits that may put a wrong value right: other arguments, layers exchanged, a value in the place of an expression."""
 
 from __future__ import annotations
 
@@ -13,8 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Optional
 
+from aligner.mending import words
 from aligner.mending.callers import around, by_caller
-from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event
+from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event, is_idle, values_of
 from aligner.mending.joining import EXCHANGE, EXCHANGED, apart, each_others, everywhere
 from aligner.mending.matching import NEAREST, Matching, Step
 from aligner.mending.sources import Edit, Sources, change, edit_of
@@ -206,13 +205,13 @@ class Search:
         """Expressions on the way to the wrong value, the first ones first."""
         wrong = {value for value, _ in self._matching.wrong}
         makers = self._matching.makers[1]
-        fed = {v for value in wrong for v in _operands(makers.get(value))}
+        fed = {v for value in wrong for v in values_of(makers.get(value))}
         shaped = {
-            v for value in fed if value in makers and makers[value].word in SHAPING for v in _operands(makers[value])
+            v for value in fed if value in makers and makers[value].word in SHAPING for v in values_of(makers[value])
         }
         steps = [one for one in self._matching.heard if one.word != RETURN and {*one.results} & (wrong | fed)]
         steps += [one for one in self._matching.heard if one.word == KEPT and {*one.operands} & wrong]
-        steps += [one for one in self._matching.heard if _is_idle(one) and {*one.results} & shaped and one not in steps]
+        steps += [one for one in self._matching.heard if is_idle(one) and {*one.results} & shaped and one not in steps]
         last = makers.get(self._matching.found)
         steps = steps[:NEAREST] + ([last] if last is not None and last not in steps[:NEAREST] else [])
         found: dict[Any, Anchor] = {}
@@ -245,6 +244,7 @@ class Search:
         """
         event = anchor.event
         if len(model.operands) != len(event.operands):
+            yield from self._more(event, model)
             return
         if model.word in COMMUTING and len(model.operands) == 2 and not self._fits(model, event):
             turned = replace(model, operands=model.operands[::-1])
@@ -271,6 +271,18 @@ class Search:
             elif len(fits) == 2 and model.word not in COMMUTING and not others:
                 both = map(self._matching.match, model.operands, event.operands[::-1])
                 yield from [(self._turned(anchor), EXCHANGED, None)] if all(both) else []  # they differ in their axes
+
+    def _more(self, event: Event, model: Event) -> Iterator[tuple[list[Edit], str, Optional[Event]]]:
+        """The call with the operand that it lacks, by the name that the reference gives it by."""
+        node, known = event.node, model.operands[:-1]
+        alike = len(known) == len(event.operands) and all(map(self._matching.match, known, event.operands))
+        if not alike or not isinstance(node, ast.Call):
+            return
+        for name in words.named(model.text, model.name):
+            with suppress(LookupError):
+                text = self._texts.text(model.operands[-1], Anchor(node, None, event, 0, event.inputs))
+                if name not in {*model.places.values()}:
+                    yield [one.edits[0] for one in self._passed(event, name, text, 0.0)], MISSING, None
 
     def _comes(self, ours: Operand, theirs: Operand) -> bool:
         """Whether both are wrong by then: one comes to be the other by what is mended before."""
@@ -333,8 +345,7 @@ class Search:
 
     def _all_of(self, event: Event, node: ast.Call, text: str) -> Iterator[Edit]:
         if node.args and event.site is not None:
-            start, end = self._sources.span(event.site.file, node.args[0])[0], 0
-            end = self._sources.span(event.site.file, node.args[-1])[1]
+            (start, _), (_, end) = (self._sources.span(event.site.file, node.args[at]) for at in (0, -1))
             yield Edit(event.site.file, start, end, text.strip("()").rstrip(","))
 
     def _given(self, anchor: Anchor, model: Event, fits: Sequence[bool]) -> Optional[list[Edit]]:
@@ -364,8 +375,7 @@ class Search:
             text = self._texts.text(value, Anchor(event.node, None, event, 0, event.inputs))
         except LookupError:
             return
-        plain = _RESHAPED.sub("", text)
-        for number, said in enumerate([plain, text] if plain != text else [text]):  # a mask's axes of one are anywhere
+        for number, said in enumerate(dict.fromkeys([_RESHAPED.sub("", text), text])):  # axes of one are anywhere
             yield from self._passed(event, name, said, 2.0 + 0.1 * number)
 
     def _passed(self, event: Event, name: str, text: str, cost: float) -> Iterator[Candidate]:
@@ -388,12 +398,3 @@ class Search:
 
     def _cost(self, edit: Edit) -> float:
         return change(self._sources.text(edit.file)[edit.start : edit.end], edit.new)
-
-
-def _operands(event: Optional[Event]) -> list[int]:
-    return [] if event is None else [one for one in event.operands if isinstance(one, int)]
-
-
-def _is_idle(event: Event) -> bool:
-    """Whether it gives what it was given: a condition that is never true looks so."""
-    return event.word not in (RETURN, LAYER, HELPER) and bool({*event.results} & {*event.operands})

@@ -12,7 +12,7 @@ from aligner.findings import CODE
 from aligner.fingerprint import LARGEST, Fingerprint, apart, fingerprint
 from aligner.mending.events import LAYER, Event, Story, pieces
 from aligner.record import Call, Key, Phase
-from aligner.words.calls import Constant, Operand, Taken, numbered, operation, parsed
+from aligner.words.calls import Operand, Taken, numbered, operation, parsed
 from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 
 if TYPE_CHECKING:
@@ -173,6 +173,6 @@ def events_of(step: Step, story: Story, known: Mapping[int, int]) -> Iterable[Ev
 
 
 def _constant(story: Story, operand: Operand) -> Operand:
-    """A tensor of one number is a number."""
-    number = story.number(operand) if isinstance(operand, int) and operand >= 0 else None
-    return operand if number is None else Constant(number)
+    """A tensor of one plain number is a number."""
+    constant = story.constant(operand) if isinstance(operand, int) and operand >= 0 else None
+    return operand if constant is None else constant

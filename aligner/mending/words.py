@@ -138,6 +138,11 @@ def argument(line: str, name: str, where: Any) -> Iterator[str]:
                     yield ast.unparse(found)
 
 
+def named(line: str, name: str) -> list[str]:
+    """What the calls of this name in a line are given by name."""
+    return [keyword.arg for call in _calls(line, name) for keyword in call.keywords if keyword.arg]
+
+
 def _is_module(node: ast.expr) -> bool:
     """Whether a function is taken from it, and no method: people call modules so."""
     return ast.unparse(node) in MODULES

@@ -573,3 +573,54 @@ def test_what_a_function_or_a_layer_is_given_is_mended_where_it_is_given(tmp_pat
     (line,) = origin["edit"]["lines"]
     assert right in line["after"]
     assert origin["causes"][0]["confirmed"]
+
+
+LOSSES = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 4)
+        self.register_buffer("weight", torch.tensor([0.3, 1.7, 1.1, 0.6]))
+
+    def forward(self, x, tags):
+        return F.cross_entropy(self.out(x).flatten(0, 1), tags.flatten(), weight=self.weight, ignore_index=-100)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.temperature = Head(), Head(), 3.0
+
+    def forward(self, x, tags, other):
+        close = F.kl_div(x.log_softmax(-1), other, reduction="batchmean") * self.temperature**2
+        return 2.5 * self.one(x, tags) + self.two(x, tags) + 0.5 * close
+
+
+def build():
+    torch.manual_seed(3)
+    x, tags = torch.randn(3, 5, 6), torch.arange(15).reshape(3, 5) % 4
+    return Net().eval(), (x, tags, torch.randn(3, 5, 6).softmax(-1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("tags.flatten(), weight=self.weight,", "tags.flatten(),"),
+        ('reduction="batchmean"', 'reduction="sum"'),
+        ("2.5 * self.one", "self.one"),
+        ("+ 0.5 * close", "- 0.5 * close"),
+        ("self.temperature**2", "self.temperature"),
+    ],
+)
+def test_losses_are_followed_as_other_values_are(tmp_path, capsys, right, wrong):
+    (tmp_path / "ref.py").write_text(LOSSES, encoding="utf-8")
+    (tmp_path / "port.py").write_text(changed(LOSSES, [(right, wrong)]), encoding="utf-8")
+    edits = [origin["edit"] for origin in answer(capsys)["origins"]]
+    assert edits
+    assert all(edit is not None and edit["confirmed"] and not edit["only_here"] for edit in edits)
