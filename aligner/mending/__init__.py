@@ -11,5 +11,6 @@ ranking   what an edit would make of the rest, before it is run
 edits     a change of the source, and how much it changes
 mend      the edits that are proved
 constants constants of a file, written otherwise
+passed    an argument of the user's layers, changed where it is given
 settings  the line that builds a layer, with what a trial has proved of its settings
 """

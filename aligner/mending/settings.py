@@ -16,10 +16,12 @@ from typing import Any, NamedTuple, Optional
 from aligner.adapter import Adapter
 from aligner.explain.setting_rules import same
 from aligner.mending.hunks import hunks
+from aligner.mending.passed import passed
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.record import LayerSpec
 from aligner.source import sites
 from aligner.source.constructing import undrawn
+from aligner.vocabulary import KINDS
 
 WAYS = ("{}", "{} // 2", "({} - 1) // 2")
 """What may be made of something that has a name: a padding of a kernel's size."""
@@ -60,8 +62,21 @@ class Settings:
             return None
         known = built.place, text
         if known not in self._done:
-            self._done[known] = self._made(path, built, text, aim, wanted)
+            own = aim.kind not in KINDS
+            self._done[known] = self._given(path, aim) if own else self._made(path, built, text, aim, wanted)
         return self._done[known]
+
+    def _given(self, path: str, aim: LayerSpec) -> Optional[Written]:
+        """The same of a layer of the user's: the argument that its setting comes of, wherever it is given."""
+        found = passed(self._adapter, self._layers, path, aim.attributes)
+        if found is None or found.place in self._edits:
+            return None
+        return self._taken(found.place, found.edits, self._beside(found.place, found.path))
+
+    def _taken(self, place: sites.Place, edits: Sequence[Edit], broken: Sequence[str]) -> Written:
+        before, after = (Sources({}).edited(_all(some)) for some in (self._edits, {**self._edits, place: edits}))
+        self._edits[place] = edits
+        return Written([*hunks(before, after)], broken)
 
     def _made(self, path: str, built: sites.Built, text: str, aim: LayerSpec, wanted: Wanted) -> Optional[Written]:
         layer = self._layers[path]
@@ -78,9 +93,7 @@ class Settings:
             return self._done[known]
         if not edits or built.place in self._edits or not self._builds(layer, built, call, edits, aim):
             return None  # a line that says two things is right for none
-        before, after = (Sources({}).edited(_all(some)) for some in (self._edits, {**self._edits, built.place: edits}))
-        self._edits[built.place] = edits
-        self._done[known] = Written([*hunks(before, after)], broken)
+        self._done[known] = self._taken(built.place, edits, broken)
         return self._done[known]
 
     def _set(

@@ -112,6 +112,10 @@ class Alone:
         """What the port's layer was built with."""
         return self._adapter.spec(self._layers[path]) if path in self._layers else None
 
+    def size(self, path: str) -> int:
+        """Elements of all parameters of the port's layer."""
+        return sum(math.prod(parameter.shape) for parameter in self._adapter.parameters(self._layers[path]))
+
     def is_own(self, path: str) -> bool:
         """Whether the port's layer is of a class of the user's own."""
         return path in self._layers and self._adapter.spec(self._layers[path]).kind not in KINDS

@@ -10,7 +10,7 @@ The port is left as it was found: its buffers, its random numbers, its mode.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Optional
@@ -117,7 +117,8 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
     for check in checks:
         sink.finding(CHECK, to_facts(check))
     tried, computed = time.monotonic(), time.process_time()
-    edits = _mend(subject, path, plan, checks, sink, forced.values.order)
+    left_over = [check for check in checks if check.owner not in trials[2]]
+    edits = _mend(subject, path, plan, left_over, sink, forced.values.order)
     ended = time.monotonic()
     timing = {"free_s": round(free, 3), "forced_s": round(middle - started, 3)}
     timing = {**timing, "trials_s": round(tried - middle, 3), "edits_s": round(ended - tried, 3)}
@@ -277,8 +278,13 @@ def _in_float32(check: Check, bound: float, alone: Alone, forced: ForcedPass) ->
     return error
 
 
-def _try(subject: Subject, path: str, pairing: Pairing, plan: Plan, checks: list[Check], sink: Sink) -> tuple[int, int]:
-    """Trials of what may be wrong with the layers that fail; how many were made, and how many proved something."""
+def _try(
+    subject: Subject, path: str, pairing: Pairing, plan: Plan, checks: list[Check], sink: Sink
+) -> tuple[int, int, Set[str]]:
+    """Trials of what may be wrong with the layers that fail.
+
+    How many were made, how many proved something, and layers that are right with a line that is known.
+    """
     made = proved = 0
     with open_dump(path) as port:
         alone = _lonely(subject, port, plan)
@@ -290,7 +296,7 @@ def _try(subject: Subject, path: str, pairing: Pairing, plan: Plan, checks: list
             sink.finding(kind, facts)
             made += "after" in facts
             proved += facts.get("proved") is True
-    return made, proved
+    return made, proved, written.settled
 
 
 def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink: Sink, order: int) -> tuple[int, int]:

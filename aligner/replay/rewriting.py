@@ -23,7 +23,9 @@ class Rewriting:
     def __init__(self, settings: Settings, reference: Dump, words: str, alone: Alone) -> None:
         self._settings, self._reference, self._words, self._alone = settings, reference, words, alone
         self.layers: set[str] = set()
-        """Of the reference; their lines are known."""
+        """Of the reference; their lines are known, ..."""
+        self.settled: set[str] = set()
+        """... and nothing else is right for others that they build."""
 
     def edits(self, check: Check, suspect: Suspect, facts: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """The edit of a trial that has proved its suspect, if it changes settings and nothing else."""
@@ -46,6 +48,7 @@ class Rewriting:
         if written is None:
             return
         self.layers.add(layer)
+        self.settled |= set() if written.broken else {layer}
         key = check.key
         found: dict[str, Any] = {
             "layer": layer,

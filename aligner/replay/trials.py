@@ -40,6 +40,9 @@ ARGUMENTS = 2
 SETTINGS = 4
 """Settings that are tried of a layer whose code calls others."""
 
+LARGE = 1 << 22
+"""Elements of the parameters of a layer of the user's that is copied for that."""
+
 SMALL = 1.2
 """Layers whose error is at least this many times what rounding explains may be wrong all the same, ..."""
 
@@ -177,12 +180,12 @@ def _in_float32(check: Check, cases: Cases, alone: Alone) -> Iterable[tuple[str,
 def _set_otherwise(
     check: Check, beside: Sequence[Check], cases: Cases, alone: Alone, asking: _Asking, written: Rewriting
 ) -> Iterable[tuple[str, dict[str, Any]]]:
-    """A layer of the framework's that calls others, built with other settings: nobody edits the code of such a one.
+    """A layer that calls others, with other settings: of the framework's, whose code nobody edits, or of the user's.
 
     All that its code makes is to be right then, in this call.
     """
     around = alone.parent(check)
-    if alone.is_own(around.layer):
+    if alone.is_own(around.layer) and alone.size(around.layer) > LARGE:  # it is copied with all that it calls
         return
     case = cases.case(_place(check, check.kept))
     for suspect in [one for one in asking.of_code(case) if one.change][:SETTINGS]:

@@ -89,6 +89,11 @@ def _given(code: CodeType, known: Mapping[str, Any]) -> Optional[Arguments]:
     return args, {**{name: known[name] for name in named}, **(known[doubly] if doubly else {})}
 
 
+def given(layer: Any) -> Optional[Arguments]:
+    """What this very layer was built with; None where it is not known."""
+    return _OF_LAYER.get(layer)
+
+
 class Built(NamedTuple):
     """A layer that was built again, and what tells its values from others."""
 

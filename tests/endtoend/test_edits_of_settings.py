@@ -81,6 +81,67 @@ def test_the_patch_makes_the_port_right(tmp_path, capsys, mistake):
     assert is_right_with_the_patch(tmp_path, capsys)
 
 
+BLOCKS = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, width, short=False, scale=1.0):
+        super().__init__()
+        self.one, self.adds, self.scale = nn.Linear(width, width), short and width > 2, scale
+
+    def forward(self, x):
+        y = self.one(x).relu() * self.scale
+        return x + y if self.adds else y
+
+
+class Stage(nn.Module):
+    def __init__(self, width, count, short=True):
+        super().__init__()
+        self.blocks = nn.Sequential(*[Block(width, short) for _ in range(count)])
+
+    def forward(self, x):
+        return self.blocks(x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = Stage(6, 2)
+        self.second = Stage(6, 1, short=False)
+        self.last = Block(6, scale=0.5)
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x)))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(2, 3, 6),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("Stage(6, 1, short=False)", "Stage(6, 1)"),
+        ("Stage(6, 2)", "Stage(6, 2, False)"),
+        ("Block(6, scale=0.5)", "Block(6)"),
+        ("Block(6, scale=0.5)", "Block(6, True, 0.5)"),
+    ],
+)
+def test_an_argument_of_the_users_layers_is_changed_where_it_is_given(tmp_path, capsys, right, wrong):
+    written(tmp_path, BLOCKS, (right, wrong))
+    told = answer(tmp_path, capsys)["origins"]
+    assert told
+    for origin in told:
+        assert origin["edit"]["only_here"] == []
+        assert [wrong.partition("(")[0] in line["after"] for line in origin["edit"]["lines"]] == [True]
+        assert origin["causes"][0]["id"] == "setting-differs"
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
 def test_a_line_that_builds_right_layers_as_well_is_changed_for_none(tmp_path, capsys):
     """The third is to have what no name stands for."""
     plain = "nn.Conv2d(width, width, 3, padding=2, dilation=2)"
