@@ -83,6 +83,9 @@ class Trace:
         """By id of a Reading: indices of the births it goes back to."""
         self._coarse = coarse
         self._checks = checks or {}
+        failing = [check.owner for check in self._checks.values() if check.fails]
+        self._wrong = {layer for owner in failing for layer in (owner, *ancestors(owner))}
+        """Layers in which a forced pass has found something wrong: it gave them what the port alone gives."""
         self._tolerance = tolerance or Tolerance()
 
     def parameters(self, readings: Iterable[Reading], ours: Mapping[str, str]) -> Mapping[str, Sources]:
@@ -145,6 +148,8 @@ class Trace:
             if reading.covered and not (check is not None and check.fails and not reading.matched):
                 self._know(scene, reading, in_hand, seen)
                 continue
+            if reading.pair.reference is None and layer in self._wrong:
+                continue  # what the port's layer makes of what it alone is given is named there
             source = seen.get(_content(reading))
             sources = in_hand if source is None else _only(source)
             if around is None and not top.inside:

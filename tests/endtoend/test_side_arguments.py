@@ -164,3 +164,56 @@ def test_a_norm_of_flat_rows_is_not_blamed_for_the_sum_that_stands_behind_it(tmp
     net, port = telling(Flat(False)), Flat(True, behind=True).eval()
     result = compared(tmp_path, net, port)
     assert {(o.layer, o.where) for o in result.origins} == {("blocks.0", "glue"), ("blocks.1", "glue")}
+
+
+class Kept:
+    """What a reference hands on in an object that nobody looks into."""
+
+    def __init__(self):
+        self.rows = None
+
+
+class Reader(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.q, self.k, self.out, self.scale = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), scale
+
+    def forward(self, x, kept):
+        known = kept.rows if isinstance(kept, Kept) else kept
+        rows = self.k(x) if known is None else torch.cat([known, self.k(x)], 1)
+        if isinstance(kept, Kept):
+            kept.rows = rows
+        read = self.out((self.q(x) @ rows.transpose(1, 2) * self.scale).softmax(-1) @ rows)
+        return read if isinstance(kept, Kept) else (read, rows)
+
+
+class Around(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.norm, self.read = nn.LayerNorm(8), Reader(scale)
+
+    def forward(self, x, kept):
+        made = self.read(self.norm(x), kept)
+        return (x + made[0], made[1]) if isinstance(made, tuple) else x + made
+
+
+class Twice(nn.Module):
+    def __init__(self, port, scale):
+        super().__init__()
+        self.stem, self.read, self.port = nn.Linear(5, 8), Around(scale), port
+
+    def forward(self, x):
+        x = self.stem(x)
+        if self.port:
+            first, rows = self.read(x[:, :4], torch.zeros(2, 0, 8))
+            return first, self.read(x[:, 4:], rows)[0]
+        kept = Kept()
+        return self.read(x[:, :4], kept), self.read(x[:, 4:], kept)
+
+
+@pytest.mark.parametrize(
+    ("scale", "wanted"), [(0.4, []), (1.4, [("read.read", "glue", ("read.read.q", "read.read.out"))])]
+)
+def test_what_a_port_alone_is_given_is_not_blamed_for_what_is_wrong_inside(tmp_path, scale, wanted):
+    net, port = telling(Twice(False, 0.4)), telling(Twice(True, scale))
+    assert pairs.places(compared(tmp_path, net, port)) == wanted
