@@ -344,13 +344,16 @@ class Mending:
             return False
 
     def _broken(self, group: _Group, sources: Sources, most: int = CALLS) -> Iterator[str]:
-        """Layers whose code was right and is not, with these edits: those of the same class first."""
-        others = [one for one in self._groups if one is not group and not one.fails]
-        kind = type(self._ground.layer(group.call.layer))
+        """Layers whose code was right and is not, with these edits, those of the same class first; and other calls of
+        the very layer that cannot be run then.
+        """
+        layer = group.call.layer
+        others = [one for one in self._groups if one is not group and (not one.fails or one.call.layer == layer)]
+        kind = type(self._ground.layer(layer))
         others.sort(key=lambda one: type(self._ground.layer(one.call.layer)) is not kind)
         for other in others[:most]:
             if self._others.breaks(other.call, other.checks, self._sources, sources):
-                yield other.owner
+                yield other.owner if other.owner != group.owner else f"{other.owner} #{other.call.number}"
 
     def _call(self, step: int, wanted: Optional[CallId]) -> Optional[Call]:
         calls = (call for call in self._reference.calls if call.phase is Phase.FORWARD and call.step == step)

@@ -25,7 +25,9 @@ class Others:
         self._kept: list[Parent] = []
 
     def breaks(self, call: Call, checks: Sequence[Check], before: Sources, sources: Sources) -> bool:
-        """Whether something in a call is wrong that is not with the edits `before`; false where nobody can tell."""
+        """Whether something in a call is wrong that is not with the edits `before`; of one that is wrong as it is,
+        whether it cannot be run. False where nobody can tell.
+        """
         if call.first not in self._known or self._known[call.first][0] is not before:
             parent = self._running.parent(call, checks)
             try:
@@ -39,7 +41,8 @@ class Others:
             return False
         self._keep(parent)
         try:
-            return not {check.port for check in wrong_of(checks, parent.trial(sources))} <= was
+            wrong = {check.port for check in wrong_of(checks, parent.trial(sources))}
+            return not wrong <= was and not any(check.fails for check in checks)
         except LostError:
             return False
         except FailedError:

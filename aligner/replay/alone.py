@@ -83,8 +83,10 @@ class Alone:
             raise LookupError(check.port.slot)
         wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())
         found = Held(check.port, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
-        if check.reason == "shapes-differ" and len(found.shape) == len(wanted.shape) and found.shape != wanted.shape:
-            return math.inf  # the same values, with axes of one elsewhere
+        own = self._port.find(check.port)
+        usual = (wanted.shape,) if check.reason == "shapes-differ" or own is None else (wanted.shape, own.shape)
+        if check.axes is None and len(wanted.shape) and found.shape not in usual:
+            return math.inf  # the same values, with axes of one elsewhere: other code may not take them so
         if check.axes is not None:
             wanted = laid(wanted, check.axes, found.shape)
         return judged(self.plan.short, wanted, found, (check.where, check.owner, check.between), False).error

@@ -670,3 +670,56 @@ def test_what_a_layer_is_given_joined_is_told_by_what_it_hands_on(tmp_path, caps
     lines = {change["after"] for origin in found["origins"] for change in origin["edit"]["lines"]}
     assert {line.strip() for line in lines} == {"x = torch.cat((x, new), -1)"}
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+SHAPED = """
+import torch
+from torch import nn
+
+
+class Clock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, hours):
+        waves = hours[..., None] * torch.arange(1, 3)
+        return self.out(torch.cat((waves.sin(), waves.cos()), -1))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.clock, self.place = Clock(), nn.Linear(3, 3)
+
+    def at(self, table, index):
+        return torch.gather(table, 1, index.expand(-1, 3)[:, None])[:, 0]
+
+    def forward(self, hours, index):
+        one, other = self.clock(hours), self.clock(hours[:, :2])
+        return self.place(self.at(one, index[:, None])) + other.mean(1)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.rand(3, 5) * 7, torch.tensor([1, 3, 4]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("torch.cat((waves.sin(), waves.cos()), -1)", "torch.stack((waves.sin(), waves.cos()), -1).flatten(-2)"),
+        ("self.at(one, index[:, None])", "self.at(one, index[:, None] * 0 + 2)"),
+    ],
+)
+def test_an_edit_that_stops_another_call_of_the_layer_is_in_no_patch(tmp_path, capsys, right, wrong):
+    """What is told is right in every call, or says where it is not."""
+    (tmp_path / "ref.py").write_text(SHAPED, encoding="utf-8")
+    assert SHAPED.count(right) == 1
+    (tmp_path / "port.py").write_text(SHAPED.replace(right, wrong), encoding="utf-8")
+    told = answer(tmp_path, capsys)["origins"]
+    assert told
+    edits = [origin["edit"] for origin in told if origin["edit"] is not None]
+    if edits and not any(edit["only_here"] for edit in edits):
+        assert is_right_with_the_patch(tmp_path, capsys)
