@@ -86,6 +86,8 @@ class Settings:
         others = {other: wanted(other) for other in self._beside(built.place, path)}
         if "..." in text:
             edits, broken = self._set(path, built, call, text, others)
+            if broken and (far := self._around(path, built, call, text, wanted)) is not None:
+                return far
         else:
             edits, broken = _replaced(built, call, text), [other for other, its in others.items() if its != text]
         known = built.place, tuple(edits)
@@ -118,6 +120,24 @@ class Settings:
             broken += [other for other, its in asks.items() if named is None and its != said]
             said = named or said
         return _edits(built.place.file, call, kind, said), broken
+
+    def _around(self, path: str, built: sites.Built, call: ast.Call, text: str, wanted: Wanted) -> Optional[Written]:
+        """The same where a function of the user's is given what the call hands on: `linear(a, b, bias=True)`."""
+        said = _keywords(text, type(self._layers[path]).__name__) or {}
+        nodes = _given(call, type(self._layers[path]))
+        outer = sites.call(built.around, built.helper) if built.around is not None else None
+        names = {name: node.id for name in said if isinstance(node := nodes.get(name), ast.Name)}
+        if outer is None or built.around is None or {*names} != {*said} or not {*names.values()} <= {*built.parameters}:
+            return None
+        beside = [other for other in self._layers if other != path and _from(self._layers[other]) == built.around]
+        broken = [o for o in beside if (its := wanted(o)) is None or _keywords(its, "") != said]
+        method = isinstance(outer.func, ast.Attribute) and built.parameters[:1] in (("self",), ("cls",))
+        parameters = built.parameters[method:]
+        edits = _written(built.around.file, outer, parameters, {names[name]: value for name, value in said.items()})
+        values = {(names[name], value) for name, value in said.items()}
+        if broken or not edits or len(values) > len({*names.values()}) or built.around in self._edits:
+            return None
+        return self._taken(built.around, edits, ())
 
     def _beside(self, place: sites.Place, path: str) -> list[str]:
         """The other layers that the same call builds."""
@@ -176,17 +196,21 @@ def _keywords(text: str, name: str) -> Optional[dict[str, str]]:
     with suppress(SyntaxError, ValueError):
         call = ast.parse(text, mode="eval").body
         if isinstance(call, ast.Call) and (not name or ast.unparse(call.func).rpartition(".")[2] == name):
-            said = {one.arg: ast.unparse(one.value) for one in call.keywords if one.arg is not None}
-            return said if [ast.literal_eval(value) for value in said.values()] else None
+            said = {one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg is not None}
+            return {name: repr(_single(name, value)) for name, value in said.items()} or None
     return None
+
+
+def _single(keyword: str, value: Any) -> Any:
+    """One number where there is the same for each axis."""
+    uniform = keyword in EACH and isinstance(value, tuple) and len({*value}) == 1 and type(value[0]) is int
+    return value[0] if uniform else value
 
 
 def _is(value: object, keyword: str, text: str) -> bool:
     """Whether a value says what a literal does; one number is as good as one for each axis."""
     with suppress(ValueError):
-        wanted = ast.literal_eval(text)
-        if keyword in EACH and isinstance(wanted, tuple) and len({*wanted}) == 1 and type(value) is int:
-            wanted = wanted[0]
+        wanted, value = (_single(keyword, one) for one in (ast.literal_eval(text), value))
         return type(value) is type(wanted) and value == wanted
     return False
 
@@ -202,36 +226,48 @@ def _replaced(built: sites.Built, call: ast.Call, text: str) -> Sequence[Edit]:
     return () if edit is None else (edit,)
 
 
-def _edits(file: str, call: ast.Call, kind: type, said: Mapping[str, str]) -> Sequence[Edit]:
-    """The call with these keywords, each in the place of what it says of it; none where it cannot be said so."""
-    if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
-        return ()
+def _from(layer: Any) -> Optional[sites.Place]:
+    """Where the function was called that built it."""
+    built = sites.built(layer)
+    return None if built is None else built.around
+
+
+def _given(call: ast.Call, kind: type) -> Mapping[str, ast.expr]:
+    """What a call gives, by the names of what it calls."""
     with suppress(TypeError, ValueError):
         names = [*inspect.signature(kind).parameters]
-        plain, found, more = Sources({}), list[Edit](), list[str]()
-        given = {**dict(zip(names, call.args)), **{str(one.arg): one.value for one in call.keywords}}
-        if "pad_mode" in said and "padding" not in said and "padding" in given:
+        return {**dict(zip(names, call.args)), **{str(one.arg): one.value for one in call.keywords}}
+    return {}
+
+
+def _edits(file: str, call: ast.Call, kind: type, said: Mapping[str, str]) -> Sequence[Edit]:
+    """The call with these keywords, each in the place of what it says of it; none where it cannot be said so."""
+    with suppress(TypeError, ValueError):
+        if "pad_mode" in said and "padding" not in said and "padding" in _given(call, kind):
             said = {**said, "padding": "0"}  # only the mode that pads takes one
-        for name, text in said.items():
-            if name not in names:
-                return ()
-            if (
-                name in given
-                and isinstance(given[name], ast.Constant)
-                and _is(ast.literal_eval(given[name]), name, text)
-            ):
-                continue
-            if name in given:
-                edit = edit_of(plain, file, given[name], text)
-                found += [edit] if edit is not None else []
-            else:
-                more.append(f"{name}={text}")
-        if more:
-            end = plain.span(file, call)[1] - 1
-            last = plain.text(file)[plain.span(file, call.func)[1] : end].rstrip()
-            comma = "" if last.endswith(("(", ",")) else ","
-            space = " " * (not last.endswith("("))
-            at = plain.span(file, call.func)[1] + len(last)
-            found.append(Edit(file, at, at, f"{comma}{space}{', '.join(more)}"))
-        return found
+        return _written(file, call, [*inspect.signature(kind).parameters], said)
     return ()
+
+
+def _written(file: str, call: ast.Call, names: Sequence[str], said: Mapping[str, str]) -> Sequence[Edit]:
+    if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
+        return ()
+    plain, found, more = Sources({}), list[Edit](), list[str]()
+    given = {**dict(zip(names, call.args)), **{str(one.arg): one.value for one in call.keywords}}
+    for name, text in said.items():
+        if name not in names:
+            return ()
+        node = given.get(name)
+        if isinstance(node, ast.Constant) and _is(ast.literal_eval(node), name, text):
+            continue
+        if node is not None:
+            edit = edit_of(plain, file, node, text)
+            found += [edit] if edit is not None else []
+        else:
+            more.append(f"{name}={text}")
+    if more:
+        start, end = plain.span(file, call.func)[1], plain.span(file, call)[1] - 1
+        last = plain.text(file)[start:end].rstrip()
+        comma = "" if last.endswith(("(", ",")) else ","
+        found.append(Edit(file, *(start + len(last),) * 2, f"{comma}{' ' * (not last.endswith('('))}{', '.join(more)}"))
+    return found

@@ -35,6 +35,10 @@ class Built(NamedTuple):
     names: Mapping[str, Any]
     scope: Mapping[str, Any]
     """What the file has names for."""
+    helper: str = ""
+    """The user's function that the call stands in, where that was called for it; what it takes, and where."""
+    parameters: tuple[str, ...] = ()
+    around: Optional[Place] = None
 
 
 _BUILT: WeakKeyDictionary[Any, Built] = WeakKeyDictionary()
@@ -47,11 +51,21 @@ def note(layer: Any, constructor: FrameType, packages: frozenset[str]) -> None:
         if frame is None:
             return
         if str(frame.f_globals.get("__name__")).partition(".")[0] not in packages:
-            _BUILT[layer] = Built(_place(frame), _plain(frame.f_locals), frame.f_globals)
+            _BUILT[layer] = Built(_place(frame), _plain(frame.f_locals), frame.f_globals, *_helper(frame, packages))
             return
         if frame.f_code.co_name == "__init__":
             return
         frame = frame.f_back
+
+
+def _helper(frame: FrameType, packages: frozenset[str]) -> tuple[str, tuple[str, ...], Optional[Place]]:
+    code, outer = frame.f_code, frame.f_back
+    if code.co_name.startswith("<") and outer is not None and outer.f_code.co_filename == code.co_filename:
+        return _helper(outer, packages)  # a comprehension
+    foreign = outer is None or str(outer.f_globals.get("__name__")).partition(".")[0] in {*packages, "aligner"}
+    if foreign or outer is None or code.co_name.startswith(("<", "__")):
+        return "", (), None
+    return code.co_name, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], _place(outer)
 
 
 def built(layer: Any) -> Optional[Built]:

@@ -143,11 +143,19 @@ def test_an_argument_of_the_users_layers_is_changed_where_it_is_given(tmp_path, 
 
 
 def test_a_line_that_builds_right_layers_as_well_is_changed_for_none(tmp_path, capsys):
-    """The third is to have what no name stands for."""
+    """One of them is to have what no name stands for."""
     plain = "nn.Conv2d(width, width, 3, padding=2, dilation=2)"
-    written(tmp_path, REFERENCE.replace("conv(width, width, 2)", plain), (plain, "conv(width, width, 1)"))
+    written(tmp_path, REFERENCE.replace("conv(width, width, 2)", plain), (plain, "spread(width, width, 3)"))
     (origin,) = answer(tmp_path, capsys)["origins"]
-    assert origin["edit"]["only_here"] == ["near", "wide"]
+    assert origin["edit"]["only_here"] == ["point", "last"]
+
+
+def test_a_function_that_builds_layers_is_given_another_setting_where_it_is_called(tmp_path, capsys):
+    written(tmp_path, REFERENCE, ("conv(width, width, 2)", "conv(width, width)"))
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    (line,) = origin["edit"]["lines"]
+    assert line["after"].rstrip().endswith("conv(width, width, 1), conv(width, width, step=2)")
+    assert is_right_with_the_patch(tmp_path, capsys)
 
 
 def test_the_report_shows_the_line_between_the_reason_and_its_proof(tmp_path, capsys):
