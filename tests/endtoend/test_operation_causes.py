@@ -236,7 +236,7 @@ CASES = {
         lambda: (torch.randn(6, 8),),
         over(torch.linalg.norm),
         over(lambda h: torch.linalg.matrix_norm(h, 2)),
-        LINE,
+        EDIT,
     ),
     "norm-alone": (
         two,
@@ -259,8 +259,8 @@ CASES = {
         lambda n, x: n.c(n.a(x)),
         EDIT,
     ),
-    "deviation": (lambda: maps(nn.Conv2d(9, 4, 1)), pictures, spread(), spread(unbiased=True), LINE),
-    "deviation-axis": (lambda: maps(nn.Conv2d(9, 4, 1)), pictures, spread(), spread(1), LINE),
+    "deviation": (lambda: maps(nn.Conv2d(9, 4, 1)), pictures, spread(), spread(unbiased=True), EDIT),
+    "deviation-axis": (lambda: maps(nn.Conv2d(9, 4, 1)), pictures, spread(), spread(1), EDIT),
 }
 
 

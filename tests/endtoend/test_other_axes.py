@@ -118,8 +118,8 @@ def test_what_a_block_makes_wrong_is_its_doing_however_far_it_is_off(tmp_path, b
 def test_a_forgotten_residual_is_known_in_the_other_order(tmp_path, block, back):
     found = result(tmp_path, block, back, residual=False)
     cause = found.origins[0].causes[0]
-    assert cause.confirmed == (cause.id == "code-edit")
-    assert found.origins[0].edit is not None or found.origins[0].line is not None or cause.id == "residual-missing"
+    assert cause.confirmed == (cause.id in ("code-edit", "setting-differs"))  # `residual`
+    assert cause.confirmed or found.origins[0].line is not None or cause.id == "residual-missing"
 
 
 class Given(nn.Module):
