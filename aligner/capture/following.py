@@ -23,9 +23,9 @@ from aligner.fingerprint import LARGEST, fingerprint, print_of
 from aligner.record import Array
 from aligner.source.constructing import Building
 from aligner.source.ear import Ear
+from aligner.source.owning import is_own
 from aligner.structure import Tensors, flatten_arguments
 from aligner.values import Values, is_array
-from aligner.vocabulary import KINDS
 from aligner.words.calls import dtype_of
 
 MOST = 4000
@@ -111,7 +111,7 @@ class Following:
     def __init__(self, adapter: Adapter, model: Any, tell: Callable[[str, dict[str, Any]], None]) -> None:
         self._adapter, self._model, self._values = adapter, model, Values(adapter)
         self._tell = tell
-        self._own = {path for path, layer in adapter.layers(model) if adapter.spec(layer).kind not in KINDS}
+        self._own = {path for path, layer in adapter.layers(model) if is_own(adapter, layer)}
         self._waits = adapter.name == "mindspore"
         """Its operators run on by themselves, and are told by names that say whether they write in place."""
         self._stack: list[_Code] = []

@@ -21,7 +21,7 @@ from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.record import LayerSpec
 from aligner.source import sites
 from aligner.source.constructing import undrawn
-from aligner.vocabulary import KINDS
+from aligner.source.owning import is_own
 
 WAYS = ("{}", "{} // 2", "({} - 1) // 2")
 """What may be made of something that has a name: a padding of a kernel's size."""
@@ -62,7 +62,7 @@ class Settings:
             return None
         known = built.place, text
         if known not in self._done:
-            own = aim.kind not in KINDS
+            own = is_own(self._adapter, layer)
             self._done[known] = self._given(path, aim) if own else self._made(path, built, text, aim, wanted)
         return self._done[known]
 

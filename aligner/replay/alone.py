@@ -28,8 +28,8 @@ from aligner.replay.code import Again, Code, numbers_before
 from aligner.replay.forms import laid, laid_out
 from aligner.replay.frames import Plan
 from aligner.replay.judgement import as_entry, judged
+from aligner.source.owning import is_own
 from aligner.structure import Tensors, flatten_result, rebuild_arguments
-from aligner.vocabulary import KINDS
 
 if TYPE_CHECKING:
     from aligner.compare.formed import Formed
@@ -120,7 +120,7 @@ class Alone:
 
     def is_own(self, path: str) -> bool:
         """Whether the port's layer is of a class of the user's own."""
-        return path in self._layers and self._adapter.spec(self._layers[path]).kind not in KINDS
+        return path in self._layers and is_own(self._adapter, self._layers[path])
 
     def error(
         self,
