@@ -50,8 +50,8 @@ def write_patch(comparison: Comparison, options: argparse.Namespace) -> None:
                 opened.write(made.text)
         except OSError as error:
             raise UsageError("patch-unwritten", path=options.patch, error=error.strerror or str(error)) from error
-    if options.quiet:
+    if options.quiet or (made.left and not made.text):
         return
-    facts = {"path": options.patch, "files": ", ".join(made.files), "folder": options.patch_folder}
+    facts = {"path": options.patch, "files": ", ".join(made.files), "folder": os.path.realpath(options.patch_folder)}
     word = "patch-none" if not made.text else "patch-shown" if options.patch == OUT else "patch-written"
     print(messages.text(word, options.lang, facts), file=sys.stderr)

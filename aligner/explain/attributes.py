@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Optional
 
-from aligner.explain import operations, port_words, precision, setting_rules, spelling
+from aligner.explain import port_words, precision, setting_rules, spelling
 from aligner.explain.case import Case
 from aligner.explain.setting_rules import Difference
 from aligner.explain.suspect import Suspect
@@ -31,8 +31,6 @@ def suspects(case: Case) -> Iterable[Suspect]:
     if case.where == "layer":
         yield from _of_loss(case)
         yield from precision.suspects(case, facts(case))
-    else:
-        yield from operations.suspects(case, facts(case))
     yield from precision.in_short(case, facts(case))
     found = list(_differences(case))
     groups = _grouped(found)

@@ -1,10 +1,10 @@
-"""Causes in code of the user's own: the order of its layers, the line that differs, the operations that ran."""
+"""Causes in code of the user's own: the order of its layers, and the line that differs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aligner.explain import lines, operations, port_words
+from aligner.explain import lines, port_words
 from aligner.explain.case import Case
 from aligner.explain.patterns.pair import usual
 from aligner.explain.spelling import literal
@@ -28,8 +28,7 @@ def suspects(case: Case) -> Iterator[Suspect]:
         yield _order(case, *case.order)
         return
     yield from _alone(case)
-    told = list(lines.suspects(case))
-    yield from told or operations.ran(case)
+    yield from lines.suspects(case)
 
 
 def is_code(case: Case) -> bool:

@@ -36,12 +36,7 @@ SAMPLE = 1 << 20
 LEAST = 2
 """Items at least: with a single one the batch would look like an axis that is not there."""
 
-LOCAL = frozenset(
-    {
-        *("layer.notnumbers", "layer.activations", "layer.softmaxes", "layer.norms"),
-        *("layer.products", "layer.linear", "layer.embedding", "layer.broken"),
-    }
-)
+LOCAL = frozenset(f"layer.{name}" for name in ("activations", "softmaxes", "norms", "products", "linear", "broken"))
 """Rules that are right about part of an axis: what they know of one place they need no other for."""
 
 Chosen = Mapping[int, Indices]

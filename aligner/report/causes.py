@@ -79,11 +79,11 @@ def _further(first: Cause, causes: Iterable[Cause], language: str) -> list[str]:
 
 
 def _unknown(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
-    """That nothing fits; where settings differ and nothing was tried, they speak for themselves."""
+    """That nothing fits; where settings differ and nothing was tried, they or the line speak for themselves."""
     specs = comparison.specs.get(origin.layer) if origin.where == "layer" else None
     if any(cause.change for cause in origin.causes):
         word = "cause-refuted"
-    elif specs is not None and differ(*specs):
+    elif origin.line is not None or (specs is not None and differ(*specs)):
         return []
     else:
         word = "cause-none" if specs is None else "cause-none-same"

@@ -32,7 +32,7 @@ def patch(comparison: Comparison, folder: Path) -> Patch:
     left: list[tuple[str, Mapping[str, object]]] = []
     for hunk in _hunks(comparison):
         file = _inside(folder, hunk.file)
-        facts = {"file": hunk.file, "line": hunk.line, "folder": str(folder)}
+        facts = {"file": hunk.file, "line": hunk.line, "folder": os.path.realpath(folder)}
         if file is None:
             left.append(("patch-outside", facts))
         elif any(not text.isprintable() for text in (*hunk.before.split("\n"), *hunk.after.expandtabs().split("\n"))):

@@ -58,8 +58,8 @@ def answer(folder, net, port, x):
 @pytest.mark.parametrize(
     ("net", "port", "where", "cause", "confirmed"),
     [
-        (Net(through, nn.ReLU()), Port(through, cells.ReLU()), "layer", "relu-nan", False),
-        (Net(through, nn.Softmax(-1)), Port(through, cells.Softmax(-1)), "layer", "clamp-nan", False),
+        (Net(through, nn.ReLU()), Port(through, cells.ReLU()), "layer", "framework-layer-differs", False),
+        (Net(through, nn.Softmax(-1)), Port(through, cells.Softmax(-1)), "layer", "framework-layer-differs", False),
         (
             Net(lambda net, y: net.second(torch.relu(y))),
             Port(lambda net, y: net.second(ops.relu(y))),

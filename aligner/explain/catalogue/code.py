@@ -148,30 +148,6 @@ _IN_ORDER = (
 
 OPERATIONS: tuple[Entry, ...] = (
     Entry(
-        "operations-differ",
-        (
-            "Other operations run here: in the reference {missing}, in the port {extra}",
-            "此处执行的算子不同：标杆为 {missing}，待比对为 {extra}",
-        ),
-        _IN_ORDER,
-        (
-            "Compare the two pieces of code line by line for these",
-            "针对这些算子逐行对照两边代码",
-        ),
-    ),
-    Entry(
-        "operations-alike",
-        (
-            "Both sides run the same operations here: with other values, axes or constants, or in another order",
-            "此处两边执行的算子相同：取值、轴、常数或次序不同",
-        ),
-        _IN_ORDER,
-        (
-            "Compare constants, axes and the order of operands, and which value each line takes",
-            "对照常数、轴、操作数次序，以及每行取的是哪个值",
-        ),
-    ),
-    Entry(
         "mask-not-passed",
         ("{given} is called without its mask", "调用 {given} 时没有传入掩码"),
         (

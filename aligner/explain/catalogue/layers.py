@@ -21,21 +21,6 @@ ACTIVATIONS: tuple[Entry, ...] = (
         ("Use nn.HSigmoid()", "使用 nn.HSigmoid()"),
     ),
     Entry(
-        "tanh-cpu-approximation",
-        (
-            "MindSpore's tanh on CPU is off by up to 1e-4 for large inputs: nobody's mistake",
-            "MindSpore CPU 上的 tanh 在输入较大时误差可达 1e-4：并非移植错误",
-        ),
-        (
-            "The largest difference is {largest}, none of more than {small} where |x| < {edge}",
-            "最大差值 {largest}；|x| < {edge} 处不超过 {small}",
-        ),
-        (
-            "Allow 1e-4 here, or write 2 * ops.sigmoid(2 * x) - 1",
-            "此处允许 1e-4 的误差，或写成 2 * ops.sigmoid(2 * x) - 1",
-        ),
-    ),
-    Entry(
         "softmax-scale",
         ("The softmax's input is scaled by {scale}", "softmax 的输入被乘以 {scale}"),
         _LEFT,
@@ -121,15 +106,6 @@ PRODUCTS: tuple[Entry, ...] = (
             "第 {axis} 轴上的差值就是 {channels} 个通道的偏置；减去后误差为 {left}",
         ),
         ("Remove the second addition", "去掉多余的一次相加"),
-    ),
-    Entry(
-        "weight-scaled",
-        (
-            "The product is scaled by {product} and the bias by {added}",
-            "乘积被乘以 {product}，偏置被乘以 {added}",
-        ),
-        ("Undone, {left} is left", "还原后误差为 {left}"),
-        ("Look for a scale before or inside the layer", "查找层前或层内多余的缩放"),
     ),
     Entry(
         "weight-across",

@@ -19,12 +19,7 @@ _SHORT: Mapping[str, Text] = {
 _PLACES: Mapping[str, Text] = {
     "along-axis": ("{0} along axis {1}", "沿第 {1} 轴 {0}"),
     "reversed": ("reversed", "倒序"),
-    "on-axis": ("axis {0}: {1}", "第 {0} 轴：{1}"),
-    "part-of-axis": ("axis {0}: {1} of {2}", "第 {0} 轴：{1}（共 {2}）"),
     "cut-of-axis": ("axis {0} [{1}] of {2}", "第 {0} 轴 [{1}]（共 {2}）"),
-    "channel-by-channel": ("{0} to {1} (channel by channel)", "{0} 到 {1}（逐通道）"),
-    "port": ("port", "待比对"),
-    "reference": ("reference", "标杆"),
 }
 
 _LAYERS: Mapping[str, Text] = {
@@ -43,17 +38,6 @@ _LAYERS: Mapping[str, Text] = {
     "corners-aligned": ("{0}, corners aligned", "{0}，角点对齐"),
     "index-times-scale": ("{0}, index times scale", "{0}，下标乘以比例"),
     "scale-from-factor": ("{0}, scale from the factor", "{0}，比例取自 scale_factor"),
-    "padding-order": ("{0}, {1}", "{0}，{1}"),
-    "last-axis-first": ("last axis first", "从最后一轴数起"),
-    "first-axis-first": ("first axis first", "从第一轴数起"),
-    "ends-exchanged": ("before and after exchanged", "前后颠倒"),
-    "both-biases": ("both", "两者"),
-    "no-bias": ("none", "无"),
-    "merged-biases": ("their sum", "两者之和"),
-    "tanh-of-cpu": ("tanh as MindSpore has it on the CPU", "MindSpore CPU 上的 tanh"),
-    "largest-number": ("the largest number", "其余数中的最大值"),
-    "zero-beside": ("0 beside it", "0"),
-    "numbers-beside": ("numbers beside it", "数值"),
 }
 
 PHRASES: Mapping[str, Text] = {**_SHORT, **_PLACES, **_LAYERS}

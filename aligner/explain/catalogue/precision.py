@@ -183,67 +183,9 @@ DEVICES: tuple[Entry, ...] = (
     ),
 )
 
-CODE: tuple[Entry, ...] = (
-    Entry(
-        "cumsum-dtype",
-        (
-            "A count goes wrong beyond {largest}: it is kept in {dtype}",
-            "计数超过 {largest} 后出错：它以 {dtype} 保存",
-        ),
-        ("So are {count} of {total} numbers off, and no others", "{total} 个数中有 {count} 个因此出错，其余一致"),
-        ("Cast first: mask.astype(ms.int32).cumsum(-1)", "先转换：mask.astype(ms.int32).cumsum(-1)"),
-    ),
-)
+CODE: tuple[Entry, ...] = ()
 
 EDGES: tuple[Entry, ...] = (
-    Entry(
-        "topk-ties",
-        (
-            "Equal values are taken in another order: nobody's mistake",
-            "相等的值被取的次序不同：并非移植错误",
-        ),
-        (
-            "{count} of {total} indices differ, and all point at the same values along axis {axis} of {other}",
-            "{total} 个下标中有 {count} 个不同，但在 {other} 的第 {axis} 轴上都指向相同的值",
-        ),
-        (
-            "Compare the values, not the indices; where the order matters, break ties in the code",
-            "比对取值而不是下标；若次序有影响，请在代码中消除并列",
-        ),
-    ),
-    Entry(
-        "relu-nan",
-        (
-            "A ReLU makes 0 of NaN: MindSpore's does on CPU, the reference hands NaN on",
-            "ReLU 把 NaN 变成 0：MindSpore 在 CPU 上如此，标杆则传递 NaN",
-        ),
-        (
-            "{count} values of {other} are NaN and come out as {instead}; with NaN there {left} is left",
-            "{other} 中有 {count} 个 NaN，输出为 {instead}；换回 NaN 后剩余误差 {left}",
-        ),
-        ("Look for what makes the NaN: it is hidden here", "查找 NaN 的来源：它在此处被掩盖"),
-    ),
-    Entry(
-        "clamp-nan",
-        (
-            "NaN is hidden: the port makes {instead} of it, the reference hands it on",
-            "NaN 被掩盖：待比对将其变为 {instead}，标杆则传递 NaN",
-        ),
-        ("{count} values are NaN in the reference, and in {other}", "标杆与 {other} 中有 {count} 个 NaN"),
-        (
-            "Look for what makes the NaN: clamp, maximum, max pooling and softmax hide it in MindSpore",
-            "查找 NaN 的来源：MindSpore 的 clamp、maximum、最大池化与 softmax 会掩盖它",
-        ),
-    ),
-    Entry(
-        "mint-mean-empty-inf",
-        (
-            "The mean of nothing is infinite in the port, NaN in the reference",
-            "空集的均值在待比对中为无穷，标杆为 NaN",
-        ),
-        ("{other} selects nothing; {count} values are concerned", "{other} 没有选中任何元素；涉及 {count} 个值"),
-        ("Guard the empty case before the mean", "求均值前先处理空集的情况"),
-    ),
     Entry(
         "ascend-matmul-precision-mode",
         (

@@ -183,15 +183,6 @@ ENTRIES: tuple[Entry, ...] = (
         ("Look for a reshape, transpose, sort or shuffle", "查找 reshape、转置、排序或打乱"),
     ),
     Entry(
-        "activation-twice",
-        ("The port applies {function} once more", "待比对多做了一次 {function}"),
-        (
-            "{function} of the reference's value is the port's: {left} is left",
-            "对标杆值做 {function} 即得待比对值：误差 {left}",
-        ),
-        ("Remove {function} after this value", "去掉此处多余的 {function}"),
-    ),
-    Entry(
         "activation-missing",
         ("{function} is missing", "缺少 {function}"),
         (
@@ -270,48 +261,6 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     Entry(
-        "values-zero",
-        ("Part of the values is zero in the port", "待比对中部分数值为零"),
-        (
-            "A share of {rate} is zero, the rest is as it should be times {ratio}",
-            "比例 {rate} 的元素为零，其余为标杆的 {ratio} 倍",
-        ),
-        ("Look for a mask that hides what it should keep", "检查掩码是否遮住了应保留的部分"),
-    ),
-    Entry(
-        "slices-zero",
-        ("Whole slices are zero in the port: {which}", "待比对中整片为零：{which}"),
-        ("Everything else is the reference's times {ratio}", "其余为标杆的 {ratio} 倍"),
-        (
-            "Look for a mask, a padding index, rows that are never written, or a stochastic depth without its scale",
-            "检查掩码、padding_idx、未写入的行、或随机深度缺少缩放",
-        ),
-    ),
-    Entry(
-        "values-clipped",
-        ("The port cuts values off to {low} .. {high}", "待比对把数值截断到 {low} .. {high}"),
-        (
-            "{count} elements are beyond that in the reference; cut off too, {left} is left",
-            "标杆中有 {count} 个元素超出；同样截断后误差为 {left}",
-        ),
-        (
-            "Remove the clip (a ReLU6 for a ReLU, a Hardtanh, a saturating cast)",
-            "去掉截断（ReLU6 误作 ReLU、Hardtanh、饱和类型转换）",
-        ),
-    ),
-    Entry(
-        "clip-missing",
-        (
-            "The reference cuts values off to {low} .. {high}, the port does not",
-            "标杆把数值截断到 {low} .. {high}，待比对没有",
-        ),
-        (
-            "{count} elements of the port are beyond that; cut off, {left} is left",
-            "待比对有 {count} 个元素超出；截断后误差为 {left}",
-        ),
-        ("Clip to {low} .. {high} (ReLU6, Hardtanh, clamp)", "截断到 {low} .. {high}（ReLU6、Hardtanh、clamp）"),
-    ),
-    Entry(
         "bf16-output-rounding",
         ("The port's values are the reference's rounded to bfloat16", "待比对值是标杆值舍入到 bfloat16 的结果"),
         ("Rounded too, {left} is left", "同样舍入后误差为 {left}"),
@@ -330,39 +279,6 @@ ENTRIES: tuple[Entry, ...] = (
         (
             "Compute this layer in float32 (to_float, the AMP lists, an explicit cast)",
             "此层改用 float32 计算（to_float、AMP 名单、显式转换）",
-        ),
-    ),
-    Entry(
-        "values-stepped",
-        ("The port's values are whole multiples of {step}", "待比对值都是 {step} 的整数倍"),
-        ("The reference after {how} to that step leaves {left}", "标杆按该步长做 {how} 后误差为 {left}"),
-        (
-            "Look for a cast to an integer, an integer division, or a quantisation",
-            "查找到整数的转换、整数除法或量化",
-        ),
-    ),
-    Entry(
-        "negative-side-scaled",
-        ("Values below zero are scaled by {ratio}, the others are right", "负值被乘以 {ratio}，其余正确"),
-        ("Undone, {left} is left", "还原后误差为 {left}"),
-        (
-            "Set the slope of the LeakyReLU or PReLU: nn.LeakyReLU has alpha=0.2 by default, PyTorch 0.01",
-            "设置 LeakyReLU/PReLU 的斜率：nn.LeakyReLU 默认 alpha=0.2，PyTorch 为 0.01",
-        ),
-    ),
-    Entry(
-        "negative-side-differs",
-        ("Only values below zero are wrong", "只有负值出错"),
-        ("{share} of the negative elements are off, none of the others", "{share} 的负元素有偏差，其余没有"),
-        ("Look at the activation: it treats negative values in another way", "检查激活函数：对负值的处理不同"),
-    ),
-    Entry(
-        "part-differs",
-        ("Only a part is wrong: {part}", "只有一部分出错：{part}"),
-        ("{share} of all elements", "占全部元素的 {share}"),
-        (
-            "Look at what treats this part in another way: padding, masks, lengths",
-            "检查对这一部分的特殊处理：填充、掩码、长度",
         ),
     ),
     Entry(

@@ -163,18 +163,6 @@ NORMS: tuple[Entry, ...] = (
         ),
         _WRITE,
     ),
-    Entry(
-        "l2normalize-eps-axis",
-        (
-            "ops.L2Normalize has other defaults than F.normalize: axis 0 and epsilon 1e-4, under the root",
-            "ops.L2Normalize 的默认值与 F.normalize 不同：axis 为 0，epsilon 为 1e-4 且位于根号内",
-        ),
-        _NOTHING,
-        (
-            "Write ops.L2Normalize(axis=1, epsilon=1e-24) for F.normalize(x, dim=1)",
-            "F.normalize(x, dim=1) 对应 ops.L2Normalize(axis=1, epsilon=1e-24)",
-        ),
-    ),
 )
 
 ACTIVATIONS: tuple[Entry, ...] = (
@@ -312,18 +300,6 @@ SEQUENCES: tuple[Entry, ...] = (
         ),
         _NOTHING,
         _WRITE,
-    ),
-    Entry(
-        "split-size-vs-num",
-        (
-            "A tensor is split into a number of parts where the reference splits into parts of a size",
-            "标杆按每块大小切分张量，待比对网络却按块数切分",
-        ),
-        _NOTHING,
-        (
-            "Write ops.split(x, size, axis); ops.Split and numpy's split take the number of parts",
-            "写成 ops.split(x, size, axis)；ops.Split 与 numpy 的 split 以块数为参数",
-        ),
     ),
 )
 

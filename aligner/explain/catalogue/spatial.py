@@ -54,21 +54,6 @@ WINDOWS: tuple[Entry, ...] = (
         ("Write stride={wanted}", "写成 stride={wanted}"),
     ),
     Entry(
-        "convtranspose-output-padding-cpu-zero",
-        (
-            "The rows that output_padding adds are empty: MindSpore's transposed convolution appends zeros on CPU",
-            "output_padding 增加的行是空的：MindSpore 的转置卷积在 CPU 上只补零",
-        ),
-        (
-            "Only {part} differ ({share} of all elements), and hold zero or the bias alone; {left} is left",
-            "只有 {part} 不同（占 {share}），其值为零或仅为偏置；剩余误差 {left}",
-        ),
-        (
-            "Leave output_padding out and cut less at the end: pad_mode='pad', padding=(p, p - output_padding, ...)",
-            "去掉 output_padding，改为末端少裁剪：pad_mode='pad', padding=(p, p - output_padding, ...)",
-        ),
-    ),
-    Entry(
         "pool-mean-or-max",
         ("The pooling takes the {found}, the reference the {wanted}", "池化取的是 {found}，标杆取 {wanted}"),
         _LEFT,
@@ -120,18 +105,6 @@ WINDOWS: tuple[Entry, ...] = (
 
 RESAMPLING: tuple[Entry, ...] = (
     Entry(
-        "interpolate-bicubic-a-coefficient",
-        (
-            "Bicubic weights with a = {port_a}, the reference has a = {reference_a}: the framework's own, no setting",
-            "双三次插值系数 a = {port_a}，标杆 a = {reference_a}：框架自身差异，无法设置",
-        ),
-        _BOTH,
-        (
-            "Write the resampling by hand with a = {reference_a} (gather and weights)",
-            "手写 a = {reference_a} 的双三次插值（gather 加权）",
-        ),
-    ),
-    Entry(
         "interpolate-scale-factor-rounding",
         (
             "The scale is taken from the sizes on one side and from scale_factor on the other",
@@ -151,49 +124,6 @@ RESAMPLING: tuple[Entry, ...] = (
     ),
 )
 
-MOVED: tuple[Entry, ...] = (
-    Entry(
-        "pixel-shuffle-vs-depth-to-space",
-        (
-            "Channels are taken as depth to space does (blocks first), not as PixelShuffle does",
-            "通道次序是 DepthToSpace 的（块在前），而不是 PixelShuffle 的",
-        ),
-        _LEFT,
-        ("Use ops.pixel_shuffle or nn.PixelShuffle", "使用 ops.pixel_shuffle 或 nn.PixelShuffle"),
-    ),
-    Entry(
-        "focus-slice-order",
-        ("Space goes to depth in another order of channels", "空间转通道的次序不同"),
-        _LEFT,
-        ("Concatenate the slices in the reference's order", "按标杆的次序拼接切片"),
-    ),
-    Entry(
-        "flatten-nhwc-order",
-        ("The input is flattened in another order of axes: {axes}", "展平时轴的次序不同：{axes}"),
-        _LEFT,
-        ("Bring the input back to NCHW before it is flattened", "展平前先把输入转回 NCHW"),
-    ),
-    Entry(
-        "unfold-kernel-major",
-        (
-            "The patches have the window ({kernel} places) before the channels ({channels}), the reference's after",
-            "补丁中窗口（{kernel} 个位置）排在通道（{channels}）之前，标杆则在之后",
-        ),
-        _LEFT,
-        ("Use ops.unfold, not nn.Unfold", "使用 ops.unfold，而不是 nn.Unfold"),
-    ),
-    Entry(
-        "pad-done-otherwise",
-        (
-            "The padding is done as {found}; the reference's mode is {wanted}",
-            "填充方式为 {found}；标杆的模式为 '{wanted}'",
-        ),
-        _LEFT,
-        (
-            "ops.pad counts from the last axis like torch, nn.Pad has a pair for each axis; give the mode too",
-            "ops.pad 与 torch 一样从最后一轴数起，nn.Pad 则每轴一对；同时指定 mode",
-        ),
-    ),
-)
+MOVED: tuple[Entry, ...] = ()
 
 ENTRIES = WINDOWS + RESAMPLING + MOVED

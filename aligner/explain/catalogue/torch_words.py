@@ -107,13 +107,6 @@ _OWN: Mapping[str, tuple[Text, Text]] = {
             "推理前调用 net.eval()，不要单独把某个模块设为训练模式",
         ),
     ),
-    "l2normalize-eps-axis": (
-        (
-            "The vectors are not normalised as F.normalize does it along the reference's axis",
-            "向量的归一化与标杆中 F.normalize 沿指定轴的做法不同",
-        ),
-        ("Write F.normalize(x, dim=...) as the reference does", "按标杆写 F.normalize(x, dim=...)"),
-    ),
 }
 """Other titles and changes, by cause."""
 
@@ -143,17 +136,9 @@ _CHANGES: Mapping[str, Text] = {
         "Write what the reference has: x * torch.sigmoid(1.702 * x), or nn.GELU with its approximate",
         "按标杆实现：x * torch.sigmoid(1.702 * x)，或 approximate 与标杆相同的 nn.GELU",
     ),
-    "split-size-vs-num": (
-        "torch.split takes the size of the parts, torch.chunk their number",
-        "torch.split 的参数是每份的大小，torch.chunk 的参数是份数",
-    ),
     "resize-bilinear-half-pixel": (
         "Write F.interpolate(x, size=..., mode='bilinear', align_corners=...) as the reference does",
         "按标杆写 F.interpolate(x, size=..., mode='bilinear', align_corners=...)",
-    ),
-    "interpolate-nearest-noninteger": (
-        "Write F.interpolate(x, size=..., mode='nearest')",
-        "写成 F.interpolate(x, size=..., mode='nearest')",
     ),
     "parameter-transposed": (
         "Load it as it is: MindTorch keeps PyTorch's order of axes",
@@ -185,10 +170,6 @@ _CHANGES: Mapping[str, Text] = {
         "Pass training=self.training: F.dropout drops unless it is told otherwise",
         "传入 training=self.training：F.dropout 默认会丢弃",
     ),
-    "negative-side-scaled": (
-        "Set the slope of the LeakyReLU or PReLU to the reference's",
-        "将 LeakyReLU 或 PReLU 的斜率设为与标杆相同",
-    ),
     "hardsigmoid-keras-formula": ("Use nn.Hardsigmoid()", "使用 nn.Hardsigmoid()"),
     "rmsnorm-written-as-layernorm": (
         "Write the norm without the mean, in place of LayerNorm",
@@ -213,21 +194,6 @@ _CHANGES: Mapping[str, Text] = {
         "把填充交给池化层；若先单独填充，须填 -inf",
     ),
     "avgpool-ceil-mode-divisor": ("Write ceil_mode=True; do not pad by hand", "写上 ceil_mode=True；不要手工填充"),
-    "pixel-shuffle-vs-depth-to-space": ("Use nn.PixelShuffle", "使用 nn.PixelShuffle"),
-    "unfold-kernel-major": ("Use nn.Unfold or F.unfold", "使用 nn.Unfold 或 F.unfold"),
-    "pad-done-otherwise": (
-        "F.pad counts from the last axis; give the mode too",
-        "F.pad 从最后一个轴开始计数；同时给出 mode",
-    ),
-    "rnn-packed-sequence-missing": (
-        "Pack the sequences, or set to zero what lies behind their ends",
-        "使用 pack_padded_sequence，或将各序列末尾之后置零",
-    ),
-    "cumsum-dtype": ("Cast first: mask.int().cumsum(-1)", "先转换类型：mask.int().cumsum(-1)"),
-    "grid-sample-align-corners": (
-        "Give align_corners on both sides, in F.grid_sample too",
-        "在两侧都显式给出 align_corners，包括 F.grid_sample",
-    ),
     "kldiv-log-target": ("Give the loss torch.exp(target)", "将 torch.exp(target) 传入损失"),
     "ctc-blank-index": _WRITE,
     "lstm-gate-order": (
@@ -241,14 +207,6 @@ _CHANGES: Mapping[str, Text] = {
     "bn-frozen-unfrozen-by-set-train": (
         "Call bn.eval() after net.train(), for each BatchNorm that is frozen",
         "在 net.train() 之后，对每个冻结的 BatchNorm 调用 bn.eval()",
-    ),
-    "tanh-cpu-approximation": (
-        "Allow 1e-4 here, or write 2 * torch.sigmoid(2 * x) - 1",
-        "此处允许 1e-4 的误差，或写成 2 * torch.sigmoid(2 * x) - 1",
-    ),
-    "convtranspose-output-padding-cpu-zero": (
-        "Leave padding and output_padding out, and cut the result to the reference's size",
-        "去掉 padding 和 output_padding，再将结果裁剪为标杆的大小",
     ),
     "dataset-shuffle-default": (
         "Give the loader shuffle=False, or the order of the reference's",

@@ -191,33 +191,6 @@ PADS_AND_SIZES: tuple[Entry, ...] = (
             "写成 ops.interpolate(x, size=..., mode='bilinear', align_corners=False)",
         ),
     ),
-    Entry(
-        "interpolate-nearest-noninteger",
-        (
-            "Resizing to the nearest takes other source pixels than the reference",
-            "最近邻缩放取到的源像素与标杆不同",
-        ),
-        (
-            "PyTorch takes floor(i * size_in / size_out); align_corners=True takes others",
-            "PyTorch 取 floor(i * 输入尺寸 / 输出尺寸)；align_corners=True 时不同",
-        ),
-        (
-            "Write ops.interpolate(x, size=..., mode='nearest')",
-            "写成 ops.interpolate(x, size=..., mode='nearest')",
-        ),
-    ),
-    Entry(
-        "grid-sample-align-corners",
-        (
-            "The grid is sampled with another align_corners than the reference's",
-            "grid_sample 的 align_corners 与标杆不同",
-        ),
-        ("Code written for PyTorch before 1.3 means True", "为 1.3 之前的 PyTorch 编写的代码默认含义为 True"),
-        (
-            "Give align_corners on both sides, in ops.grid_sample too",
-            "在两侧都显式给出 align_corners，包括 ops.grid_sample",
-        ),
-    ),
 )
 
 ENTRIES = CONVOLUTIONS + POOLS + PADS_AND_SIZES

@@ -17,16 +17,11 @@ from aligner.explain.patterns import (
     accuracy,
     activations,
     convolution,
-    embedding,
     linear,
     norms,
-    notnumbers,
     pooling,
     products,
-    rearranging,
-    recurrent,
     softmaxes,
-    ties,
     upsampling,
 )
 from aligner.explain.patterns.limits import broken
@@ -41,8 +36,6 @@ TOUCHED = 5
 
 LAYERS: Mapping[str, Rule] = {
     "layer.accuracy": accuracy.suspects,
-    "layer.notnumbers": notnumbers.suspects,
-    "layer.ties": ties.suspects,
     "layer.activations": activations.suspects,
     "layer.softmaxes": softmaxes.suspects,
     "layer.norms": norms.suspects,
@@ -51,9 +44,6 @@ LAYERS: Mapping[str, Rule] = {
     "layer.convolution": convolution.suspects,
     "layer.pooling": pooling.suspects,
     "layer.upsampling": upsampling.suspects,
-    "layer.rearranging": rearranging.suspects,
-    "layer.embedding": embedding.suspects,
-    "layer.recurrent": recurrent.suspects,
 }
 """What is known of layers; each leaves alone what it is not made for."""
 

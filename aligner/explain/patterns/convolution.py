@@ -11,7 +11,6 @@ import numpy as np
 
 from aligner.explain.case import distance
 from aligner.explain.patterns.pair import Floats, spots
-from aligner.explain.patterns.places import border, indices, off
 from aligner.explain.patterns.scene import Scene
 from aligner.explain.patterns.windows import MODES, pairs, per_axis, placed, same
 from aligner.explain.suspect import Suspect
@@ -50,10 +49,7 @@ class Guess:
 
 def suspects(scene: Scene) -> Iterator[Suspect]:
     """At most one."""
-    if scene.kind.startswith("ConvTranspose"):
-        yield from _appended_zeros(scene)
-        return
-    work = Work.of(scene)
+    work = None if scene.kind.startswith("ConvTranspose") else Work.of(scene)
     if work is None:
         return
     own = settings_of(scene, work)
@@ -220,25 +216,3 @@ def _causal(scene: Scene, own: Guess) -> bool:
     """Whether the reference pads before only."""
     padding = pairs(scene.setting("padding"), len(own.before))
     return all(before > 0 and after == 0 for before, after in padding)
-
-
-def _appended_zeros(scene: Scene) -> Iterator[Suspect]:
-    """A transposed convolution whose last rows are zero, or the bias alone: rows that were only appended."""
-    pair = scene.pair
-    if not pair.alike or pair.expected.ndim < 3:
-        return
-    wrong = off(pair)
-    edges = [edge for edge in border(wrong) if edge[0] >= 2]
-    if not edges or any(start for _, start, _ in edges):
-        return
-    bias = scene.parameter("bias")
-    guess = np.array(pair.expected)
-    for axis, _, end in edges:
-        last = tuple(slice(-end, None) if a == axis else slice(None) for a in range(guess.ndim))
-        plain = np.zeros(1) if bias is None or not pair.actual[last].any() else bias
-        guess[last] = plain.reshape([-1 if a == 1 else 1 for a in range(guess.ndim)])
-    left = pair.proved(guess, pair.actual)
-    if left is not None:
-        part = indices(edges)
-        share = f"{100 * float(wrong.mean()):.3g} %"
-        yield pair.suspect("convtranspose-output-padding-cpu-zero", left, 0.95, part=part, share=share)

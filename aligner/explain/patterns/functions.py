@@ -43,14 +43,6 @@ def sigmoid(x: Floats) -> Floats:
     return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
 
 
-def coarse_tanh(x: Floats) -> Floats:
-    """MindSpore's tanh on the CPU: a fraction up to 5, where it is 1e-4 off, and 1 beyond."""
-    square = x * x
-    above = ((square + 378.0) * square + 17325.0) * square + 135135.0
-    below = ((28.0 * square + 3150.0) * square + 62370.0) * square + 135135.0
-    return np.where(np.abs(x) > 5.0, np.sign(x), x * above / below)
-
-
 def softplus(x: Floats) -> Floats:
     """log(1 + exp(x)) without overflow."""
     return np.asarray(np.logaddexp(0.0, x))

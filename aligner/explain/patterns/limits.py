@@ -1,4 +1,4 @@
-"""Values cut off, set to zero, not finite, or rounded: what happened to single elements of the reference's value."""
+"""Values dropped, not finite, or rounded: what happened to single elements of the reference's value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from aligner.explain.case import distance
 from aligner.explain.inquiry import spend
 from aligner.explain.patterns.pair import Floats, Pair, figure
 from aligner.explain.patterns.scales import listed, slope
-from aligner.explain.phrase import Phrase, phrase
 from aligner.explain.suspect import Suspect
 
 GRIDS = {"bfloat16": 16, "float16": 13, "tf32": 13, "hf32": 12}
@@ -31,7 +30,7 @@ def suspects(pair: Pair) -> Iterator[Suspect]:
     """All that hold of finite values."""
     if not pair.alike:
         return
-    for rule in (_dropped, _clipped, _unclipped, _rounded, _stepped):
+    for rule in (_dropped, _rounded):
         found = rule(pair)
         if found is not None:
             yield found
@@ -89,7 +88,7 @@ def _too_large(pair: Pair) -> Iterator[Suspect]:
 
 
 def _dropped(pair: Pair) -> Optional[Suspect]:
-    """Zeros at random places, the rest as it was or scaled up: a dropout that is active."""
+    """Zeros at random places, the rest scaled up: a dropout that is active."""
     wanted, found = pair.sample
     zero = (found == 0) & (wanted != 0)
     kept = (found != 0) & (wanted != 0)
@@ -103,65 +102,15 @@ def _dropped(pair: Pair) -> Optional[Suspect]:
     rate = float(gone.sum()) / max(int(np.count_nonzero(pair.expected)), 1)
     if left is None or _negative(pair, gone):
         return None
-    told: dict[str, Any] = {"rate": f"{rate:.3f}", "ratio": figure(ratio), "scaled": figure(1.0 / (1.0 - rate))}
-    whole = _whole_slices(pair, gone)
-    scaled = abs(ratio * (1.0 - rate) - 1.0) < 0.1 and ratio > 1.001
-    if scaled:
-        rate = 1.0 - 1.0 / ratio
-        told.update(rate=f"{rate:.3f}", scaled=figure(ratio))
-        return pair.suspect("dropout-functional-train-flag", left, 0.8, **told)
-    # Any pattern of zeros fits itself: without the scale of a dropout it is evidence and no proof.
-    return (
-        pair.suspect("slices-zero", None, 0.6, **told, which=whole)
-        if whole
-        else pair.suspect("values-zero", None, 0.5, **told)
-    )
+    if not (abs(ratio * (1.0 - rate) - 1.0) < 0.1 and ratio > 1.001):
+        return None  # any pattern of zeros fits itself: without the scale of a dropout it is no proof
+    facts: dict[str, Any] = {"rate": f"{1.0 - 1.0 / ratio:.3f}", "ratio": figure(ratio), "scaled": figure(ratio)}
+    return pair.suspect("dropout-functional-train-flag", left, 0.8, **facts)
 
 
 def _negative(pair: Pair, gone: Floats) -> bool:
     """Whether zeros stand exactly where the reference is below zero: that is a ReLU."""
     return bool((gone == (pair.expected < 0)).all())
-
-
-def _whole_slices(pair: Pair, gone: Floats) -> Optional[Phrase]:
-    """The slices of one axis that are zero, where nothing else is."""
-    for axis in range(gone.ndim):
-        others = tuple(a for a in range(gone.ndim) if a != axis)
-        most = gone.any(axis=others)
-        if most.all():
-            continue
-        full = np.take(pair.actual, np.flatnonzero(most), axis)
-        if not full.any():
-            return phrase("on-axis", axis, listed(np.flatnonzero(most)))
-    return None
-
-
-def _clipped(pair: Pair) -> Optional[Suspect]:
-    return _cut(pair, pair.expected, pair.actual, "values-clipped")
-
-
-def _unclipped(pair: Pair) -> Optional[Suspect]:
-    return _cut(pair, pair.actual, pair.expected, "clip-missing")
-
-
-def _cut(pair: Pair, free: Floats, cut: Floats, cause: str) -> Optional[Suspect]:
-    """Whether `cut` is `free` between two bounds; both bounds are met by many elements, not by one."""
-    if not (np.isfinite(free).all() and np.isfinite(cut).all()):
-        return None
-    low, high = float(cut.min()), float(cut.max())
-    below, above = free < low, free > high
-    inside = (cut > low) & (cut < high)
-    if not (below.any() or above.any()) or np.count_nonzero(inside) < max(3, cut.size // 100):
-        return None
-    left = pair.proved(np.clip(free, low, high), cut)
-    if left is None:
-        return None
-    lower = figure(low) if below.any() else "-inf"
-    upper = figure(high) if above.any() else "inf"
-    count = int(below.sum() + above.sum())
-    if count < 2:
-        return None
-    return pair.suspect(cause, left, 0.6, low=lower, high=upper, count=count)
 
 
 def grid(values: Floats, word: str) -> Floats:
@@ -195,21 +144,4 @@ def _rounded(pair: Pair) -> Optional[Suspect]:
             )
         if pair.before < {"bfloat16": 3e-2, "float16": 4e-3, "tf32": 4e-3, "hf32": 2e-3}[word]:
             return pair.suspect("rounding-grid", None, 0.5, dtype=word)
-    return None
-
-
-def _stepped(pair: Pair) -> Optional[Suspect]:
-    """The port's values are multiples of one number, and the reference rounded to them: an integer in between."""
-    wanted, found = pair.sample
-    levels = np.unique(found)
-    if not 3 <= levels.size <= 1024 or levels.size * 4 > found.size or len(np.unique(wanted)) < 2 * levels.size:
-        return None
-    step = float(np.diff(levels).min())
-    if step <= 0 or np.abs(levels / step - np.round(levels / step)).max() > 1e-3:
-        return None
-    for word, function in (("round", np.round), ("trunc", np.trunc), ("floor", np.floor)):
-        if pair.near(function(wanted / step) * step, found):
-            left = pair.proved(function(pair.expected / step) * step, pair.actual)
-            if left is not None:
-                return pair.suspect("values-stepped", left, 0.75, step=figure(step), how=word)
     return None

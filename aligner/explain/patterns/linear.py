@@ -1,4 +1,4 @@
-"""A matrix product done otherwise: without its bias or with it twice, with the weight across, or in short floats."""
+"""A matrix product done otherwise: without its bias or with it twice, scaled, or with the weight across."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Optional
 import numpy as np
 
 from aligner.explain.case import distance
-from aligner.explain.patterns.limits import GRIDS, grid
 from aligner.explain.patterns.pair import Floats, figure, spots
 from aligner.explain.patterns.scene import Scene
 from aligner.explain.suspect import Suspect
@@ -49,7 +48,7 @@ def _bias(scene: Scene) -> Optional[Suspect]:
 
 
 def _scaled(scene: Scene, bias: Floats) -> Optional[Suspect]:
-    """Everything but the bias is scaled, or the bias alone is."""
+    """Everything but the bias is scaled."""
     pair = scene.pair
     places = np.unravel_index(pair.spots, pair.expected.shape)
     offset = np.broadcast_to(bias, pair.expected.shape)[places]
@@ -61,13 +60,11 @@ def _scaled(scene: Scene, bias: Floats) -> Optional[Suspect]:
     if not pair.near(terms @ np.array([product, added]), found):
         return None
     left = pair.proved((pair.expected - bias) * product + added * bias, pair.actual)
-    if left is None or not product:
+    if left is None or not product or abs(added - 1.0) >= 1e-4:
         return None
-    if abs(added - 1.0) < 1e-4:
-        factor = figure(round(1.0 / product, 6))
-        code: dict[str, Any] = {"reference_code": f"x * {factor} @ W + b", "port_code": "x @ W + b"}
-        return pair.suspect("scale-missing", left, 0.8, factor=factor, **code)
-    return pair.suspect("weight-scaled", left, 0.8, product=figure(round(product, 6)), added=figure(round(added, 6)))
+    factor = figure(round(1.0 / product, 6))
+    code: dict[str, Any] = {"reference_code": f"x * {factor} @ W + b", "port_code": "x @ W + b"}
+    return pair.suspect("scale-missing", left, 0.8, factor=factor, **code)
 
 
 def rows_of(scene: Scene) -> Optional[tuple[Floats, Floats, Floats, Any]]:
@@ -108,17 +105,3 @@ def _weight(scene: Scene, few: Floats, made: Floats, weight: Floats, bias: Any) 
     if left is not None:
         yield pair.suspect("weight-across", left, 0.85, shape=str(weight.shape))
         return
-    for word, made_of in _short(few, weight):
-        for short in (made_of + bias, np.asarray(grid(made_of, word), np.float64) + bias):
-            left = left_of(short)
-            if left is not None:
-                yield pair.suspect("mixed-precision-rounding-signature", left, 0.7, dtype=word)
-                return
-
-
-def _short(few: Floats, weight: Floats) -> Iterator[tuple[str, Floats]]:
-    """The product of what is left of input and weight, of either or of both, in each short float."""
-    for word in GRIDS:
-        x, w = np.asarray(grid(few, word), np.float64), np.asarray(grid(weight, word), np.float64)
-        for one, other in ((x, w), (x, weight), (few, w)):
-            yield word, one @ other.T

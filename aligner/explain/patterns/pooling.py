@@ -10,8 +10,7 @@ from typing import Optional
 
 import numpy as np
 
-from aligner.explain.case import HUGE, distance
-from aligner.explain.inquiry import spend
+from aligner.explain.case import distance
 from aligner.explain.patterns.pair import Floats
 from aligner.explain.patterns.scene import Scene
 from aligner.explain.patterns.windows import pairs, per_axis
@@ -20,9 +19,6 @@ from aligner.explain.suspect import Suspect
 
 MAPS = 1 << 15
 """Elements of the maps that are looked at."""
-
-GLANCE = 4
-"""Of them so many are looked at before all are."""
 
 Window = tuple[int, int, int]
 """From, to (both inside the map), and how many elements a mean divides by."""
@@ -55,7 +51,7 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
     maps = _maps(scene, x)
     few, made = np.asarray(_flat(x)[maps], np.float64), np.asarray(_flat(pair.actual)[maps], np.float64)
     wanted = np.asarray(_flat(pair.expected)[maps], np.float64)
-    if _far(few, own, wanted, pair.limit) or distance(pooled(few, own, wanted.shape[1:]), wanted) > pair.limit:
+    if distance(pooled(few, own, wanted.shape[1:]), wanted) > pair.limit:
         return
     for guess in _guesses(own):
         found = pooled(few, guess, made.shape[1:])
@@ -63,17 +59,6 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
         if left <= pair.limit and left * 8 <= pair.before:
             yield _told(scene, own, guess, left)
             return
-
-
-def _far(x: Floats, guess: Guess, wanted: Floats, limit: float) -> bool:
-    """Whether the first maps are further off than all of them may be."""
-    if len(x) <= 2 * GLANCE or not np.abs(wanted).max() < HUGE:
-        return False
-    most = (1.001 * limit) ** 2 * float(np.square(wanted).sum())
-    far = not np.square(pooled(x[:GLANCE], guess, wanted.shape[1:]) - wanted[:GLANCE]).sum() <= most
-    if far:
-        spend(wanted.size)
-    return far
 
 
 def _flat(value: Floats) -> Floats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from aligner.explain.inquiry import spend
-from aligner.explain.patterns import composed, limits, places, rearranged, resized, scales, slices
+from aligner.explain.patterns import composed, limits, rearranged, scales, slices
 from aligner.explain.patterns.pair import Pair
 from aligner.explain.suspect import Suspect
 
@@ -22,11 +22,10 @@ RULES: tuple[Rule, ...] = (
     slices.shifted,
     rearranged.suspects,
     limits.suspects,
-    resized.suspects,
 )
 """The simplest first."""
 
-WEAK = {"channel-ratio", "channel-shift", "ratio-and-shift", "negative-side-scaled"}
+WEAK = {"channel-ratio", "channel-shift", "ratio-and-shift"}
 """Relations that hold but say little."""
 
 TOUCHED = 10
@@ -49,4 +48,3 @@ def relations(pair: Pair) -> Iterator[Suspect]:
             yield suspect
         if proved:
             return
-    yield from places.suspects(pair)

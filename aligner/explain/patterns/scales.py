@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Optional
 
 import numpy as np
@@ -188,8 +188,7 @@ def _fit(pair: Pair, keep: tuple[int, ...], others: tuple[int, ...], small: tupl
         ratios = _ratios(pair.expected, pair.actual, others)
         left = pair.proved(ratios * pair.expected, pair.actual)
         if left is not None and not np.isin(np.round(ratios, 4), (0.0, 1.0)).all():
-            length = _normalized(pair, others, left)
-            return length if length is not None else _told(pair, "channel-ratio", left, ratios, 1.0, keep)
+            return _told(pair, "channel-ratio", left, ratios, 1.0, keep)
     affine = len(keep) == 1 and each >= 4 * FEW and _varied(wanted, found, others, 4)
     return _affine(pair, keep, others, small) if affine else None
 
@@ -200,28 +199,6 @@ def _varied(wanted: Floats, found: Floats, others: tuple[int, ...], count: int) 
     one, other = (np.moveaxis(side, others, range(-len(others), 0)).reshape(-1, each) for side in (wanted, found))
     wrong = one[(np.abs(one - other) > 1e-6 * np.abs(other)).any(axis=1)][:64]
     return not len(wrong) or sum(distinct(line - line[0]) >= count - 1 for line in wrong) * 2 >= len(wrong)
-
-
-NOT_UNIT = 0.01
-"""Lengths nearer to one are those of a division that was made, and made coarsely."""
-
-LENGTHS: Mapping[str, Callable[[Floats, tuple[int, ...]], Floats]] = {
-    "l2_normalize": lambda x, axes: np.sqrt(np.square(x, dtype=np.float64).sum(axis=axes)),
-    "l1_normalize": lambda x, axes: np.abs(x).sum(axis=axes, dtype=np.float64),
-}
-
-
-def _normalized(pair: Pair, others: tuple[int, ...], left: float) -> Optional[Suspect]:
-    """All slices of one side are of length one, and of the other they are not: a division that one side left out."""
-    for word, length in LENGTHS.items():
-        apart = [float(np.abs(length(side, others) - 1.0).max()) for side in (pair.expected, pair.actual)]
-        unit = [each < UNIT for each in apart]
-        if unit[0] != unit[1] and max(apart) > NOT_UNIT:
-            code = f"{word}(..., axis={others[0] if len(others) == 1 else others})"
-            facts = {"other": code, "instead": code, "reference_code": code, "port_code": code}
-            facts["port_code" if unit[0] else "reference_code"] = "..."
-            return pair.suspect("normalize-missing" if unit[0] else "normalize-extra", left, 0.85, None, **facts)
-    return None
 
 
 def _shifts(wanted: Floats, found: Floats, others: tuple[int, ...]) -> Floats:

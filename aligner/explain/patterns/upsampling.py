@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import product
 from typing import Any, Optional
 
 import numpy as np
 
-from aligner.explain.case import HUGE, distance
+from aligner.explain.case import distance
 from aligner.explain.inquiry import spend
 from aligner.explain.patterns.pair import Floats
 from aligner.explain.patterns.scene import Scene
@@ -20,8 +19,15 @@ from aligner.explain.suspect import Suspect
 MAPS = 1 << 15
 """Elements of the output maps that are looked at."""
 
-PLACES = 5
-"""Of each axis, and maps, that are looked at before all are."""
+CUBIC = -0.75
+"""The coefficient of cubic weights."""
+
+METHODS = {
+    "nearest": ("plain", "half", "corners"),
+    "linear": ("half", "corners", "plain"),
+    "cubic": ("half", "corners", "plain"),
+}
+"""What is read, and the grids it is read at; the usual first."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +35,12 @@ class Rule:
     """How an output coordinate is turned into an input coordinate, and what is read there.
 
     `grid`: "half" (pixel centres), "corners" (aligned) or "plain" (a product). `scale`: input over output size, or the
-    inverse of the factor that was asked for. `a` is the coefficient of cubic weights; those that fall outside count for
-    the nearest element inside, or are left out ("inside").
+    inverse of the factor that was asked for.
     """
 
     method: str
     grid: str
     scale: str = "sizes"
-    a: float = 0.0
-    edge: str = "clamped"
 
 
 def suspects(scene: Scene) -> Iterator[Suspect]:
@@ -53,9 +56,8 @@ def suspects(scene: Scene) -> Iterator[Suspect]:
     values = [np.asarray(v.reshape(-1, *sizes)[:count], np.float64) for v in (pair.expected, pair.actual)]
     factors = _factors(scene, x)
     rules = tuple(_rules(factors is not None))
-    there = _there(few[:PLACES], sizes, rules, factors)
-    wanted = _fit(few, values[0], rules, factors, pair.limit, there)
-    found = _fit(few, values[1], rules, factors, pair.limit, there)
+    wanted = _fit(few, values[0], rules, factors, pair.limit)
+    found = _fit(few, values[1], rules, factors, pair.limit)
     if wanted is None or found is None or found[0] == wanted[0] or found[1] * 8 > pair.before:
         return
     yield _told(scene, found[0], wanted[0], found[1])
@@ -74,34 +76,16 @@ def _factors(scene: Scene, x: Floats) -> Optional[tuple[float, ...]]:
 
 def _rules(by_factor: bool) -> Iterator[Rule]:
     for scale in ("factor", "sizes") if by_factor else ("sizes",):
-        yield Rule("nearest", "plain", scale)
-        yield Rule("linear", "half", scale)
-        yield Rule("linear", "corners", scale)
-        yield Rule("linear", "plain", scale)
-        for a, grid in product((-0.75, -0.5), ("half", "corners", "plain")):
-            yield Rule("cubic", grid, scale, a)
-            yield Rule("cubic", grid, scale, a, "inside")
-        yield Rule("nearest", "half", scale)
-        yield Rule("nearest", "corners", scale)
+        for method, grids in METHODS.items():
+            yield from (Rule(method, grid, scale) for grid in grids)
 
 
 def _fit(
-    few: Floats,
-    made: Floats,
-    rules: tuple[Rule, ...],
-    factors: Optional[tuple[float, ...]],
-    limit: float,
-    there: Floats,
+    few: Floats, made: Floats, rules: tuple[Rule, ...], factors: Optional[tuple[float, ...]], limit: float
 ) -> Optional[tuple[Rule, float]]:
-    """The first rule that makes it; `there` is what each of them makes at a few places."""
-    places = np.ix_(np.arange(len(there[0])), *(_places(size) for size in made.shape[1:]))
-    most = (1.001 * limit) ** 2 * float(np.square(made).sum()) if np.abs(made).max() < HUGE else np.nan
-    off = np.square(there - made[places]).reshape(len(rules), -1).sum(axis=1)
-    for rule, least in zip(rules, off):
+    """The first rule that makes it."""
+    for rule in rules:
         spend(10 * made.size)
-        if least > most:  # further off at a few places than the whole may be
-            spend(made.size)  # what is asked afterwards does not hang on how this was answered
-            continue
         left = distance(resampled(few, made.shape[1:], rule, factors), made)
         if left <= limit:
             return (replace(rule, scale="sizes") if _whole(few, made, factors) else rule), left
@@ -128,28 +112,6 @@ def _inverse(x: Floats, sizes: tuple[int, ...], axis: int, rule: Rule, factors: 
     return 1.0 / factors[axis] if by_factor and factors is not None else float(x.shape[axis + 1] / sizes[axis])
 
 
-@lru_cache(maxsize=256)
-def _places(size: int) -> Floats:
-    return np.unique(np.linspace(0, size - 1, PLACES).round().astype(np.int64))
-
-
-def _there(x: Floats, sizes: tuple[int, ...], rules: tuple[Rule, ...], factors: Optional[tuple[float, ...]]) -> Floats:
-    """What each rule makes at a few places of these maps: (rules, count, *places)."""
-    made = x[None]
-    for axis, size in enumerate(sizes):
-        inverse = tuple(_inverse(x, sizes, axis, rule, factors) for rule in rules)
-        weights = _at_places(x.shape[axis + 1], size, rules, inverse)
-        weights = weights.reshape(len(rules), *(1,) * (len(sizes) - 1), *weights.shape[1:])
-        made = np.moveaxis(np.matmul(np.moveaxis(made, axis + 2, -1), weights), -1, axis + 2)
-    return made
-
-
-@lru_cache(maxsize=64)
-def _at_places(size: int, count: int, rules: tuple[Rule, ...], inverse: tuple[float, ...]) -> Floats:
-    """The matrices of these rules, turned, of a few outputs."""
-    return np.array([matrix(size, count, rule, by)[_places(count)].T for rule, by in zip(rules, inverse)])
-
-
 @lru_cache(maxsize=40)
 def matrix(size: int, count: int, rule: Rule, inverse: float) -> Floats:
     """What each of `count` outputs reads from `size` inputs."""
@@ -169,20 +131,17 @@ def matrix(size: int, count: int, rule: Rule, inverse: float) -> Floats:
         at = np.clip(at, 0, size - 1)
     low = np.floor(at).astype(np.int64)
     part = at - low
-    taps = ((0, 1.0 - part), (1, part)) if rule.method == "linear" else _cubic(part, rule.a)
-    for step, weight in taps:
-        inside = (low + step >= 0) & (low + step < size)
-        counted = weight * inside if rule.edge == "inside" else weight
-        np.add.at(weights, (rows, np.clip(low + step, 0, size - 1)), counted)
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+    for step, weight in ((0, 1.0 - part), (1, part)) if rule.method == "linear" else _cubic(part):
+        np.add.at(weights, (rows, np.clip(low + step, 0, size - 1)), weight)
+    return weights
 
 
-def _cubic(t: Floats, a: float) -> tuple[tuple[int, Floats], ...]:
+def _cubic(t: Floats) -> tuple[tuple[int, Floats], ...]:
     def near(d: Floats) -> Floats:
-        return ((a + 2) * d - (a + 3)) * d * d + 1
+        return ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1
 
     def far(d: Floats) -> Floats:
-        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        return ((CUBIC * d - 5 * CUBIC) * d + 8 * CUBIC) * d - 4 * CUBIC
 
     return (-1, far(t + 1)), (0, near(t)), (1, near(1 - t)), (2, far(2 - t))
 
@@ -191,10 +150,6 @@ def _told(scene: Scene, found: Rule, wanted: Rule, left: float) -> Suspect:
     told: dict[str, Any] = {"found": _words(found), "wanted": _words(wanted)}
     if found.method != wanted.method:
         return scene.setting_suspect("upsample-mode-default-nearest", left, 0.85, "mode", found.method, **told)
-    if found.a != wanted.a and found.grid == wanted.grid:
-        return scene.pair.suspect(
-            "interpolate-bicubic-a-coefficient", left, 0.9, port_a=found.a, reference_a=wanted.a, **told
-        )
     if found.grid != wanted.grid and "corners" in (found.grid, wanted.grid) and found.method != "nearest":
         return scene.setting_suspect(
             "interpolate-align-corners", left, 0.85, "align_corners", found.grid == "corners", **told
@@ -206,6 +161,5 @@ def _told(scene: Scene, found: Rule, wanted: Rule, left: float) -> Suspect:
 
 def _words(rule: Rule) -> Phrase:
     grid = {"half": "half-pixels", "corners": "corners-aligned", "plain": "index-times-scale"}[rule.grid]
-    a = f" (a={rule.a})" if rule.method == "cubic" else ""
-    told = phrase(grid, f"{rule.method}{a}")
+    told = phrase(grid, rule.method)
     return phrase("scale-from-factor", told) if rule.scale == "factor" else told

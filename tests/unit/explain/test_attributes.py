@@ -258,22 +258,6 @@ def test_another_type_than_the_references_is_told(kind, made, cause):
     assert suspect.cause == cause
 
 
-@pytest.mark.parametrize(
-    ("reference", "port", "cause"),
-    [
-        (("norm", "clamp_min", "div"), ("L2Normalize",), "l2normalize-eps-axis"),
-        (("interpolate",), ("ResizeBilinearV2",), "resize-bilinear-half-pixel"),
-        (("torch.nn.functional.interpolate",), ("ResizeNearestNeighbor",), "interpolate-nearest-noninteger"),
-        (("grid_sample",), ("grid_sample",), "grid-sample-align-corners"),
-        (("split",), ("Split",), "split-size-vs-num"),
-    ],
-)
-def test_functions_with_other_defaults_are_hinted_at(reference, port, cause):
-    (suspect,) = found("Block", {}, where="glue", operations=(reference, port))
-    assert suspect.cause == cause
-    assert found("Block", {}, where="glue", operations=(reference, ("add",))) == []
-
-
 def test_what_only_the_references_loss_has_is_told():
     (suspect,) = found("KLDivLoss", {"log_target": True}, {})
     assert suspect.cause == "kldiv-log-target"

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from aligner.explain.catalogue import sentences, spoken
+from aligner.explain.catalogue import sentences
 from aligner.explain.patterns import suspects
 from tests.unit.explain.cases import case
 
@@ -74,7 +74,6 @@ OTHER_FUNCTIONS = {
     "gelu-approximate-default": lambda v: F.gelu(v, approximate="tanh"),
     "quick-gelu-vs-gelu": lambda v: v * torch.sigmoid(1.702 * v),
     "activation-missing": lambda v: v,
-    "activation-twice": lambda v: F.gelu(F.gelu(v)),
 }
 
 
@@ -247,9 +246,7 @@ def test_linear_layers():
         "bias-twice": right + b,
         "dense-weight-transposed-square": F.linear(X, w.T, b),
         "scale-missing": F.linear(X, w / 2, b),
-        "weight-scaled": F.linear(X, w / 2, 3 * b),
         "ascend-matmul-precision-mode": short,
-        "mixed-precision-rounding-signature": F.linear(X.half().float(), w, b),
     }
     for cause, made in causes.items():
         assert proved("Linear", {"bias": True}, X, right, made, layer).cause == cause
@@ -300,17 +297,6 @@ def test_a_causal_convolution_padded_on_both_sides():
     assert found.cause == "causal-conv-padding"
 
 
-def test_rows_that_a_transposed_convolution_leaves_empty():
-    layer = ready(nn.ConvTranspose2d(8, 4, 3, 2, 1, output_padding=1))
-    right = layer(IMAGE).detach()
-    for fill in (0.0, layer.bias.detach().reshape(-1, 1)):
-        made = right.clone()
-        made[..., -1], made[..., -1, :] = fill, fill
-        found = proved("ConvTranspose2d", {}, IMAGE, right, made, layer)
-        assert found.cause == "convtranspose-output-padding-cpu-zero"
-        assert found.facts["part"] == "[:, :, -1:], [:, :, :, -1:]"
-
-
 POOL = {"kernel_size": (3, 3), "stride": (2, 2), "padding": ((1, 1), (1, 1)), "dilation": (1, 1)}
 
 
@@ -358,16 +344,6 @@ def test_resampling():
     assert found.cause == "interpolate-scale-factor-rounding"
 
 
-def test_the_cubic_coefficient_of_another_framework():
-    from aligner.explain.patterns.upsampling import Rule, resampled
-
-    x = draw(2, 3, 7, 7)
-    made = resampled(plain(x).reshape(-1, 7, 7), (14, 14), Rule("cubic", "half", a=-0.5)).reshape(2, 3, 14, 14)
-    settings = {"scale_factor": 2.0, "mode": "bicubic", "align_corners": False}
-    found = proved("Upsample", settings, x, F.interpolate(x, scale_factor=2, mode="bicubic"), made)
-    assert (found.cause, found.facts["port_a"]) == ("interpolate-bicubic-a-coefficient", -0.5)
-
-
 def test_a_tanh_of_another_framework_is_known_for_what_it_is():
     """MindSpore's is off by 1e-4 around 5: still a tanh in the place of a sigmoid."""
     x = draw(4, 500) * 3
@@ -380,122 +356,6 @@ def test_a_bias_and_a_padding_forgotten_at_once():
     made = F.conv2d(F.pad(IMAGE, (0, 1, 0, 1)), layer.weight, None, 2)
     found = tell("Conv2d", {**CONV, "stride": (2, 2)}, IMAGE, layer(IMAGE), made, layer)
     assert [s.cause for s in found if s.error is not None] == ["conv-padding", "bias-missing"]
-
-
-def test_layers_that_only_move_values():
-    x, small = draw(2, 12, 4, 6), draw(2, 3, 8, 8)
-    focus = torch.cat([small[..., a::2, b::2] for b in (0, 1) for a in (0, 1)], 1)
-    depth = x.reshape(2, 2, 2, 3, 4, 6).permute(0, 3, 4, 1, 5, 2).reshape(2, 3, 8, 12)
-    major = F.unfold(x, 3).reshape(2, 12, 9, -1).transpose(1, 2).reshape(2, 108, -1)
-    padded = F.pad(x, (1, 2, 2, 0), mode="reflect")
-    symmetric = np.pad(plain(x), [(0, 0), (0, 0), (2, 0), (1, 2)], mode="symmetric")
-    sizes = {"padding": ((1, 2), (2, 0)), "mode": "reflect", "value": None}
-    causes = [
-        ("pixel-shuffle-vs-depth-to-space", "PixelShuffle", {"upscale_factor": 2}, x, F.pixel_shuffle(x, 2), depth),
-        ("focus-slice-order", "PixelUnshuffle", {"downscale_factor": 2}, small, F.pixel_unshuffle(small, 2), focus),
-        ("flatten-nhwc-order", "Flatten", {}, x, x.flatten(1), x.permute(0, 2, 3, 1).flatten(1)),
-        ("unfold-kernel-major", "Unfold", {}, x, F.unfold(x, 3), major),
-        ("pad-done-otherwise", "Pad", sizes, x, padded, symmetric),
-        ("swiglu-chunk-order", "GLU", {"dim": 1}, x, F.glu(x, 1), x[:, 6:] * torch.sigmoid(x[:, :6])),
-    ]
-    for cause, kind, settings, given, wanted, made in causes:
-        assert proved(kind, settings, given, wanted, made).cause == cause
-
-
-def test_tables():
-    layer = nn.Embedding(30, 8)
-    ids = torch.randint(1, 30, (4, 7), generator=torch.Generator().manual_seed(0))
-    ids[0, :3] = 0
-    right = layer(ids).detach()
-    padded = torch.where(ids[..., None] == 0, 0.0, right)
-    shifted = proved("Embedding", {}, ids.numpy(), right, layer((ids + 1) % 30), layer)
-    zero = proved("Embedding", {}, ids.numpy(), right, padded, layer)
-    full = proved("Embedding", {}, ids.numpy(), padded, right, layer)
-    assert (shifted.cause, shifted.facts["step"]) == ("embedding-rows-shifted", "+1")
-    assert [(s.cause, spoken(s.facts, "en")["who"]) for s in (zero, full)] == [
-        ("embedding-padding-row", "port"),
-        ("embedding-padding-row", "reference"),
-    ]
-
-
-@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
-@pytest.mark.parametrize("both", [False, True])
-def test_recurrent_layers(kind, gates, both):
-    torch.manual_seed(0)
-    layer, x = getattr(nn, kind)(6, 5, 2, batch_first=True, bidirectional=both), draw(3, 9, 6)
-    settings = {"batch_first": True, "num_layers": 2, "hidden_size": 5, "bias": True, "bidirectional": both}
-    right = layer(x)[0]
-
-    def ported(change=None, **how):
-        port = getattr(nn, kind)(6, 5, 2, bidirectional=both, **{"batch_first": True, **how})
-        port.load_state_dict({name: change(name, v) if change else v for name, v in layer.state_dict().items()})
-        return port(x)[0]
-
-    def exchanged(name, v):
-        parts = v.chunk(gates)
-        return torch.cat([parts[i] for i in (1, 0, *range(2, gates))])
-
-    bias = ported(lambda name, v: torch.zeros_like(v) if "bias_hh" in name else v)
-    assert proved(kind, settings, x, right, bias, layer).cause == "recurrent-bias"
-    assert proved(kind, settings, x, right, ported(batch_first=False), layer).cause == "rnn-batch-first"
-    if gates > 1:
-        assert proved(kind, settings, x, right, ported(exchanged), layer).cause == "gate-order"
-
-
-@pytest.mark.parametrize(("kind", "gates"), [("LSTMCell", 4), ("GRUCell", 3), ("RNNCell", 1)])
-def test_single_steps_of_recurrent_layers(kind, gates):
-    torch.manual_seed(0)
-    layer, x, h, c = getattr(nn, kind)(6, 5), draw(7, 6), draw(7, 5, seed=1), draw(7, 5, seed=2)
-    states = (h, c) if kind == "LSTMCell" else (h,)
-
-    def ported(change):
-        port = getattr(nn, kind)(6, 5)
-        port.load_state_dict({name: change(name, v) for name, v in layer.state_dict().items()})
-        return step(port)
-
-    def step(cell):
-        made = cell(x, states if kind == "LSTMCell" else h)
-        return made[0] if kind == "LSTMCell" else made
-
-    def merged(name, v):
-        if name == "bias_ih":
-            return v + layer.bias_hh
-        return torch.zeros_like(v) if name == "bias_hh" else v
-
-    def exchanged(name, v):
-        parts = v.chunk(gates)
-        return torch.cat([parts[i] for i in (1, 0, *range(2, gates))])
-
-    given = [x, *states]
-    lost = ported(lambda name, v: torch.zeros_like(v) if name == "bias_hh" else v)
-    assert proved(kind, {}, given, step(layer), lost, layer).cause == "recurrent-bias"
-    if gates > 1:
-        assert proved(kind, {}, given, step(layer), ported(exchanged), layer).cause == "gate-order"
-    if kind == "GRUCell":
-        assert proved(kind, {}, given, step(layer), ported(merged), layer).cause == "gru-merged-bias"
-        w, u, b, d = layer.weight_ih, layer.weight_hh, layer.bias_ih, layer.bias_hh
-        one, two = (x @ w.T + b).chunk(3, -1), (h @ u.T + d).chunk(3, -1)
-        r, z = torch.sigmoid(one[0] + two[0]), torch.sigmoid(one[1] + two[1])
-        n = torch.tanh(one[2] + r * two[2])
-        assert proved(kind, {}, given, step(layer), z * n + (1 - z) * h, layer).cause == "gru-update-inverted"
-        early = torch.tanh(one[2] + (r * h) @ u[10:].T + d[10:])
-        assert proved(kind, {}, given, step(layer), (1 - z) * early + z * h, layer).cause == "recurrent-reset-before"
-
-
-def test_what_runs_behind_the_end_of_a_short_sample():
-    torch.manual_seed(0)
-    layer, x = nn.LSTM(6, 5, batch_first=True), draw(3, 9, 6)
-    made = layer(x)[0].detach()
-    right = made.clone()
-    right[0, 5:], right[2, 7:] = 0, 0
-    found = proved("LSTM", {"batch_first": True}, x, right, made, layer)
-    assert (found.cause, found.facts["steps"]) == ("rnn-packed-sequence-missing", 6)
-
-
-def test_a_tanh_that_is_off_far_out_only():
-    x = draw(4, 500) * 4
-    made = torch.where(x.abs() > 4.9, torch.tanh(x) - 9e-5 * x.sign(), torch.tanh(x))
-    assert [s.cause for s in tell("Tanh", {}, x, torch.tanh(x), made)][:1] == ["tanh-cpu-approximation"]
 
 
 def test_another_dtype_is_told():
@@ -514,7 +374,6 @@ KINDS = {
     "Conv2d": (CONV, IMAGE, None, nn.Conv2d(8, 6, 3, padding=1)),
     "MaxPool2d": (POOL, IMAGE, F.max_pool2d(IMAGE, 3, 2, 1), None),
     "Upsample": ({"scale_factor": 2.0, "mode": "nearest"}, IMAGE, F.interpolate(IMAGE, scale_factor=2), None),
-    "LSTM": ({"batch_first": True}, X, None, nn.LSTM(16, 5, batch_first=True)),
 }
 
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aligner.explain.catalogue import relations as words
-from aligner.explain.catalogue import spoken
 from aligner.explain.patterns.functions import erf
 from aligner.explain.patterns.limits import grid
 from aligner.explain.patterns.pair import Pair, limit
@@ -54,24 +53,15 @@ PROVED = {
     "axis-order": (R, R[:, [0, 5, 3, 1, 7, 2, 6, 4]]),
     "axes-permuted": (R, R.swapaxes(2, 3)),
     "reshape-order": (S, S.swapaxes(1, 2).reshape(S.shape)),
-    "activation-twice": (R, R / (1 + np.exp(-R))),
     "activation-missing": (np.maximum(R, 0), R),
     "dropout-functional-train-flag": (R, np.where(np.random.default_rng(3).random(R.shape) < 0.2, 0, R / 0.8)),
-    "values-clipped": (R, np.clip(R, -0.7, 1.3)),
-    "clip-missing": (np.clip(R, -0.7, 1.3), R),
-    "values-stepped": (R, np.round(R * 4) / 4),
-    "negative-side-scaled": (R, np.where(R < 0, R * 0.3, R)),
-    "part-missing": (R, R[:, :, ::2, 1::2]),
-    "part-added": (R[:, :, 1:, :-1], R),
 }
 
 
 @pytest.mark.parametrize("cause", PROVED)
 def test_a_relation_is_proved(cause):
     expected, actual = PROVED[cause]
-    suspect = first(
-        expected, np.asarray(actual, np.float32), 0 if cause in {"values-clipped", "values-stepped"} else 1e-7
-    )
+    suspect = first(expected, np.asarray(actual, np.float32))
     assert suspect.cause == cause
     assert suspect.error is not None
     assert suspect.error < 1e-6
@@ -149,7 +139,7 @@ def test_a_rounded_output_tells_its_dtype(word):
 
 def test_a_computation_in_a_short_float_is_evidence():
     suspects = found(R, grid(R * (1 + 2e-4 * draw(*R.shape, seed=5)), "float16"), noise=0)
-    assert [(s.cause, s.error) for s in suspects if s.cause != "part-differs"] == [("rounding-grid", None)]
+    assert [(s.cause, s.error) for s in suspects] == [("rounding-grid", None)]
 
 
 def test_nan_and_overflow_are_told_by_place():
@@ -162,24 +152,6 @@ def test_nan_and_overflow_are_told_by_place():
     assert first(nan, R, 0).cause == "nan-hidden"
     assert first(big, lost, 0).cause == "overflow"
     assert first(big, held, 0).cause == "ascend-overflow-saturation-mode"
-
-
-def test_a_border_and_rows_are_told_as_parts():
-    edge = R.copy()
-    edge[:, :, 0], edge[..., -2:] = draw(2, 8, 20, seed=4), draw(2, 8, 20, 2, seed=5)
-    rows = R.copy()
-    rows[:, 5] += draw(2, 20, 20, seed=6)
-    assert [(s.cause, s.facts["part"]) for s in found(R, edge)] == [("part-differs", "[:, :, :1], [:, :, :, -2:]")]
-    assert [(s.cause, spoken(s.facts, "en")["part"]) for s in found(R, rows)] == [("part-differs", "axis 1: 5 of 8")]
-    assert all(s.error is None for s in found(R, edge) + found(R, rows))
-
-
-def test_zeros_alone_prove_nothing():
-    slices = found(R, R * (np.arange(8) != 3)[:, None, None])
-    some = found(R, np.where(np.random.default_rng(0).random(R.shape) < 0.1, 0, R))
-    assert [(s.cause, s.error) for s in slices if "zero" in s.cause] == [("slices-zero", None)]
-    assert [(s.cause, s.error) for s in some if "zero" in s.cause] == [("values-zero", None)]
-    assert spoken(slices[0].facts, "en")["which"] == "axis 1: 3"
 
 
 def test_equal_values_have_no_relation():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aligner.explain.patterns.recurrent import COARSE, Guess, Net
 from aligner.explain.suspects import suspects
 from tests.unit.explain.cases import case, value
 
@@ -16,34 +15,6 @@ X, A, B = (RANDOM.standard_normal((3, 10, 16)).astype(np.float32) for _ in range
 def layer(kind, reference, port, expected, actual, **more):
     sides = {"expected": np.asarray(expected, np.float32), "actual": np.asarray(actual, np.float32)}
     return case(kind, reference, port, **sides, **more)
-
-
-# Recurrent layers.
-
-
-def recurrent(kind, gates, directions=1, states=0, size=1.0, **change):
-    """The layer run by its own weights, as it should be and with one change."""
-    sides = ["", "_reverse"][:directions]
-    weights = {f"{word}_l0{side}": RANDOM.standard_normal((gates * 5, n)) / 3 for side in sides for word, n in WIDTHS}
-    weights.update({f"{word}_l0{side}": RANDOM.standard_normal(gates * 5) for side in sides for word in BIASES})
-    net, x = Net(kind, weights, 1, directions), size * RANDOM.standard_normal((3, 9, 6))
-    given = [RANDOM.standard_normal((directions, 3, 5)) for _ in range(states)]
-    own = Guess(tuple(range(gates)))
-    right, wrong = net.run(x, given, own), net.run(x, given, Guess(tuple(range(gates)), **change))
-    spec = {"batch_first": True, "nonlinearity": "tanh"} if kind == "RNN" else {"batch_first": True}
-    return layer(kind, spec, spec, right, wrong, inputs=[x, *given], parameters=weights)
-
-
-WIDTHS, BIASES = (("weight_ih", 6), ("weight_hh", 5)), ("bias_ih", "bias_hh")
-
-# Other layers.
-
-
-def looked_up():
-    table, ids = RANDOM.standard_normal((10, 4)).astype(np.float32), RANDOM.integers(0, 14, (3, 7))
-    right = table[np.clip(ids, 0, 9)]
-    wrong = np.where((ids > 9)[..., None], np.float32(0.25), right)
-    return layer("Embedding", {}, {}, right, wrong, inputs=[ids], parameters={"weight": table})
 
 
 def grouped(eps):
@@ -63,15 +34,8 @@ def across():
 
 
 LAYERS = {
-    "recurrent-activation": lambda: recurrent("RNN", 1, activation="relu"),
-    "recurrent-backward-as-forward": lambda: recurrent("LSTM", 4, 2, backward="as forward"),
-    "recurrent-backward-not-turned": lambda: recurrent("LSTM", 4, 2, backward="not turned back"),
-    "recurrent-state": lambda: recurrent("GRU", 3, states=1, state=False),
-    "recurrent-tanh-approximation": lambda: recurrent("LSTM", 4, size=8.0, activation=COARSE),
-    "embedding-index-out-of-range": looked_up,
     "norm-eps": norm,
     "weight-across": across,
-    "negative-side-differs": lambda: layer("Own", {}, {}, X, np.where(X < 0, np.sin(9 * X), X), inputs=[A]),
 }
 
 # Code between layers.
