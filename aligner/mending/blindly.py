@@ -14,6 +14,7 @@ from aligner.mending.constants import reordered
 from aligner.mending.events import HELPER, Event, Site
 from aligner.mending.joining import EXCHANGE, EXCHANGED
 from aligner.mending.matching import Matching
+from aligner.mending.regrouped import regrouped
 from aligner.mending.search import ARGUMENT, FAR, MISSING, OTHER, Candidate, Search
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.texts import Texts
@@ -178,7 +179,7 @@ class Blindly:
         words = (edits for file, line in places for edits in swapped(self._sources, file, line))
         for late, edits in enumerate(itertools.islice(words, SWAPPED)):
             yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
-        for way in (drawn_out, drawn_in, gathered):
+        for way in (drawn_out, drawn_in, gathered, regrouped):
             found = (edits for file, line in places for edits in way(self._sources, file, line))
             for late, edits in enumerate(itertools.islice(found, MOVED)):
                 yield Candidate(EXCHANGE + 0.05 * late, edits, MISSING, (), 9)

@@ -269,6 +269,10 @@ class Ear:
             self._listener.kept((value,), {}, place)
         return value
 
+    def unpacked(self, place: Place, value: Any, /) -> Any:
+        """a, b = c; for a in c"""
+        return self._operation(place, "unbind", lambda one: tuple(one), value)
+
     def operator(self, place: Place, word: str, /, *operands: Any) -> Any:
         """a + b, -a, a < b"""
         return self._operation(place, word.strip("_"), getattr(operators, word), *operands)

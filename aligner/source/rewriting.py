@@ -100,11 +100,14 @@ class Telling(ast.NodeTransformer):
         return self._told(node, "item", node.value, _index(node.slice)) if isinstance(node.ctx, ast.Load) else node
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST:
-        """a[i] = b; with several targets the others are assigned as they are."""
+        """a[i] = b; a, b = c; with several targets the others are assigned as they are."""
         named = isinstance(node.value, (ast.Name, ast.Subscript, ast.IfExp))
         value = node.value
         self.generic_visit(node)
         target = node.targets[0]
+        if any(isinstance(one, (ast.Tuple, ast.List)) for one in node.targets):
+            node.value = self._told(value, "unpacked", node.value)
+            return node
         if named and len(node.targets) == 1 and isinstance(target, ast.Name):
             node.value = self._told(value, "named", node.value)
             return node
@@ -130,6 +133,12 @@ class Telling(ast.NodeTransformer):
             return node
         told = self._told(node, "inplace", ast.Constant(word), ast.copy_location(known, target), node.value)
         return ast.copy_location(ast.Assign([target], told), node)
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        """for a in b"""
+        self.generic_visit(node)
+        node.iter = self._told(node.iter, "unpacked", node.iter)
+        return node
 
     def visit_While(self, node: ast.While) -> ast.AST:
         """while a: an edit may make it endless."""

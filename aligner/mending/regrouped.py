@@ -1,0 +1,78 @@
+"""An axis that is split into the same parts in another order, and the order of axes behind it turned to match.
+
+Heads before groups or groups before heads, q, k and v of each head or heads of each of q, k and v, the cell of a pixel
+before its channels: what comes of it has the same shape, and other values.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple, Optional
+
+from aligner.mending.sources import Edit, Sources
+from aligner.source.written import parsed
+
+SPLITTING, TURNING = ("reshape", "view"), ("transpose", "permute")
+
+FEWEST = 3
+"""Axes that can be split otherwise and turned to match."""
+
+
+class _Split(NamedTuple):
+    """The sizes that a value is seen with, and the numbers of axes that it is turned by."""
+
+    sizes: Sequence[ast.expr]
+    axes: Sequence[ast.expr]
+    order: Sequence[int]
+
+
+def regrouped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """One of the sizes of a split moved past others, those next to it first, and the axes as they go with that."""
+    for split in _splits(sources.text(file), line):
+        count = len(split.sizes)
+        moves = [(one, other) for one in range(count) for other in range(count) if one != other and one != other + 1]
+        for one, other in sorted(moves, key=lambda move: abs(move[0] - move[1])):
+            new = [*range(count)]
+            new.insert(other, new.pop(one))
+            texts = [sources.words(file, split.sizes[at]) for at in new]
+            said = [*zip(split.sizes, texts), *zip(split.axes, [str(new.index(axis)) for axis in split.order])]
+            edits = [Edit(file, *sources.span(file, node), text) for node, text in said]
+            yield tuple(edit for edit, (node, text) in zip(edits, said) if sources.words(file, node) != text)
+
+
+@lru_cache(maxsize=64)
+def _splits(text: str, line: int) -> Sequence[_Split]:
+    """Of the statements on a line and right before it."""
+    near = (
+        node
+        for node in ast.walk(parsed(text))
+        if isinstance(node, ast.stmt) and not hasattr(node, "body") and line - 2 <= node.lineno <= line
+    )
+    calls = (node for one in near for node in ast.walk(one) if isinstance(node, ast.Call))
+    return [split for call in calls if (split := _split(call)) is not None]
+
+
+def _split(call: ast.Call) -> Optional[_Split]:
+    """x.reshape(a, b, c).transpose(0, 2, 1), or the same by functions; None for anything else."""
+    turning, inner = _parts(call, TURNING)
+    if turning is None or not isinstance(inner, ast.Call):
+        return None
+    sizes, _ = _parts(inner, SPLITTING)
+    order = [one.value for one in turning if isinstance(one, ast.Constant) and isinstance(one.value, int)]
+    if sizes is None or not FEWEST <= len(sizes) == len(order) or sorted(order) != [*range(len(sizes))]:
+        return None
+    return _Split(sizes, turning, order)
+
+
+def _parts(call: ast.Call, names: Sequence[str]) -> tuple[Optional[Sequence[ast.expr]], Optional[ast.expr]]:
+    """The numbers that such a call is given, and what it is done to."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in names or call.keywords or not call.args:
+        return None, None
+    first, rest = call.func.value, list(call.args)
+    if isinstance(first, ast.Name) and isinstance(rest[-1], (ast.Tuple, ast.List)) and len(rest) == 2:
+        first, rest = rest[0], rest[1:]  # ops.reshape(x, (a, b, c))
+    if len(rest) == 1 and isinstance(rest[0], (ast.Tuple, ast.List)):
+        rest = list(rest[0].elts)
+    return (None if any(isinstance(one, ast.Starred) for one in rest) else rest), first
