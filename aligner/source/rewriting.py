@@ -140,6 +140,12 @@ class Telling(ast.NodeTransformer):
         node.iter = self._told(node.iter, "unpacked", node.iter)
         return node
 
+    def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
+        """for a in b, in brackets"""
+        self.generic_visit(node)
+        node.iter = node.iter if node.is_async else self._told(node.iter, "unpacked", node.iter)
+        return node
+
     def visit_While(self, node: ast.While) -> ast.AST:
         """while a: an edit may make it endless."""
         self.generic_visit(node)
