@@ -45,7 +45,10 @@ PORT = PORT.replace("y.transpose(1, 2).reshape", "y.flatten(1, 2).transpose(1, 2
 MISTAKES = {
     "groups": ("reshape(b, n, 2, 2, 4).permute(0, 2, 3, 1, 4)", "reshape(b, n, -1, 2, 4).permute(0, 3, 2, 1, 4)"),
     "keys and values": (".view(b, n, 2, 2, 4).permute(2, 0, 3, 1, 4)", ".view(b, n, 2, 2, 4).permute(3, 0, 2, 1, 4)"),
-    "cells": ("z.view(b, 3, 2, 2, n, 16).permute(0, 1, 4, 2, 5, 3)", "z.view(b, 2, 2, 3, n, 16).permute(0, 3, 4, 1, 5, 2)"),
+    "cells": (
+        "z.view(b, 3, 2, 2, n, 16).permute(0, 1, 4, 2, 5, 3)",
+        "z.view(b, 2, 2, 3, n, 16).permute(0, 3, 4, 1, 5, 2)",
+    ),
     "cells, in two steps": (
         "        z = z.view(b, 3, 2, 2, n, 16).permute(0, 1, 4, 2, 5, 3)",
         "        z = torch.reshape(z, (b, 2, 2, 3, n, 16))\n        z = torch.permute(z, (0, 3, 4, 1, 5, 2))",
