@@ -62,16 +62,18 @@ class Settings:
             return None
         known = built.place, text
         if known not in self._done:
-            own = is_own(self._adapter, layer)
-            self._done[known] = self._given(path, aim) if own else self._made(path, built, text, aim, wanted)
+            own = is_own(self._adapter, layer) and "..." in text
+            self._done[known] = self._given(path, text, aim, wanted) if own else self._made(path, built, text, aim, wanted)
         return self._done[known]
 
-    def _given(self, path: str, aim: LayerSpec) -> Optional[Written]:
+    def _given(self, path: str, text: str, aim: LayerSpec, wanted: Wanted) -> Optional[Written]:
         """The same of a layer of the user's: the argument that its setting comes of, wherever it is given."""
         found = passed(self._adapter, self._layers, path, aim.attributes)
         if found is None or found.place in self._edits:
             return None
-        return self._taken(found.place, found.edits, self._beside(found.place, found.path))
+        beside = self._beside(found.place, found.path)
+        broken = [other for other in beside if found.path != path or wanted(other) != text]
+        return self._taken(found.place, found.edits, broken)
 
     def _taken(self, place: sites.Place, edits: Sequence[Edit], broken: Sequence[str]) -> Written:
         before, after = (Sources({}).edited(_all(some)) for some in (self._edits, {**self._edits, place: edits}))

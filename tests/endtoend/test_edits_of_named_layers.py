@@ -28,13 +28,19 @@ class LayerNorm(nn.LayerNorm):
         return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
 
+class GELU(nn.Module):
+    def forward(self, x):
+        return x * (x * 1.702).sigmoid()
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.one, self.other, self.last = RMSNorm(6), RMSNorm(6, eps=1e-1), LayerNorm(6)
+        self.other = nn.ModuleList([RMSNorm(6, eps=1e-1) for _ in range(2)])
+        self.one, self.last, self.act = RMSNorm(6), LayerNorm(6), nn.GELU()
 
     def forward(self, x):
-        return self.last(self.other(self.one(x)))
+        return self.act(self.last(self.other[1](self.other[0](self.one(x)))))
 
 
 def build():
@@ -49,6 +55,7 @@ MISTAKES = {
     "another order": ("torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)",
                       "torch.rsqrt(x.pow(2).mean(-1, keepdim=True)) + self.eps"),
     "a setting": ("RMSNorm(6, eps=1e-1)", "RMSNorm(6)"),
+    "the framework's written by hand": (", nn.GELU()", ", GELU()"),
     "around the framework's": ("x.transpose(1, 2)).transpose(1, 2)", "x)"),
 }  # fmt: skip
 
