@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Optional
 
+import numpy as np
+
 from aligner.compare.along import Along, Row, Single
 from aligner.compare.folded import as_part
 from aligner.compare.net import CallId, is_input
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from aligner.compare.formed import Formed
     from aligner.compare.layers import Pairing
     from aligner.dump.reader import Dump, Entry
+
+NEAR = 1e-2
+"""Pieces of one of several values differ from it by no more than this part."""
 
 _Ends = Mapping[tuple[int, CallId, bool], list["Entry"]]
 
@@ -59,12 +64,12 @@ def _found(wholes: Sequence[Entry], others: Sequence[Entry]) -> Iterator[tuple[E
     for entry in others:
         if (entry.key.slot, entry.shape) not in shared:
             groups.setdefault(entry.key.slot.rpartition(".")[0], []).append(entry)
-    for whole in wholes:
-        if (whole.key.slot, whole.shape) in shared:
-            continue
+    free = [whole for whole in wholes if (whole.key.slot, whole.shape) not in shared]
+    for whole in free:
+        alone = sum((other.shape, other.dtype) == (whole.shape, whole.dtype) for other in free) == 1
         for name, group in groups.items():
             along = _along(group, whole)
-            if along is not None:
+            if along is not None and (alone or _is_joined(group, whole, along)):
                 yield whole, groups.pop(name), along
                 break
 
@@ -78,3 +83,9 @@ def _along(group: Sequence[Entry], whole: Entry) -> Optional[Along]:
     other = [axis for axis, size in enumerate(whole.shape) if any(entry.shape[axis] != size for entry in group)]
     sizes = tuple(entry.shape[other[0]] for entry in group) if len(other) == 1 else ()
     return Along(other[0], sizes) if sizes and sum(sizes) == whole.shape[other[0]] else None
+
+
+def _is_joined(group: Sequence[Entry], whole: Entry, along: Along) -> bool:
+    """Whether they hold its numbers: of several that they may be pieces of, this is to be the one."""
+    found, wanted = (np.asarray(each, np.float64) for each in (along.joined([e.load() for e in group]), whole.load()))
+    return float(np.linalg.norm(found - wanted)) <= NEAR * float(np.linalg.norm(wanted))

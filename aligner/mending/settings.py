@@ -63,7 +63,9 @@ class Settings:
         known = built.place, text
         if known not in self._done:
             own = is_own(self._adapter, layer) and "..." in text
-            self._done[known] = self._given(path, text, aim, wanted) if own else self._made(path, built, text, aim, wanted)
+            self._done[known] = (
+                self._given(path, text, aim, wanted) if own else self._made(path, built, text, aim, wanted)
+            )
         return self._done[known]
 
     def _given(self, path: str, text: str, aim: LayerSpec, wanted: Wanted) -> Optional[Written]:

@@ -28,7 +28,7 @@ from aligner.errors import DumpError
 from aligner.record import Array, Key, Phase
 from aligner.replay.answering import Answers
 from aligner.replay.frames import Frame, Plan
-from aligner.replay.handed import LEAST_PARTS, in_one_piece, understood
+from aligner.replay.handed import LEAST_PARTS, in_effect, in_one_piece, lacking, shape_of, understood
 from aligner.replay.judgement import Place, expected, wrong_places
 from aligner.replay.noise import Change
 from aligner.replay.values import NEARLY, Values
@@ -260,6 +260,7 @@ class ForcedPass:
             frame.before = around.last
             place = ("glue", around.call.layer if around.call else "", (around.last, frame.call.layer))
         frame.joined = self._joined(frame, found)
+        frame.own = [shape_of(tensor) for slot, tensor in found if not self._has_counterpart(frame, slot)]
         others = self._replaced(frame, around, found, place)
         self._answers.asked(self._step, frame, len(found), self.checks[frame.first :])
         return substitute_arguments(args, kwargs, others)
@@ -290,6 +291,7 @@ class ForcedPass:
         others = self._replaced(frame, frame, found, place)
         self.values.left(frame)
         self._judge_arguments(frame, made)
+        self.checks[frame.first :] = in_effect(self.checks[frame.first :], made - frame.first, self.values.free)
         if frame.around is not None:
             frame.around.last = layer
             wrong = any(check.suspicious for check in self.checks[frame.first :])
@@ -302,7 +304,7 @@ class ForcedPass:
         Then what is wrong inside comes of it. `made` is where the checks of the results begin.
         """
         missing = self.plan.missing.get((self._step, CallId(frame.path, frame.number)), ())
-        missing = () if frame.joined or self._taken_elsewhere(frame, missing) else missing
+        missing = () if frame.joined or self._taken_elsewhere(frame, missing) else lacking(missing, frame.own)
         if not frame.doubtful and not missing:
             return
         mine = [(place, check) for place, check in enumerate(self.checks) if place >= frame.first and check.suspicious]

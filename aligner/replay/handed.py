@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Optional
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
-from aligner.compare.checks import Check
+from aligner.compare.checks import OTHER_BORDER, Check
 from aligner.compare.held import Held
 from aligner.compare.net import is_input
 from aligner.dtypes import decode
@@ -55,6 +56,52 @@ def in_one_piece(missing: Sequence[Entry], given: Iterable[tuple[Array, str]]) -
                 if apart <= NEAR * np.linalg.norm(joined):
                     return True
     return False
+
+
+def lacking(missing: Sequence[Entry], own: Sequence[tuple[int, ...]]) -> Sequence[Entry]:
+    """Of the arguments that only the reference hands over, those that none that the port alone does may stand for in
+    another form: half of a table of sines, a list in place of its parts.
+    """
+    left = [*own]
+    found: list[Entry] = []
+    for entry in missing:
+        twin = next((shape for shape in left if _may_stand_for(entry.shape, shape)), None)
+        if twin is None:
+            found.append(entry)
+        else:
+            left.remove(twin)
+    return found
+
+
+def in_effect(checks: Sequence[Check], made: int, free: Container[tuple[str, int]]) -> Sequence[Check]:
+    """The checks of a call, of which those from `made` on are of what it hands on. Where all of that is right, calls
+    inside that make another shape stand at another border: a convolution that pads by itself, or gets what is padded.
+
+    That holds of those that keep their own values, the `free` ones.
+    """
+    odd = [check for check in checks[:made] if check.suspicious or check.follows]
+    results = checks[made:]
+    if not odd or not results or any(check.suspicious for check in results):
+        return checks
+    if any(check.deviation is not None or check.reason != "shapes-differ" for check in odd):
+        return checks
+    calls = {(check.port.layer, check.port.call) for check in odd if not is_input(check.port.slot)}
+    if not all((one := (check.port.layer, check.port.call)) in calls and one in free for check in odd):
+        return checks
+    return [
+        replace(check, error=0.0, reason=OTHER_BORDER, facts={}, follows=False) if check.suspicious else check
+        for check in checks
+    ]
+
+
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    """The sizes of a tensor's axes, in plain numbers."""
+    return tuple(int(size) for size in tensor.shape)
+
+
+def _may_stand_for(wanted: Sequence[int], shape: Sequence[int]) -> bool:
+    others = sum(one != other for one, other in zip(wanted, shape)) if len(wanted) == len(shape) > 1 else math.inf
+    return others <= 1 or math.prod(wanted) == math.prod(shape)
 
 
 def _is_taken(check: Check, wrong: set[tuple[str, int]]) -> bool:
