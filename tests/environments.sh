@@ -64,7 +64,7 @@ for sample in conv_valid lenet_bn; do
         -o "$references/${sample}_again.h5" --force
 done
 
-for net in lenet residual; do
+for net in lenet residual operations; do
     .venv/bin/python -m aligner capture -q "tests/endtoend/mindtorch_nets.py:reference_$net" \
         -o "$references/mindtorch_$net.h5" --force
 done

@@ -61,6 +61,25 @@ def recurrent(kind, torch, nn):
     return Net()
 
 
+def operations(torch, nn):
+    """Functions that packages called mindtorch compute otherwise than torch."""
+    functional = nn.functional
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(1, 2)
+            self.grown = nn.Conv2d(1, 2, 1)
+
+        def forward(self, x):
+            x = self.second(torch.fmod(3 * self.first(x), 0.7))
+            x = self.grown(functional.interpolate(x.reshape(2, 1, 2, 3), size=(4, 6), mode="bicubic"))
+            x = functional.smooth_l1_loss(x, 0.1 * x, beta=0.5)
+            return self.last(x.reshape(1, 1))
+
+    return Net()
+
+
 def _built(make, package, x):
     return lambda: (make(*package()), (x,))
 
@@ -75,6 +94,7 @@ NETS = {
     "encoder": (encoder, np.arange(14).reshape(2, 7)),
     "lstm": (partial(recurrent, "LSTM"), _random(2, 5, 6)),
     "gru": (partial(recurrent, "GRU"), _random(2, 5, 6)),
+    "operations": (operations, _random(2, 6)),
 }
 for _name, (_make, _x) in NETS.items():
     globals()[f"reference_{_name}"] = _built(_make, torch_package, _x)
