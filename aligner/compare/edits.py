@@ -53,13 +53,17 @@ def framework(dump: Dump) -> str:
     return " ".join(filter(None, words))[:80]
 
 
-def frameworks(port: Dump) -> Mapping[str, Cause]:
-    """By layer: its code is the reference's, and an operation in it is not.
+At = tuple[str, int, str, int, str]
+"""The layer whose code it is, and the wrong value: step, layer, call, slot."""
+
+
+def frameworks(port: Dump) -> Mapping[At, Cause]:
+    """By what it makes wrong: an operation that is the reference's in the port's code, and does something else.
 
     Raises:
         DumpError: a finding is damaged.
     """
-    found: dict[str, Cause] = {}
+    found: dict[At, Cause] = {}
     for kind, facts in port.findings:
         told = facts.get("framework") if kind == EDIT else None
         if told is None:
@@ -69,10 +73,12 @@ def frameworks(port: Dump) -> Mapping[str, Cause]:
             ours, theirs = (str(name) for name in reversed(told["names"]))
             place = f"{os.path.basename(str(told['file']))}:{int(told['line'])}"
             before = float(facts["before"])
+            step, at, call, slot = facts["at"]
+            value = int(step), str(at), int(call), str(slot)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             reason = Reason("why-bad-edit", display(layer)[:80], form_of(error))
             raise DumpError("dump-bad", path=port.path, reason=because(reason)) from error
         names = {"operation": ours[:80], "port_operation": theirs[:80], "place": place, "framework": framework(port)}
         suspect = Suspect(FRAMEWORK, names)  # measured; no changed code was run
-        found.setdefault(layer, Cause(suspect.cause, False, suspect.facts, before, None))
+        found.setdefault((layer, *value), Cause(suspect.cause, False, suspect.facts, before, None))
     return found

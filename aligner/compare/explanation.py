@@ -95,9 +95,13 @@ class Explaining:
                 return replace(origin, causes=(_edited(origin.edit), *told)[:MOST])
             if any(_set(cause, origin) for cause in told):
                 return replace(origin, causes=tuple(sorted(told, key=lambda cause: not _set(cause, origin))))
-        if origin.where in CODE and origin.layer in self._frameworks:
+        places = (place, *origin.others) if origin.where in CODE else ()
+        keys = [each.key for each in places if each is not None and each.key is not None]
+        values = ((origin.layer, key.step, key.layer, key.call, key.slot) for key in keys)
+        by_framework = next((self._frameworks[value] for value in values if value in self._frameworks), None)
+        if by_framework is not None:
             told = _causes(origin, held, self._trials, None)
-            return replace(origin, causes=(self._frameworks[origin.layer], *told)[:MOST])
+            return replace(origin, causes=(by_framework, *told)[:MOST])
         if origin.where not in NUMBERED:
             return replace(origin, causes=_causes(origin, held, self._trials, None))
         kin = self._kin.setdefault(line_of(origin, held[place]), Kin())

@@ -200,54 +200,57 @@ class Mending:
             return
         parent, story = self._running.parent(group.call, group.checks), self._theirs.story(ours)
         given = self._of_framework(group, parent, story)
-        if given is not None:
-            yield given
+        yield from given
+        if given:
             parent = self._running.parent(group.call, group.checks)
-        one = self._one(group, parent, story)
-        if one is not None:
-            yield one
+        yield from self._one(group, parent, story)
 
-    def _of_framework(self, group: _Group, parent: Parent, story: Story) -> Optional[Mended]:
+    def _of_framework(self, group: _Group, parent: Parent, story: Story) -> Sequence[Mended]:
         """A small difference that an operation of the framework's makes: all that this code makes may have it."""
         plain = parent.trial(Sources({}))
         small = [check for check in wrong_of(group.checks, plain) if plain.get(check.port, math.inf) <= SMALL]
-        if not small or not self._is_exact:
-            return None
-        found = self._stepping.differing(small, parent, story)
-        if found is None:
-            return None
-        error = plain[found.check.port]
-        group.checks = [replace(one, expected=max(one.expected, ALLOWED * error / LIMIT)) for one in group.checks]
-        return Mended(group.owner, group.call, found.check, error, error, framework=found)
+        found = self._differing(group, small, parent, story) if small else []
+        for error in [one.before for one in found[:1]]:
+            group.checks = [replace(one, expected=max(one.expected, ALLOWED * error / LIMIT)) for one in group.checks]
+        return found
+
+    def _differing(self, group: _Group, checks: Sequence[Check], parent: Parent, story: Story) -> Sequence[Mended]:
+        """What operations of the framework's make wrong."""
+        plain = parent.trial(Sources({}))
+        found = [*self._stepping.differing(checks, parent, story)] if self._is_exact else []
+        found[1:] = [one._replace(witness=None) for one in found[1:]]  # a dump has one call's values for each call
+        errors = [plain.get(one.check.port, math.inf) for one in found]
+        return [
+            Mended(group.owner, group.call, one.check, error, error, framework=one) for one, error in zip(found, errors)
+        ]
 
     @property
     def _is_exact(self) -> bool:
         """Whether both sides compute in full precision."""
         return self._plan.short is None and not self._plan.lowered
 
-    def _one(self, group: _Group, parent: Parent, story: Story) -> Optional[Mended]:
+    def _one(self, group: _Group, parent: Parent, story: Story) -> Sequence[Mended]:
         plain = parent.trial(Sources({}))
         wrong = wrong_of(group.checks, plain)
         if not wrong:
-            return None
+            return []
         before = plain.get(wrong[0].port, math.inf)
         result = Mended(group.owner, group.call, wrong[0], before, before)
         if self._sources.texts and self._puts_right(group, self._sources):
             result.after = parent.trial(self._sources).get(wrong[0].port, math.inf)
             result.proved, result.like = True, self._head(group)
-            return result
+            return [result]
         if self._is_over():  # what was found still holds for others
-            return None
+            return []
         for start, heads in self._starts(group):
             sources = self._searched(group, parent, story, start, result)
             if sources is not None:
                 self._take(group, start, heads, sources, result)
                 result.after = parent.trial(sources).get(wrong[0].port, math.inf)
                 result.sizes = sizes(hunks(start, sources), story.shapes)
-                return result
-        found = self._stepping.differing(group.checks, parent, story) if self._is_exact else None
-        result.framework = found
-        return result
+                return [result]
+        found = self._differing(group, group.checks, parent, story)
+        return [replace(found[0], trials=result.trials), *found[1:]] if found else [result]
 
     def _starts(self, group: _Group) -> Iterator[tuple[Sources, Sequence[Mended]]]:
         """What the search may start from: all edits so far, or those of other classes; and those that are left out."""

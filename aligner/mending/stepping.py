@@ -50,6 +50,9 @@ PARTS, BEST = 60, 2
 EARLY, AHEAD = 4, 8
 """In long code: first wrong steps, and first lacking ones, that may be each other's; and edits tried for each two."""
 
+DIFFERING = 8
+"""Wrong values of one call that operations of the framework's may make."""
+
 LACKING = 0.2
 """What each value costs that is still not as the reference has it."""
 
@@ -264,15 +267,16 @@ class Stepping:
         wanted, error = self._theirs.number(story, entry), state.errors.get(check.port, math.inf)
         return Matching(story, heard.story, heard.story.events[:cut], wanted, found, error), end
 
-    def differing(self, checks: Sequence[Check], parent: Parent, story: Story) -> Optional[ByFramework]:
-        """The framework's operation that makes the first of these wrong values of right ones."""
+    def differing(self, checks: Sequence[Check], parent: Parent, story: Story) -> Iterator[ByFramework]:
+        """The framework's operations that make these wrong values of right ones, where the first is made so."""
         heard, state = parent.heard(Sources({}))
         made = [check for check in wrong_of(checks, state.errors) if check.port in state.at]
-        for check in sorted(made, key=lambda check: state.at[check.port][0])[:1]:
+        for check in sorted(made, key=lambda check: state.at[check.port][0])[:DIFFERING]:
             matching, _ = self._matching(check, heard, state, story)
             found = None if matching is None else differing(matching)
-            return None if found is None else ByFramework(check, found, self._witness(found, heard, parent, story))
-        return None
+            if found is None:
+                return
+            yield ByFramework(check, found, self._witness(found, heard, parent, story))
 
     def _witness(self, found: Differing, heard: Heard, parent: Parent, story: Story) -> Optional[Witness]:
         ours = self._plan.calls[CallId(parent.call.layer, parent.call.number)]

@@ -189,6 +189,17 @@ def test_the_batch_norm_of_mindnlp_is_named_with_a_repro_that_runs_alone(tmp_pat
     assert float(re.search(r"relative L2 ([\d.e+-]+)", done.stdout).group(1)) > 0.1
 
 
+def test_operations_that_compute_otherwise_are_the_frameworks_own(tmp_path):
+    said = compared("operations", tmp_path, 1)
+    causes = [origin["causes"][0] for origin in said["origins"]]
+    assert {cause["id"] for cause in causes} == {"framework-differs"}
+    wrong = ["interpolate"] if IS_OPENI else ["fmod", "interpolate", "smooth_l1_loss"]
+    assert [cause["summary"].split()[0] for cause in causes] == wrong
+    made = str(reference("operations", tmp_path))
+    aligner("compare", made, "port.h5", "--repro", "repro", cwd=tmp_path, wanted=1)
+    run(f"{wrong[0]}.repro.py", cwd=tmp_path / "repro", wanted=1)  # fails by itself
+
+
 @openi
 def test_an_unchanged_script_and_the_same_with_one_line_more(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
