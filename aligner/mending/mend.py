@@ -7,6 +7,7 @@ wrong is no proof. Then the other calls that run the same code are run with the 
 
 from __future__ import annotations
 
+import ast
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.adapter import Adapter
 from aligner.compare.checks import LIMIT, Check
-from aligner.compare.net import CallId
+from aligner.compare.net import CallId, is_input
 from aligner.mending.events import Story
 from aligner.mending.ground import Ground
 from aligner.mending.hunks import hunks, rebuilt, sizes
@@ -29,6 +30,9 @@ from aligner.record import Call, Phase, Record, display
 if TYPE_CHECKING:
     from aligner.capture.progress import Progress
     from aligner.dump.reader import Dump
+
+SHAPES = "shapes-differ"
+"""The reason of a check whose values cannot be set against each other."""
 
 DEPTH = 4
 """Mistakes in one layer's code that are looked for, one after the other."""
@@ -150,6 +154,8 @@ class Mending:
             call = known.get((check.port.step, check.port.layer, check.port.call))
             if call is None or check.where == "inputs" or (check.where == "layer" and not own(check.port.layer)):
                 continue
+            if own(check.port.layer) and _is_other_form(check):
+                continue  # what the reference's layer is given is not what the port's takes
             if check.where == "glue":
                 try:
                     call = self._ground.around(call, ports.get(check.owner, check.owner))
@@ -361,3 +367,11 @@ class Mending:
     def _call(self, step: int, wanted: Optional[CallId]) -> Optional[Call]:
         calls = (call for call in self._reference.calls if call.phase is Phase.FORWARD and call.step == step)
         return next((call for call in calls if wanted == CallId(call.layer, call.number)), None)
+
+
+def _is_other_form(check: Check) -> bool:
+    """Whether an argument has not as many numbers as the reference's: its value is no proof of the right one."""
+    if check.reason != SHAPES or not is_input(check.port.slot):
+        return False
+    sizes = [ast.literal_eval(str(check.facts.get(side, "()"))) for side in ("reference", "port")]
+    return bool(math.prod(sizes[0]) != math.prod(sizes[1]))
