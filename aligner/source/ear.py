@@ -35,6 +35,9 @@ _CONTAINERS = (list, dict, set, deque)
 _NEVER = ("numpy", "aligner", "aligner_hooks")
 """Code that is neither the user's nor the framework's, besides Python's own."""
 
+ROWS = 256
+"""Of what is unpacked, or gone through, no more are told: each is a value of its own."""
+
 TURNS, SECONDS = 1000, 2.0
 """Of edited code a `while` that has had more turns, and goes on for longer, has no end."""
 
@@ -270,8 +273,19 @@ class Ear:
         return value
 
     def unpacked(self, place: Place, value: Any, /) -> Any:
-        """a, b = c; for a in c"""
-        return self._operation(place, "unbind", lambda one: tuple(one), value)
+        """a, b = c"""
+        return self._operation(place, "unbind", lambda one: tuple(one), value) if self._has_few(value) else value
+
+    def looped(self, place: Place, value: Any, /) -> Any:
+        """for a in c: its rows are told at once, and taken when each is due, as they may change until then."""
+        made = self._listener.begun("unbind", (value,), {}, place) if self._has_few(value) else None
+        if made is not None:
+            made(tuple(value))
+        return value
+
+    def _has_few(self, value: Any) -> bool:
+        """Whether a value has rows, and no more than are told."""
+        return self._values.holds(value) and 0 < int((*value.shape, 0)[0]) <= ROWS
 
     def operator(self, place: Place, word: str, /, *operands: Any) -> Any:
         """a + b, -a, a < b"""

@@ -137,13 +137,13 @@ class Telling(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.AST:
         """for a in b"""
         self.generic_visit(node)
-        node.iter = self._told(node.iter, "unpacked", node.iter)
+        node.iter = self._told(node.iter, "looped", node.iter)
         return node
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
         """for a in b, in brackets"""
         self.generic_visit(node)
-        node.iter = node.iter if node.is_async else self._told(node.iter, "unpacked", node.iter)
+        node.iter = node.iter if node.is_async else self._told(node.iter, "looped", node.iter)
         return node
 
     def visit_While(self, node: ast.While) -> ast.AST:
