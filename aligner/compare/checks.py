@@ -106,6 +106,9 @@ OTHER_BORDER = "other-border"
 OTHER_FORM = "other-form"
 """The reason of a check of an argument that the two nets hand over in different forms, and mean the same by."""
 
+OTHER_SHAPE = "shapes-differ"
+"""The reason of a check of values that cannot be set against each other one by one."""
+
 ROUNDING = 1e-6
 """Relative L2 that a float32 layer may add by itself (the worst clean one measured: 9.8e-7)."""
 

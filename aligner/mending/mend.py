@@ -7,7 +7,6 @@ wrong is no proof. Then the other calls that run the same code are run with the 
 
 from __future__ import annotations
 
-import ast
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,14 +24,11 @@ from aligner.mending.running import FailedError, Parent, Running
 from aligner.mending.sources import Sources
 from aligner.mending.stepping import ByFramework, Stepping, wrong_of
 from aligner.mending.theirs import Theirs
-from aligner.record import Call, Phase, Record, display
+from aligner.record import Call, Key, Phase, Record, display
 
 if TYPE_CHECKING:
     from aligner.capture.progress import Progress
     from aligner.dump.reader import Dump
-
-SHAPES = "shapes-differ"
-"""The reason of a check whose values cannot be set against each other."""
 
 DEPTH = 4
 """Mistakes in one layer's code that are looked for, one after the other."""
@@ -45,6 +41,10 @@ SAME = 4
 
 SMALL, ALLOWED = 1e-4, 4.0
 """Errors that a kernel of the framework's may make, and how many times as far off others may be for it."""
+
+
+Errors = Mapping[Key, float]
+"""How far each value is off, by the port's address."""
 
 
 @dataclass
@@ -135,7 +135,7 @@ class Mending:
         calls = [call for call in port.calls if call.phase is Phase.FORWARD]
         self._running = Running(adapter, model, ground)
         self._theirs = Theirs(reference, {*self._plan.calls.values()}, {*self._plan.layers.values()})
-        self._groups = self._grouped(checks, calls, own)
+        self._groups = self._grouped(checks, calls, own, port)
         self._stepping = Stepping(adapter, ground, reference, self._theirs, self._goes_on)
         self._progress, self._trials = progress, 0
         self._sources = Sources({})
@@ -146,7 +146,9 @@ class Mending:
         self.spent = False
         """The time was over before all was looked into."""
 
-    def _grouped(self, checks: Iterable[Check], calls: Iterable[Call], own: Callable[[str], bool]) -> list[_Group]:
+    def _grouped(
+        self, checks: Iterable[Check], calls: Iterable[Call], own: Callable[[str], bool], port: Dump
+    ) -> list[_Group]:
         known = {(call.step, call.layer, call.number): call for call in calls}
         ports = {one: other for other, one in reversed([*self._plan.layers.items()])}
         found: dict[int, _Group] = {}
@@ -154,8 +156,8 @@ class Mending:
             call = known.get((check.port.step, check.port.layer, check.port.call))
             if call is None or check.where == "inputs" or (check.where == "layer" and not own(check.port.layer)):
                 continue
-            if own(check.port.layer) and _is_other_form(check):
-                continue  # what the reference's layer is given is not what the port's takes
+            if is_input(check.port.slot) and own(check.port.layer) and self._is_other_size(check, port):
+                continue  # what the reference's layer is given is not what the port's takes: no value proves it right
             if check.where == "glue":
                 try:
                     call = self._ground.around(call, ports.get(check.owner, check.owner))
@@ -163,6 +165,11 @@ class Mending:
                     continue
             found.setdefault(call.first, _Group(check.owner, call)).checks.append(check)
         return [found[first] for first in sorted(found)]
+
+    def _is_other_size(self, check: Check, port: Dump) -> bool:
+        """Whether a value has not as many numbers as the reference's."""
+        sizes = [math.prod(one.shape) for one in (self._plan.entries.get(check.port), port.find(check.port)) if one]
+        return len({*sizes}) > 1
 
     def mended(self) -> Sequence[Mended]:
         """What came of each wrong call, in the order of the run."""
@@ -205,24 +212,27 @@ class Mending:
         if ours is None:
             return
         parent, story = self._running.parent(group.call, group.checks), self._theirs.story(ours)
-        given = self._of_framework(group, parent, story)
-        yield from given
-        if given:
-            parent = self._running.parent(group.call, group.checks)
-        yield from self._one(group, parent, story)
-
-    def _of_framework(self, group: _Group, parent: Parent, story: Story) -> Sequence[Mended]:
-        """A small difference that an operation of the framework's makes: all that this code makes may have it."""
         plain = parent.trial(Sources({}))
+        given = self._of_framework(group, parent, story, plain)
+        yield from given
+        if given:  # what its code may be off by is another by now
+            parent = self._running.parent(group.call, group.checks)
+            plain = parent.trial(Sources({}))
+        yield from self._one(group, parent, story, plain)
+
+    def _of_framework(self, group: _Group, parent: Parent, story: Story, plain: Errors) -> Sequence[Mended]:
+        """A small difference that an operation of the framework's makes: all that this code makes may have it."""
         small = [check for check in wrong_of(group.checks, plain) if plain.get(check.port, math.inf) <= SMALL]
-        found = self._differing(group, small, parent, story) if small else []
-        for error in [one.before for one in found[:1]]:
-            group.checks = [replace(one, expected=max(one.expected, ALLOWED * error / LIMIT)) for one in group.checks]
+        found = self._differing(group, small, parent, story, plain) if small else []
+        if found:
+            least = ALLOWED * found[0].before / LIMIT
+            group.checks = [replace(check, expected=max(check.expected, least)) for check in group.checks]
         return found
 
-    def _differing(self, group: _Group, checks: Sequence[Check], parent: Parent, story: Story) -> Sequence[Mended]:
+    def _differing(
+        self, group: _Group, checks: Sequence[Check], parent: Parent, story: Story, plain: Errors
+    ) -> Sequence[Mended]:
         """What operations of the framework's make wrong."""
-        plain = parent.trial(Sources({}))
         found = [*self._stepping.differing(checks, parent, story)] if self._is_exact else []
         found[1:] = [one._replace(witness=None) for one in found[1:]]  # a dump has one call's values for each call
         errors = [plain.get(one.check.port, math.inf) for one in found]
@@ -235,8 +245,7 @@ class Mending:
         """Whether both sides compute in full precision."""
         return self._plan.short is None and not self._plan.lowered
 
-    def _one(self, group: _Group, parent: Parent, story: Story) -> Sequence[Mended]:
-        plain = parent.trial(Sources({}))
+    def _one(self, group: _Group, parent: Parent, story: Story, plain: Errors) -> Sequence[Mended]:
         wrong = wrong_of(group.checks, plain)
         if not wrong:
             return []
@@ -255,7 +264,7 @@ class Mending:
                 result.after = parent.trial(sources).get(wrong[0].port, math.inf)
                 result.sizes = sizes(hunks(start, sources), story.shapes)
                 return [result]
-        found = self._differing(group, group.checks, parent, story)
+        found = self._differing(group, group.checks, parent, story, plain)
         return [replace(found[0], trials=result.trials), *found[1:]] if found else [result]
 
     def _starts(self, group: _Group) -> Iterator[tuple[Sources, Sequence[Mended]]]:
@@ -367,11 +376,3 @@ class Mending:
     def _call(self, step: int, wanted: Optional[CallId]) -> Optional[Call]:
         calls = (call for call in self._reference.calls if call.phase is Phase.FORWARD and call.step == step)
         return next((call for call in calls if wanted == CallId(call.layer, call.number)), None)
-
-
-def _is_other_form(check: Check) -> bool:
-    """Whether an argument has not as many numbers as the reference's: its value is no proof of the right one."""
-    if check.reason != SHAPES or not is_input(check.port.slot):
-        return False
-    sizes = [ast.literal_eval(str(check.facts.get(side, "()"))) for side in ("reference", "port")]
-    return bool(math.prod(sizes[0]) != math.prod(sizes[1]))

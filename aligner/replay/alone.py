@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.adapter import Adapter
-from aligner.compare.checks import Check
+from aligner.compare.checks import OTHER_SHAPE, Check
 from aligner.compare.held import Held
 from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
@@ -84,7 +84,7 @@ class Alone:
         wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())
         found = Held(check.port, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
         own = self._port.find(check.port)
-        usual = (wanted.shape,) if check.reason == "shapes-differ" or own is None else (wanted.shape, own.shape)
+        usual = (wanted.shape,) if check.reason == OTHER_SHAPE or own is None else (wanted.shape, own.shape)
         if check.axes is None and len(wanted.shape) and found.shape not in usual:
             return math.inf  # the same values, with axes of one elsewhere: other code may not take them so
         if check.axes is not None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.adapter import Adapter, Arguments
-from aligner.compare.checks import OTHER_FORM, Check
+from aligner.compare.checks import OTHER_FORM, OTHER_SHAPE, Check
 from aligner.compare.net import CallId, is_input
 from aligner.dtypes import DTYPES
 from aligner.errors import DumpError
@@ -315,7 +315,7 @@ class ForcedPass:
         misled = [place for place in frame.misled if place in frame.doubtful]
         turned = passed or bool(misled)
         doubts = [self.checks[place] for place in frame.doubtful]
-        turned |= any(c.reason == "shapes-differ" and c.port not in self.values.spread for c in doubts)
+        turned |= any(c.reason == OTHER_SHAPE and c.port not in self.values.spread for c in doubts)
         wrong = any(p >= made or check.deviation is None or (turned and check.where == "glue") for p, check in mine)
         words = [self.values.words.get(check.port) for check in doubts]
         if not mine and not missing and all(words) and made < len(self.checks):

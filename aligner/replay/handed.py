@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
-from aligner.compare.checks import OTHER_BORDER, Check
+from aligner.compare.checks import OTHER_BORDER, OTHER_SHAPE, Check
 from aligner.compare.held import Held
 from aligner.compare.net import is_input
 from aligner.dtypes import decode
@@ -83,7 +83,7 @@ def in_effect(checks: Sequence[Check], made: int, free: Container[tuple[str, int
     results = checks[made:]
     if not odd or not results or any(check.suspicious for check in results):
         return checks
-    if any(check.deviation is not None or check.reason != "shapes-differ" for check in odd):
+    if any(check.deviation is not None or check.reason != OTHER_SHAPE for check in odd):
         return checks
     calls = {(check.port.layer, check.port.call) for check in odd if not is_input(check.port.slot)}
     if not all((one := (check.port.layer, check.port.call)) in calls and one in free for check in odd):

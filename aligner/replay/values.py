@@ -12,7 +12,7 @@ import numpy as np
 
 from aligner.adapter import Adapter
 from aligner.compare.arranged import in_order, without_places
-from aligner.compare.checks import OTHER_FORM, Check
+from aligner.compare.checks import OTHER_FORM, OTHER_SHAPE, Check
 from aligner.compare.formed import Formed
 from aligner.compare.held import Held
 from aligner.compare.net import CallId, is_input
@@ -193,7 +193,7 @@ class Values:
         """The check of an argument that may only be in another form, and whether what is made of it is to tell."""
         array, dtype = found.raw(), found.dtype
         if is_input(check.port.slot) and array.ndim == len(wanted.shape) and array.shape != wanted.shape:
-            check = replace(check, error=math.inf, deviation=None, reason="shapes-differ")  # axes of one elsewhere
+            check = replace(check, error=math.inf, deviation=None, reason=OTHER_SHAPE)  # axes of one elsewhere
         if not is_input(check.port.slot) or check.where != "glue" or self.watched is not None:
             return check, False
         blind = not same and not check.suspicious and sees_nothing(wanted, array, dtype)
