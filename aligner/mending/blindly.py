@@ -179,7 +179,7 @@ class Blindly:
         words = (edits for file, line in places for edits in swapped(self._sources, file, line))
         for late, edits in enumerate(itertools.islice(words, SWAPPED)):
             yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
-        for way in (drawn_out, drawn_in, gathered, regrouped):
+        for way in (drawn_out, drawn_in, gathered):
             found = (edits for file, line in places for edits in way(self._sources, file, line))
             for late, edits in enumerate(itertools.islice(found, MOVED)):
                 yield Candidate(EXCHANGE + 0.05 * late, edits, MISSING, (), 9)
@@ -188,6 +188,8 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
             for late, edits in enumerate(itertools.islice(repeated(self._sources, site.file, site.line), MOVED)):
                 yield Candidate(EXCHANGE + 0.1 * late, edits, MISSING, (), 9)
+            for late, edits in enumerate(itertools.islice(regrouped(self._sources, site.file, site.line), SWAPPED)):
+                yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
             others = _alike(self._owners.get(site))
             for late, edits in enumerate(
                 itertools.islice(relayered(self._sources, site.file, site.line, others), MOVED)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple, Optional
 
 from aligner.mending.sources import Edit, Sources
-from aligner.source.written import parsed
+from aligner.mending.variations import statements
 
 SPLITTING, TURNING = ("reshape", "view"), ("transpose", "permute")
 
@@ -29,29 +29,33 @@ class _Split(NamedTuple):
 
 
 def regrouped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """One of the sizes of a split moved past others, those next to it first, and the axes as they go with that."""
-    for split in _splits(sources.text(file), line):
-        count = len(split.sizes)
-        moves = [(one, other) for one in range(count) for other in range(count) if one != other and one != other + 1]
-        for one, other in sorted(moves, key=lambda move: abs(move[0] - move[1])):
-            new = [*range(count)]
-            new.insert(other, new.pop(one))
-            texts = [sources.words(file, split.sizes[at]) for at in new]
-            said = [*zip(split.sizes, texts), *zip(split.axes, [str(new.index(axis)) for axis in split.order])]
-            edits = [Edit(file, *sources.span(file, node), text) for node, text in said]
-            yield tuple(edit for edit, (node, text) in zip(edits, said) if sources.words(file, node) != text)
+    """In the function around a line one of the sizes of a split moved past others, those next to it first, and the axes
+    as they go with that.
+    """
+    splits = _splits(sources.text(file), line)
+    moves = [
+        (abs(one - other), number, one, other)
+        for number, split in enumerate(splits)
+        for one in range(len(split.sizes))
+        for other in range(len(split.sizes))
+        if one not in (other, other + 1)
+    ]
+    for _, number, one, other in sorted(moves):
+        split = splits[number]
+        new = [*range(len(split.sizes))]
+        new.insert(other, new.pop(one))
+        texts = [sources.words(file, split.sizes[at]) for at in new]
+        said = [*zip(split.sizes, texts), *zip(split.axes, [str(new.index(axis)) for axis in split.order])]
+        edits = [Edit(file, *sources.span(file, node), text) for node, text in said]
+        yield tuple(edit for edit, (node, text) in zip(edits, said) if sources.words(file, node) != text)
 
 
 @lru_cache(maxsize=64)
 def _splits(text: str, line: int) -> Sequence[_Split]:
-    """Of the statements on a line and right before it."""
-    near = (
-        node
-        for node in ast.walk(parsed(text))
-        if isinstance(node, ast.stmt) and not hasattr(node, "body") and line - 2 <= node.lineno <= line
-    )
-    calls = (node for one in near for node in ast.walk(one) if isinstance(node, ast.Call))
-    return [split for call in calls if (split := _split(call)) is not None]
+    """Of the function around a line, the nearest ones first."""
+    calls = (node for one in statements(text, line) for node in ast.walk(one) if isinstance(node, ast.Call))
+    found = ((call.lineno, call.col_offset, split) for call in calls if (split := _split(call)) is not None)
+    return [*{(row, column): split for row, column, split in found}.values()]
 
 
 def _split(call: ast.Call) -> Optional[_Split]:

@@ -225,7 +225,7 @@ def counted(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
     """Whole numbers of the function around this line that are one off, the nearest lines first: one that is written,
     all equal ones of a statement, an end of a range, what a division is done of; a sign; a limit that counts or not.
     """
-    for statement in _statements(sources.text(file), line):
+    for statement in statements(sources.text(file), line):
         groups: dict[tuple[str, int], list[tuple[ast.AST, Sequence[str]]]] = {}
         for node, texts in _off_by_one(statement):
             key = "1" if isinstance(node, ast.BinOp) and _adds_one(node) else sources.words(file, node)
@@ -260,7 +260,7 @@ def valued(sources: Sources, file: str, line: int, numbers: Sequence[float]) -> 
     """Numbers of the function around this line that are no whole ones, as one of these, the nearest size first."""
     written = [
         (node, node.value)
-        for statement in _statements(sources.text(file), line)
+        for statement in statements(sources.text(file), line)
         for node in _own(statement)
         if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value > 0
     ]
@@ -274,7 +274,7 @@ def operated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
     """Other signs in the function around this line, the nearest lines first: one that is written, all equal ones of a
     statement.
     """
-    for statement in _statements(sources.text(file), line):
+    for statement in statements(sources.text(file), line):
         places: dict[str, list[tuple[int, int]]] = {}
         for node in _own(statement):
             if isinstance(node, ast.BinOp):
@@ -293,7 +293,7 @@ def relayered(
     sources: Sources, file: str, line: int, others: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[Edit, ...]]:
     """Calls of layers in the function around this line, of another one instead: by its name those of its kind."""
-    for statement in _statements(sources.text(file), line):
+    for statement in statements(sources.text(file), line):
         for node in _own(statement):
             called = node.func if isinstance(node, ast.Call) else None
             if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "self":
@@ -330,7 +330,7 @@ def _own(statement: ast.AST) -> Iterator[ast.AST]:
 
 
 @lru_cache(maxsize=32)
-def _statements(text: str, line: int) -> Sequence[ast.stmt]:
+def statements(text: str, line: int) -> Sequence[ast.stmt]:
     """Of the innermost function around a line, by how far they are from it."""
     around = [one for one in ast.walk(parsed(text)) if isinstance(one, ast.FunctionDef)]
     around = [one for one in around if one.lineno < line <= (one.end_lineno or 0)]
