@@ -18,6 +18,7 @@ AREAS = (
     "capture",
     "cli",
     "compare",
+    "covered",
     "damage",
     "dump",
     "ingest",

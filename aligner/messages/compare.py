@@ -141,50 +141,6 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Mend the origin first, then compare again.",
         "仅一侧把它写成层；其之前的数值已不一致，无法判断其影响。\n请先修复误差源，再重新比对。",
     ),
-    "covered-elsewhere": (
-        "The same value was compared as {slot} of {layer}.",
-        "同一数值已作为 {layer} 的 {slot} 比对。",
-    ),
-    "covered-inside": (
-        "It lies inside {layer}, which is one piece on the other side and was compared as a whole.",
-        "它位于 {layer} 内部；该层在另一侧是一个整体，已整体比对。",
-    ),
-    "covered-children": (
-        "It only holds layers that were all compared.",
-        "它只是容器，其中的各层均已比对。",
-    ),
-    "covered-around": (
-        "What {layer} goes on with behind it agrees, and it holds no weights or has another structure.",
-        "{layer} 在其后使用的数值一致；它没有权重，或仅结构不同。",
-    ),
-    "covered-output": (
-        "Only one side passes this argument, and the outputs of {layer} agree.",
-        "只有一侧传入了该参数，而 {layer} 的输出一致。",
-    ),
-    "covered-counter": (
-        "{role} only counts; no result depends on it.",
-        "{role} 只用于计数，不影响任何结果。",
-    ),
-    "covered-idle": (
-        "{layer} never ran; no value depends on this parameter.",
-        "{layer} 从未运行；没有任何值依赖该参数。",
-    ),
-    "covered-constant": (
-        "A constant that one side stores and the other works out anew; what {layer} does with it was compared.",
-        "该常量一侧直接存储，另一侧重新计算；{layer} 使用它得到的结果已比对。",
-    ),
-    "covered-mask": (
-        "Both hide the same places, written as different numbers far below zero; the other values agree.",
-        "两侧屏蔽的位置相同，只是所用的极小负数不同；其余数值一致。",
-    ),
-    "covered-border": (
-        "{port_layer} begins or ends elsewhere than {layer}: the same value was compared as {slot} of {user}.",
-        "{port_layer} 与 {layer} 的起止位置不同：同一数值已作为 {user} 的 {slot} 比对。",
-    ),
-    "covered-border-effect": (
-        "{port_layer} ends elsewhere than {layer}: what the nets make of it behind that agrees.",
-        "{port_layer} 与 {layer} 的结束位置不同：两侧其后由它得到的数值一致。",
-    ),
     "short-matmul-conv": (
         "the {side} multiplied and convolved float32 in {type} ({device}): about 1e-3 of a layer's scale is that rounding.\n"
         "To compare in float32, set {change} and capture again.",
@@ -208,23 +164,6 @@ MESSAGES: dict[str, tuple[str, str]] = {
         'To compare, set mindspore.device_context.ascend.op_precision.precision_mode("must_keep_origin_dtype").',
         "待比对网络以 precision_mode '{mode}' 运行，CANN 可能以比网络声明更短的类型计算。\n"
         '比对时请设置 mindspore.device_context.ascend.op_precision.precision_mode("must_keep_origin_dtype")。',
-    ),
-    "covered-imported": (
-        "Operators do not tell which value of {layer} this is, and its shape is another one; the layers inside were compared.",
-        "算子无法说明这是 {layer} 的哪个数据，且其形状不同；其内部各层已比对。",
-    ),
-    "covered-folded": (
-        "The port has {layer} folded into the layer before it; what both of them make was compared.",
-        "待比对网络已将 {layer} 折叠进前一层；两层合起来的结果已比对。",
-    ),
-    "covered-argument": (
-        "The sides pass this argument in different forms; everything inside {layer} and its outputs agree.",
-        "两侧传入该参数的形式不同；{layer} 内部的数值及其输出均一致。",
-    ),
-    "covered-border-held": (
-        "{layer} ends at another value than its counterpart. Made of the reference's values it is right, and so is what the "
-        "port makes of it.",
-        "{layer} 与其对应层的输出边界不同。以标杆数据作输入时，该数据及其后续结果均正确。",
     ),
     "shapes-differ": (
         "The reference's shape is {reference}, the port's {port}.\nCompare the two layers' settings and inputs.",
