@@ -37,9 +37,6 @@ BLOCK = 1 << 16
 PART = 1 << 16
 """Elements that are contracted at a time."""
 
-ROWS = 256
-"""Values that are set against all others at a time."""
-
 SAMPLE = 256
 WEIGHT = math.sqrt(13.0 / 12.0)
 """Root of the mean square of the weights, which lie between 0.5 and 1.5 with either sign."""
@@ -186,46 +183,49 @@ def apart(one: Fingerprint, other: Fingerprint) -> float:
     return away / size if size else 0.0
 
 
-def distances(ones: Sequence[Optional[Fingerprint]], others: Sequence[Optional[Fingerprint]], turned: bool) -> Floats:
-    """The same of each with each; inf where one is not known or they have not as many elements.
+class Prints:
+    """Many values, of which one after the other is looked for."""
 
-    With `turned`, axes may stand in another order.
-    """
-    found = np.full((len(ones), len(others)), math.inf)
-    sizes: dict[int, tuple[list[int], list[int]]] = {}
-    for side, values in enumerate((ones, others)):
+    def __init__(self, values: Sequence[Optional[Fingerprint]]) -> None:
+        self._count = len(values)
+        sizes: dict[int, list[tuple[int, Fingerprint]]] = {}
         for number, value in enumerate(values):
             if value is not None:
-                sizes.setdefault(value.size, ([], []))[side].append(number)
-    for rows, columns in sizes.values():
-        if rows and columns:
-            pair = [value for number in rows if (value := ones[number])], [v for n in columns if (v := others[n])]
-            for start in range(0, len(rows), ROWS):
-                part = pair[0][start : start + ROWS]
-                apart = (_turned_apart if turned else _flat_apart)(part, pair[1])
-                found[np.ix_(rows[start : start + ROWS], columns)] = apart
+                sizes.setdefault(value.size, []).append((number, value))
+        self._stacks = {
+            size: (
+                np.array([number for number, _ in known]),
+                *(np.stack(rows) for rows in zip(*((one.flat, one.turned, one.plain) for _, one in known))),
+            )
+            for size, known in sizes.items()
+        }
+
+    def apart(self, value: Optional[Fingerprint], turned: bool = False) -> Floats:
+        """How far each is from this one, as `apart` tells; inf where one is not known or has another size.
+
+        With `turned`, axes may stand in another order.
+        """
+        found = np.full(self._count, math.inf)
+        if value is not None and value.size in self._stacks:
+            numbers, flat, axes, plain = self._stacks[value.size]
+            if turned:  # a few of those sums may all be small by chance: what any order leaves alike must fit, too
+                left = np.abs(plain - value.plain)
+                left[:, [0, 2]] /= math.sqrt(max(value.size, 1))  # sums of so many
+                away = np.maximum(np.abs(axes - value.turned).max(axis=-1) / WEIGHT, left.max(axis=-1))
+            else:
+                away = np.linalg.norm(flat - value.flat, axis=-1) / WEIGHT
+            size = np.maximum(plain[:, 1], value.norm)
+            found[numbers] = np.divide(away, size, out=np.zeros_like(away), where=size > 0)
+        return found
+
+
+def distances(ones: Sequence[Optional[Fingerprint]], others: Sequence[Optional[Fingerprint]], turned: bool) -> Floats:
+    """The same of each with each."""
+    known = Prints(others)
+    found = np.empty((len(ones), len(others)))
+    for row, value in zip(found, ones):
+        row[:] = known.apart(value, turned)
     return found
-
-
-def _flat_apart(ones: Sequence[Fingerprint], others: Sequence[Fingerprint]) -> Floats:
-    one, other = (np.stack([value.flat for value in values]) for values in (ones, others))
-    return _relative(np.linalg.norm(one[:, None] - other[None], axis=-1) / WEIGHT, ones, others)
-
-
-def _turned_apart(ones: Sequence[Fingerprint], others: Sequence[Fingerprint]) -> Floats:
-    """A few of those sums may all be small by chance: what any order leaves the same must fit as well."""
-    one, other = (np.stack([value.turned for value in values]) for values in (ones, others))
-    away = np.abs(one[:, None] - other[None]).max(axis=-1) / WEIGHT
-    one, other = (np.stack([value.plain for value in values]) for values in (ones, others))
-    left = np.abs(one[:, None] - other[None])
-    left[..., [0, 2]] /= math.sqrt(max(ones[0].size, 1))  # sums of so many
-    return _relative(np.maximum(away, left.max(axis=-1)), ones, others)
-
-
-def _relative(away: Floats, ones: Sequence[Fingerprint], others: Sequence[Fingerprint]) -> Floats:
-    norms = [np.array([value.norm for value in values]) for values in (ones, others)]
-    size = np.maximum(norms[0][:, None], norms[1][None])
-    return np.asarray(np.divide(away, size, out=np.zeros_like(away), where=size > 0))
 
 
 def print_of(array: Array) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Optional
 
 import numpy as np
@@ -57,22 +58,14 @@ def fork(
 
 def _place(trail: Trail, value: Fingerprint) -> Optional[int]:
     """The number of this value in the trail, the last in this form if there are several."""
-    best: Optional[int] = None
-    for number, other in enumerate(trail.values):
-        if other is None or other.size != value.size or apart(other, value) > FOUND:
-            continue
-        if other.shape == value.shape or best is None:
-            best = number
-    return best
+    alike = [int(number) for number in np.nonzero(trail.known.apart(value) <= FOUND)[0]]
+    formed = [number for number in alike if (known := trail.values[number]) and known.shape == value.shape]
+    return formed[-1] if formed else next(iter(alike), None)
 
 
 def _handed(reference: Trail, port: Trail, its: int, limit: float) -> Optional[Fork]:
     """Where a right value leaves the code in place of another: what came in, or what the reference makes as well."""
-    known = port.values[its]
-    right = its not in port.makers or any(
-        known is not None and other is not None and other.size == known.size and apart(known, other) <= limit
-        for other in reference.values
-    )
+    right = its not in port.makers or bool((reference.known.apart(port.values[its]) <= limit).any())
     return _passing(HANDED, port.way(its), None) if right else None
 
 
@@ -204,12 +197,18 @@ class _Side:
         return plain.plain(name) or plain.moved(name)
 
 
+@lru_cache(maxsize=2)
+def _away(reference: Trail, port: Trail, turned: bool) -> npt.NDArray[np.float64]:
+    """How far their values are apart, for all that is asked of the same code one after the other."""
+    return distances(reference.values, port.values, turned)
+
+
 class _Forking:
     def __init__(self, reference: Trail, port: Trail, limit: float, turned: bool) -> None:
         self.reference, self.port = reference, port
-        self._same = distances(reference.values, port.values, turned=False) <= limit
+        self._same = _away(reference, port, turned=False) <= limit
         if turned:  # a layout of another shape; what has the same shape is another value
-            self._same |= (distances(reference.values, port.values, turned=True) <= limit) & _reshaped(reference, port)
+            self._same |= (_away(reference, port, turned=True) <= limit) & _reshaped(reference, port)
 
     def told(self, wanted: int, found: int) -> Optional[Fork]:
         if self._same[wanted, found]:

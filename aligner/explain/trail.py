@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Optional
 
+import numpy as np
+
 from aligner.explain.line import Spot
-from aligner.fingerprint import Fingerprint, apart
+from aligner.fingerprint import Fingerprint, Prints, apart
 
 EQUAL = 1e-7
 """How far a fingerprint may be off that was stored in float32."""
@@ -111,15 +113,17 @@ class Trail:
         """The line where a value comes out of a layer, and the last that hands it on; both are that one where it came
         in otherwise. None where it was not heard to be handed on.
         """
+        same = {value, *self._twins(value)}
         lines = [
-            [
-                Spot(file, line, text, "")
-                for number, file, line, text in rows
-                if number == value or self._is_same(number, value)
-            ]
+            [Spot(file, line, text, "") for number, file, line, text in rows if number in same]
             for rows in (self.came, self.handed)
         ]
         return ((lines[0] or lines[1])[-1], lines[1][-1]) if lines[1] else None
+
+    @cached_property
+    def known(self) -> Prints:
+        """Its values, to look for others among them."""
+        return Prints(self.values)
 
     @cached_property
     def makers(self) -> Mapping[int, int]:
@@ -131,7 +135,8 @@ class Trail:
         outside = set[int]()
         for number, step in enumerate(self.steps):
             for value in (one for one in step.given if one not in made and one not in outside):
-                twin = next((other for other in made if other < value and self._is_same(other, value)), None)
+                twins = set(self._twins(value))
+                twin = next((other for other in made if other < value and other in twins), None) if twins else None
                 if twin is None:
                     outside.add(value)
                 else:
@@ -140,9 +145,12 @@ class Trail:
                 made.setdefault(value, number)
         return made
 
-    def _is_same(self, value: int, other: int) -> bool:
-        one, two = self.values[value], self.values[other]
-        return one is not None and two is not None and one.size == two.size > 1 and apart(one, two) <= EQUAL
+    def _twins(self, value: int) -> list[int]:
+        """The values that equal this one."""
+        known = self.values[value]
+        if known is None or known.size < 2:
+            return []
+        return [int(number) for number in np.nonzero(self.known.apart(known) <= EQUAL)[0]]
 
 
 def _in_steps(values: Sequence[Optional[Fingerprint]], steps: Sequence[Step]) -> list[Step]:
