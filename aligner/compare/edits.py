@@ -5,9 +5,9 @@ that were proved, operations of the framework's that make something else of the 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 from aligner.errors import DumpError, Reason, because, form_of
 from aligner.explain.edit import Edit
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from aligner.dump.reader import Dump
 
 
-def proved(port: Dump) -> Mapping[str, Edit]:
-    """By layer; one that another layer's edit puts right has that one's lines.
+def proved(port: Dump) -> Mapping[str, Sequence[Edit]]:
+    """By layer, the one that tells most first; one that another layer's edit puts right has that one's lines.
 
     Raises:
         DumpError: a finding is damaged.
     """
-    found: dict[str, Edit] = {}
-    heads: dict[str, str] = {}
+    found: dict[str, list[tuple[Edit, str]]] = {}
     for kind, facts in port.findings:
         if kind != EDIT or facts.get("proved") is not True:
             continue
@@ -37,14 +36,19 @@ def proved(port: Dump) -> Mapping[str, Edit]:
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
             reason = Reason("why-bad-edit", display(layer)[:80], form_of(error))
             raise DumpError("dump-bad", path=port.path, reason=because(reason)) from error
-        if layer not in found or (edit.hunks and not found[layer].setting):
-            found[layer] = edit
-            heads[layer] = str(facts.get("like"))
-    for layer, edit in found.items():
-        head = found.get(heads[layer]) if edit.like else None
-        if head is not None:
-            found[layer] = replace(edit, hunks=head.hunks, sizes=head.sizes)
-    return {layer: edit for layer, edit in found.items() if edit.hunks}
+        known = found.setdefault(layer, [])
+        leads = bool(edit.hunks) and not (known and known[0][0].setting)
+        known.insert(0 if leads else len(known), (edit, str(facts.get("like"))))
+    heads = {layer: next((edit for edit, _ in edits if edit.hunks), None) for layer, edits in found.items()}
+    told = {
+        layer: [_at(edit, heads.get(like) if edit.like else None) for edit, like in edits]
+        for layer, edits in found.items()
+    }
+    return {layer: [edit for edit in edits if edit.hunks] for layer, edits in told.items()}
+
+
+def _at(edit: Edit, head: Optional[Edit]) -> Edit:
+    return edit if head is None else replace(edit, hunks=head.hunks, sizes=head.sizes)
 
 
 def framework(dump: Dump) -> str:

@@ -85,8 +85,8 @@ class Explaining:
             return origin
         held = _Held(self._cases)
         in_code = origin.where in CODE or self._cases.is_table(place)
-        edit = self._edits.get(origin.layer)
-        origin = replace(origin, edit=edit if edit is not None and (in_code or edit.setting) else None)
+        edits = (edit for edit in self._edits.get(origin.layer, ()) if edit.mends(place.key))
+        origin = replace(origin, edit=next((edit for edit in edits if in_code or edit.setting), None))
         if self._full < THOROUGH:
             origin = replace(origin, line=_line(origin, held))
         if origin.edit is not None:  # what was run says more than numbers

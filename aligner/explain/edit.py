@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
+
+from aligner.record import Key, Phase
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,14 @@ class Edit:
     like: bool = False
     sizes: tuple[int, ...] = ()
     """Numbers that the edit writes, and that are sizes of the values at hand: right for this input."""
+    right: frozenset[Key] = frozenset()
+    """Where something else in the code is still wrong: the values that it puts right, by the reference's address."""
     setting: str = ""
     """The cause that it mends, where it is the line that builds a layer: the layer was built so, and run."""
+
+    def mends(self, key: Optional[Key]) -> bool:
+        """Whether this value is right with it."""
+        return not self.right or key in self.right
 
     @staticmethod
     def parsed(facts: Mapping[str, Any]) -> Edit:
@@ -55,6 +63,10 @@ class Edit:
         )
         broken = tuple(map(str, facts.get("broken", ())))
         sizes = tuple(map(int, facts.get("sizes", ())))
+        right = frozenset(
+            Key(int(step), Phase.FORWARD, str(layer), int(call), str(slot))
+            for step, layer, call, slot in facts.get("right", ())
+        )
         return Edit(
             hunks,
             float(facts["before"]),
@@ -62,5 +74,6 @@ class Edit:
             broken,
             "like" in facts,
             sizes,
+            right,
             str(facts.get("setting", "")),
         )

@@ -2,14 +2,16 @@
 
 Of each call of a layer whose code is wrong, in the order of the run: hear it, look for edits of the first wrong value,
 run each; the least that puts it right and makes no other wrong is taken, until all is right. What leaves something
-wrong is no proof. Then the other calls that run the same code are run with the edits as well.
+wrong proves what it puts right, up to where the next mistake begins. Then the other calls that run the same code are
+run with the edits as well.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -19,19 +21,20 @@ from aligner.compare.net import CallId, is_input
 from aligner.mending.events import Story
 from aligner.mending.ground import Ground
 from aligner.mending.hunks import hunks, rebuilt, sizes
+from aligner.mending.mended import Mended
 from aligner.mending.others import Others
 from aligner.mending.running import FailedError, Parent, Running
 from aligner.mending.sources import Sources
-from aligner.mending.stepping import ByFramework, Stepping, wrong_of
+from aligner.mending.stepping import Stepping, wrong_of
 from aligner.mending.theirs import Theirs
-from aligner.record import Call, Key, Phase, Record, display
+from aligner.record import Call, Key, Phase, display
 
 if TYPE_CHECKING:
     from aligner.capture.progress import Progress
     from aligner.dump.reader import Dump
 
 DEPTH = 4
-"""Mistakes in one layer's code that are looked for, one after the other."""
+"""Edits that are looked for, one after the other, until one more of a call's values is right."""
 
 CALLS = 48
 """Other calls that are run with an edit."""
@@ -48,61 +51,6 @@ Errors = Mapping[Key, float]
 
 
 @dataclass
-class Mended:
-    """What came of one call's code. `like` is the call whose edits put this one right as well."""
-
-    owner: str
-    call: Call
-    check: Check
-    before: float
-    after: float
-    trials: int = 0
-    why: tuple[str, ...] = ()
-    proved: bool = False
-    edits: Sequence[Mapping[str, Any]] = ()
-    broken: Sequence[str] = ()
-    """Layers that run the same lines and are right, and would not be with the edits."""
-    like: str = ""
-    sizes: Sequence[int] = ()
-    """Numbers that the edits write, and that are sizes of the values at hand."""
-    framework: Optional[ByFramework] = None
-    """No line is wrong: this operation gives another result than the reference's."""
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Plain facts for a dump."""
-        key = self.check.key
-        facts: dict[str, Any] = {
-            "layer": self.owner,
-            "at": [key.step, key.layer, key.call, key.slot],
-            "before": self.before,
-            "after": self.after,
-            "proved": self.proved,
-            "trials": self.trials,
-        }
-        for name in ("edits", "why", "broken", "sizes"):
-            if getattr(self, name):
-                facts[name] = [*getattr(self, name)]
-        site = None if self.framework is None else self.framework.operation.port.site
-        if self.framework is not None and site is not None:
-            port, reference, _ = self.framework.operation
-            facts["framework"] = {"operation": port.word, "names": [port.name, reference.name]}
-            facts["framework"].update(file=site.file, line=site.line, reference=reference.text)
-            if self.framework.witness is not None:
-                facts["framework"]["call"] = {**self.framework.witness.facts(), "at": [*self._at]}
-        return {**facts, "like": self.like} if self.like else facts
-
-    def records(self, order: int) -> Iterator[Record]:
-        """Values that a program takes to show the framework's operation; the first after this one in order."""
-        if self.framework is not None and self.framework.witness is not None:
-            yield from self.framework.witness.records(*self._at, order)
-
-    @property
-    def _at(self) -> tuple[int, str, int]:
-        return self.call.step, self.call.layer, self.call.number
-
-
-@dataclass
 class _Group:
     """A call of a layer with the values of its code."""
 
@@ -113,6 +61,15 @@ class _Group:
     @property
     def fails(self) -> bool:
         return any(check.fails for check in self.checks)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Edits one after the other, and what they change. The `whole` way leaves nothing wrong."""
+
+    sources: Sources
+    why: tuple[str, ...] = ()
+    whole: bool = False
 
 
 class Mending:
@@ -178,16 +135,16 @@ class Mending:
         with self._running.installed():
             for group in self._groups:
                 kind = type(self._ground.layer(group.call.layer))
-                if not group.fails or kind in in_vain:
+                if not group.fails or (kind in in_vain and not self._sources.texts):
                     continue
                 if self._is_over() and not self._sources.texts:
                     break
                 try:
-                    for one in self._of(group):
+                    for one in self._of(group, kind not in in_vain):
                         found.append(one)
                         if one.proved and not one.broken:
                             self._proved.append((group, one))
-                        elif not one.proved and (one.trials or one.framework is None):
+                        if one.right or (not one.proved and (one.trials or one.framework is None)):
                             in_vain.add(kind)
                 except FailedError:  # code that cannot be run again is not mended
                     continue
@@ -206,13 +163,16 @@ class Mending:
         self.spent = time.monotonic() > self._until
         return self.spent
 
-    def _of(self, group: _Group) -> Iterator[Mended]:
-        """What came of one wrong call."""
+    def _of(self, group: _Group, search: bool) -> Iterator[Mended]:
+        """What came of one wrong call; without a search, whether the edits so far put it right as well."""
         ours = self._call(group.call.step, self._plan.calls.get(CallId(group.call.layer, group.call.number)))
         if ours is None:
             return
         parent, story = self._running.parent(group.call, group.checks), self._theirs.story(ours)
         plain = parent.trial(Sources({}))
+        if not search:
+            yield from self._likewise(group, parent, plain)
+            return
         given = self._of_framework(group, parent, story, plain)
         yield from given
         if given:  # what its code may be off by is another by now
@@ -249,23 +209,50 @@ class Mending:
         wrong = wrong_of(group.checks, plain)
         if not wrong:
             return []
+        likewise = self._likewise(group, parent, plain)
+        if any(not one.right for one in likewise) or self._is_over():  # what was found still holds for others
+            return likewise
         before = plain.get(wrong[0].port, math.inf)
         result = Mended(group.owner, group.call, wrong[0], before, before)
-        if self._sources.texts and self._puts_right(group, self._sources):
-            result.after = parent.trial(self._sources).get(wrong[0].port, math.inf)
-            result.proved, result.like = True, self._head(group)
-            return [result]
-        if self._is_over():  # what was found still holds for others
-            return []
+        found: list[tuple[_Way, Sources, Sequence[Mended]]] = []
         for start, heads in self._starts(group):
-            sources = self._searched(group, parent, story, start, result)
-            if sources is not None:
-                self._take(group, start, heads, sources, result)
-                result.after = parent.trial(sources).get(wrong[0].port, math.inf)
-                result.sizes = sizes(hunks(start, sources), story.shapes)
+            way = self._searched(group, parent, story, start, result)
+            found += [(way, start, heads)] if way is not None and (way.whole or not heads) else []
+            if way is not None and way.whole:
+                break
+        if found:
+            way, start, heads = found[-1]
+            result.why = way.why
+            self._judge(result, wrong_of(group.checks, parent.trial(start)), plain, parent.trial(way.sources))
+            self._take(group, start, heads, way.sources, result)
+            result.sizes = sizes(hunks(start, way.sources), story.shapes)
+            return [result]
+        by = self._differing(group, group.checks, parent, story, plain) if not likewise else []
+        return likewise or ([replace(by[0], trials=result.trials), *by[1:]] if by else [result])
+
+    def _likewise(self, group: _Group, parent: Parent, plain: Errors) -> Sequence[Mended]:
+        """The call with the edits that were found at others, if they put something right in it."""
+        wrong = wrong_of(group.checks, plain)
+        if not wrong or not self._sources.texts:
+            return []
+        with suppress(FailedError):
+            errors = parent.trial(self._sources)
+            left = {check.port for check in wrong_of(group.checks, errors)}
+            if wrong[0].port not in left and left < {check.port for check in wrong}:
+                result = Mended(group.owner, group.call, wrong[0], math.inf, math.inf, proved=True)
+                result.like = self._head(group)
+                self._judge(result, wrong, plain, errors)
                 return [result]
-        found = self._differing(group, group.checks, parent, story, plain)
-        return [replace(found[0], trials=result.trials), *found[1:]] if found else [result]
+        return []
+
+    @staticmethod
+    def _judge(result: Mended, wrong: Sequence[Check], before: Errors, after: Errors) -> None:
+        """Note what edits put right of what was wrong, and how far off the first of it was and is."""
+        left = {check.port for check in wrong_of(wrong, after)}
+        right = [check for check in wrong if check.port not in left]
+        result.check = right[0]
+        result.before, result.after = (errors.get(right[0].port, math.inf) for errors in (before, after))
+        result.right = [check.key for check in right] if left else ()
 
     def _starts(self, group: _Group) -> Iterator[tuple[Sources, Sequence[Mended]]]:
         """What the search may start from: all edits so far, or those of other classes; and those that are left out."""
@@ -279,50 +266,55 @@ class Mending:
 
     def _searched(
         self, group: _Group, parent: Parent, story: Story, start: Sources, result: Mended
-    ) -> Optional[Sources]:
-        """The sources that put all of this call right; its mistakes are mended one after the other."""
-        found = self._right(group, parent, story, start, result, (), parts=True)
-        if found is None:
-            return None
-        sources, result.why = found
-        made = [*hunks(start, sources)]
+    ) -> Optional[_Way]:
+        """Edits that put all of this call right, its mistakes one after the other; or all up to one that none mends."""
+        known: list[_Way] = []
+        way = self._right(group, parent, story, _Way(start), result, known)
+        if way is None:
+            return known[-1] if known else None
+        made = [*hunks(start, way.sources)]
         for one in made if len(made) > 1 and not start.texts else ():  # a part that was taken may be none
-            fewer = rebuilt(other for other in hunks(start, sources) if other != one)
+            fewer = rebuilt(other for other in hunks(start, way.sources) if other != one)
             if fewer is not None and self._puts_right(group, fewer):
-                sources = fewer
-        return sources
+                way = replace(way, sources=fewer)
+        return way
 
     def _right(
         self,
         group: _Group,
         parent: Parent,
         story: Story,
-        sources: Sources,
+        way: _Way,
         result: Mended,
-        why: tuple[str, ...],
-        parts: bool,
-    ) -> Optional[tuple[Sources, tuple[str, ...]]]:
-        """The same from these sources on, and what the edits change. A part of a step may be taken, but once: what is
-        searched for in vain would take many times as long.
+        known: Optional[list[_Way]],
+    ) -> Optional[_Way]:
+        """All of them from here on; with each value that comes right, the way so far is added to `known`.
+
+        A part of a step may be taken, but once, for a search in vain would take many times as long; nothing is known
+        of what follows it.
         """
-        if len(why) == DEPTH:
-            return None
-        try:
-            begun = self._stepping.ahead(group.checks, parent, story, sources)
-            best, edited, trials = begun or self._stepping.step(
-                group.checks, parent, story, sources, lambda edited: any(self._broken(group, edited, SAME))
-            )
-        except FailedError:  # with the edits so far its code does not run
-            return None
-        result.trials += trials
-        if best is not None:
-            why = (*why, best.why)
+        since, sound = 0, True
+        while since < DEPTH:
+            try:
+                begun = self._stepping.ahead(group.checks, parent, story, way.sources)
+                best, edited, trials = begun or self._stepping.step(
+                    group.checks, parent, story, way.sources, lambda edited: any(self._broken(group, edited, SAME))
+                )
+            except FailedError:  # with the edits so far its code does not run
+                return None
+            result.trials += trials
+            if best is None:
+                break
+            way = _Way(edited, (*way.why, best.why))
             if not wrong_of(group.checks, parent.trial(edited)):
-                return edited, why
-            return self._right(group, parent, story, edited, result, why, parts)
-        if parts and len(why) < DEPTH - 1:
+                return replace(way, whole=True)
+            since = since + 1 if begun or known is None else 0
+            if known is not None and not begun:
+                sound = sound and self._stepping.witnessed(parent, story, edited, best)
+                known += [way] if sound else []
+        if known is not None and since < DEPTH - 1:
             for part, edited in self._stepping.parts(story):
-                found = self._right(group, parent, story, edited, result, (*why, part.why), parts=False)
+                found = self._right(group, parent, story, _Way(edited, (*way.why, part.why)), result, None)
                 if found is not None:
                     return found
         return None
@@ -332,11 +324,11 @@ class Mending:
     ) -> None:
         """Note what was found. Edits in the place of earlier ones must put right what those did."""
         result.proved, result.edits = True, [*hunks(start, sources)]
-        earlier = [one for other, one in self._proved if left_out and not self._puts_right(other, sources)]
+        earlier = [one for other, one in self._proved if left_out and not self._puts_right(other, sources, one.right)]
         lines = {(edit["file"], edit["line"]) for edit in result.edits}
         for other, one in self._proved if not left_out else ():  # a line that is to say two things is right for none
             alike = any((edit["file"], edit["line"]) in lines for edit in one.edits)
-            if alike and not self._puts_right(other, sources):
+            if alike and not self._puts_right(other, sources, one.right):
                 earlier.append(one)
                 one.broken = [*one.broken, result.owner]
         result.broken = [one.owner for one in earlier] or [*self._broken(group, sources)]
@@ -355,9 +347,10 @@ class Mending:
         same = [one for other, one in heads if type(self._ground.layer(other.call.layer)) is kind]
         return (same or [one for _, one in heads])[-1].owner
 
-    def _puts_right(self, group: _Group, sources: Sources) -> bool:
+    def _puts_right(self, group: _Group, sources: Sources, only: Collection[Key] = ()) -> bool:
         try:
-            return not wrong_of(group.checks, self._running.parent(group.call, group.checks).trial(sources))
+            left = wrong_of(group.checks, self._running.parent(group.call, group.checks).trial(sources))
+            return not any(check.key in only or not only for check in left)
         except FailedError:
             return False
 

@@ -171,7 +171,7 @@ class Stepping:
                 errors = parent.trial(edited)  # from memory it was found, and is to be seen
                 left = {bad.port for bad in wrong_of(checks, errors)}
                 if left <= names - {check.port}:
-                    price = one.cost + 6.0 * len(left) + 3.0 * (not self._witnessed(parent, story, edited, one))
+                    price = one.cost + 6.0 * len(left) + 3.0 * (not self.witnessed(parent, story, edited, one))
                     price += BREAKING * breaks(edited)
                     if best is None or price < best[0]:
                         best = price, one, edited
@@ -303,7 +303,7 @@ class Stepping:
             return None
 
     @staticmethod
-    def _witnessed(parent: Parent, story: Story, trial: Sources, one: Candidate) -> bool:
+    def witnessed(parent: Parent, story: Story, trial: Sources, one: Candidate) -> bool:
         """What the edited code makes, each time, is a value of the reference's too: no numbers that fit by chance."""
         heard, _ = parent.heard_again(trial)
         moved = 0
