@@ -222,7 +222,7 @@ class Prints:
 def distances(ones: Sequence[Optional[Fingerprint]], others: Sequence[Optional[Fingerprint]], turned: bool) -> Floats:
     """The same of each with each."""
     known = Prints(others)
-    found = np.empty((len(ones), len(others)))
+    found = np.empty((len(ones), len(others)), np.float32)
     for row, value in zip(found, ones):
         row[:] = known.apart(value, turned)
     return found
