@@ -26,7 +26,7 @@ from aligner.record import Array
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    Floats = npt.NDArray[np.float64]
+    Floats = npt.NDArray[np.floating[Any]]
 
 FLAT, TURNED, PLAIN = 8, 6, 5
 LARGEST = 1 << 22
