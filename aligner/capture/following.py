@@ -1,7 +1,8 @@
 """What the code of a layer does step by step: each operation with the line that it stands in and what it made.
 
-Of the values no more than a fingerprint is kept. Of each layer whose class is the user's own the first call of a run is
-followed; what a layer of the framework runs inside itself is its own affair.
+Of the values no more than a fingerprint is kept. Of each layer whose class is the user's own the first calls of a run
+are followed: the second is the first that has a cache. What a layer of the framework runs inside itself is its own
+affair.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ MOST = 4000
 """Operations of one layer that are kept."""
 
 ALL = 8000
-"""Operations of a net that are kept."""
+"""Operations of a net that are kept, and as many of second calls."""
+
+CALLS = 2
+"""Calls of each layer."""
 
 LONG = 40
 """Characters of an argument that are kept, ..."""
@@ -78,6 +82,7 @@ class _Code:
     """The code of a layer while it runs."""
 
     followed: bool
+    call: int = 0
     waiting: list[_Waiting] = field(default_factory=list)
     held: int = 0
     """Bytes that wait, at most."""
@@ -91,7 +96,7 @@ class _Code:
 
     def begun(self) -> _Code:
         """The layer's code, which begins where its constructor ended."""
-        return _Code(True, known={**self.known}, values=[*self.values], steps=[*self.steps], built=len(self.steps))
+        return _Code(True, 0, known={**self.known}, values=[*self.values], steps=[*self.steps], built=len(self.steps))
 
 
 FUSED = {"TransformerEncoder", "TransformerEncoderLayer", "MultiheadAttention"}
@@ -116,8 +121,8 @@ class Following:
         """Its operators run on by themselves, and are told by names that say whether they write in place."""
         self._stack: list[_Code] = []
         self._built: dict[str, _Code] = {}
-        self._done: set[str] = set()
-        self._steps = 0
+        self._done: set[tuple[str, int]] = set()
+        self._steps = [0] * CALLS
         self._heard: Optional[Handle] = None
         self._failed = False
         """Something of ours went wrong: the net runs on, and nobody is followed any more."""
@@ -153,30 +158,31 @@ class Following:
             self._heard.remove()
             self._heard = None
 
-    def enter(self, path: str) -> None:
+    def enter(self, path: str, call: int) -> None:
         """A call begins."""
         if self._stack:
             self._read(self._stack[-1])
-        followed = path in self._own and path not in self._done and self._steps < ALL
-        built = self._built.get(path) if followed else None
-        self._stack.append(_Code(followed) if built is None else built.begun())
+        followed = path in self._own and call < CALLS and (path, call) not in self._done and self._steps[call] < ALL
+        built = self._built.get(path) if followed and not call else None
+        self._stack.append(_Code(followed, call) if built is None else built.begun())
 
     def leave(self, path: str, call: int = 0, step: int = 0) -> None:
         """A call ends."""
         code = self._stack.pop()
         self._read(code)
         if code.followed and (code.steps or any(code.passed.values())):
-            self._done.add(path)
-            self._steps += len(code.steps)
+            self._done.add((path, code.call))
+            self._steps[code.call] += len(code.steps)
             told: dict[str, Any] = {name.strip(): rows for name, rows in code.passed.items() if rows}
             told.update({"built": code.built} if code.built else {})
+            told.update({"call": code.call} if code.call else {})
             self._tell(CODE, {"layer": path, "values": code.values, "steps": code.steps, **told})
 
     def restart(self) -> None:
         """Another run begins, and what was told of the one before is void."""
         self._stack.clear()
         self._done.clear()
-        self._steps = 0
+        self._steps = [0] * CALLS
 
     def unwind(self, depth: int) -> None:
         """Calls above `depth` never came back."""

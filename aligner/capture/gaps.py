@@ -40,7 +40,7 @@ class Gaps:
         if self._stack and len(self._stack[-1].names) < MOST:
             self._stack[-1].names.append(name)
 
-    def enter(self, layer: str) -> None:
+    def enter(self, layer: str, call: int = 0) -> None:
         """A call begins."""
         if self._stack:
             self._stack[-1].cut(layer)

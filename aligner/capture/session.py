@@ -289,7 +289,7 @@ class Capture:
         inputs = flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
         self._stack.append(_Open(path, number, self._order, inputs))
         for ear in self._ears:
-            ear.enter(path)
+            ear.enter(path, number)
         if self.steps == 0:
             self._computed.enter(path, layer)
         self._dropouts.enter(path, found)

@@ -82,7 +82,16 @@ class Cases:
             known=self._known(place.owner, expected) if around and expected is not None else self._alike(place),
             repeated=self._repeated(place) if place.where == "layer" else None,
             operations=self._operations(place) if around else None,
-            fork=cache(partial(self._trails.fork, (place.owner, other), expected, actual, place.rounding)),
+            fork=cache(
+                partial(
+                    self._trails.fork,
+                    (place.owner, other),
+                    partial(self._numbers, place, other),
+                    expected,
+                    actual,
+                    place.rounding,
+                )
+            ),
             computed=self._computed(place.owner, other) if place.where == "layer" else None,
             shortened=self._shortened(place.owner, other) if place.where in ("glue", "layer") and not long else None,
             order=self._order(place) if around else None,
@@ -292,6 +301,15 @@ class Cases:
             calls = (c for c in self.dumps[side].calls if c.phase is Phase.FORWARD and c.step == step)
             self._steps[step, side] = {visit.id: visit for visit in nest(calls)}
         return self._steps[step, side]
+
+    def _numbers(self, place: Place, other: str) -> tuple[int, int]:
+        """Which calls of the layers whose code it is made the value, on both sides."""
+        found = [0, 0]
+        for side, (key, owner) in enumerate(((place.key, place.owner), (place.port, other))):
+            wrong = None if key is None else self._find(side, key)
+            call = None if wrong is None else self._around(self._visits(wrong.key.step, side), owner, wrong)
+            found[side] = 0 if call is None else call.id.number
+        return found[0], found[1]
 
     def _around(self, visits: Mapping[CallId, Visit], parent: str, wrong: Entry) -> Optional[Visit]:
         """The parent's call in which the value was made."""

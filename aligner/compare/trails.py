@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.errors import DumpError, Reason, because, form_of
@@ -21,28 +22,35 @@ class Trails:
 
     def __init__(self, reference: Dump, port: Dump) -> None:
         self._dumps = reference, port
-        self._told: tuple[dict[str, Any], ...] = tuple(
-            {str(facts.get("layer")): facts for kind, facts in dump.findings if kind == CODE} for dump in self._dumps
+        self._told: tuple[dict[tuple[str, object], Any], ...] = tuple(
+            {(str(facts.get("layer")), facts.get("call", 0)): facts for kind, facts in dump.findings if kind == CODE}
+            for dump in self._dumps
         )
-        self._read: dict[tuple[int, str], Optional[Trail]] = {}
+        self._read: dict[tuple[int, str, int], Optional[Trail]] = {}
 
     def fork(
-        self, layers: tuple[str, str], expected: Optional[Entry], actual: Optional[Entry], rounding: float
+        self,
+        layers: tuple[str, str],
+        calls: Callable[[], tuple[int, int]],
+        expected: Optional[Entry],
+        actual: Optional[Entry],
+        rounding: float,
     ) -> Optional[Fork]:
-        """Where the code of two layers, of reference and port, parts that should have made `expected`."""
-        reference, port = self._trail(0, layers[0]), self._trail(1, layers[1])
+        """Where these calls of two layers, of reference and port, part that should have made `expected`."""
+        numbers = calls()
+        reference, port = self._trail(0, layers[0], numbers[0]), self._trail(1, layers[1], numbers[1])
         if reference is None or port is None or expected is None or actual is None:
             return None
         values = fingerprint(expected.load()), fingerprint(actual.load())
         return fork(reference, port, *values, rounding)
 
-    def _trail(self, side: int, layer: str) -> Optional[Trail]:
-        if (side, layer) not in self._read:
-            self._read[side, layer] = self._parsed(side, layer)
-        return self._read[side, layer]
+    def _trail(self, side: int, layer: str, call: int) -> Optional[Trail]:
+        if (side, layer, call) not in self._read:
+            self._read[side, layer, call] = self._parsed(side, layer, call)
+        return self._read[side, layer, call]
 
-    def _parsed(self, side: int, layer: str) -> Optional[Trail]:
-        facts = self._told[side].get(layer)
+    def _parsed(self, side: int, layer: str, call: int) -> Optional[Trail]:
+        facts = self._told[side].get((layer, call))
         if facts is None:
             return None
         try:

@@ -12,6 +12,7 @@ from typing import Any, Optional
 from aligner.mending.callers import around
 from aligner.mending.constants import reordered
 from aligner.mending.events import HELPER, Event, Site
+from aligner.mending.figures import counted, operated, rounded, sliced, valued
 from aligner.mending.joining import EXCHANGE, EXCHANGED
 from aligner.mending.matching import Matching
 from aligner.mending.regrouped import regrouped
@@ -19,17 +20,16 @@ from aligner.mending.search import ARGUMENT, FAR, MISSING, OTHER, Candidate, Sea
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.texts import Texts
 from aligner.mending.variations import (
-    counted,
     drawn_in,
     drawn_out,
     exchanged,
     gathered,
-    operated,
-    relayered,
+    moved,
     renamed,
+    renamed_own,
     repeated,
+    statements,
     swapped,
-    valued,
 )
 
 TURNED = 1.9
@@ -172,18 +172,24 @@ class Blindly:
         for anchor in self._search.anchors():
             if anchor.event.site is not None:
                 lines.setdefault(anchor.event.site.file, []).append(anchor.event.site.line)
-        moved = (edits for file, some in lines.items() for edits in exchanged(self._sources, file, {*some}))
-        for late, edits in enumerate(itertools.islice(moved, MOVED)):
+        turned = (edits for file, some in lines.items() for edits in exchanged(self._sources, file, {*some}))
+        for late, edits in enumerate(itertools.islice(turned, MOVED)):
             yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
         places = [*dict.fromkeys((file, line) for file, some in lines.items() for line in some)][:LINES]
         words = (edits for file, line in places for edits in swapped(self._sources, file, line))
+        sites = self._sites()[:FUNCTIONS]
         for late, edits in enumerate(itertools.islice(words, SWAPPED)):
             yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
-        for way in (drawn_out, drawn_in, gathered):
+        for way in (drawn_out, drawn_in, gathered, moved):
             found = (edits for file, line in places for edits in way(self._sources, file, line))
             for late, edits in enumerate(itertools.islice(found, MOVED)):
                 yield Candidate(EXCHANGE + 0.05 * late, edits, MISSING, (), 9)
-        for site in self._sites()[:FUNCTIONS]:
+        for site in sites:
+            around = statements(self._sources.text(site.file), site.line)
+            near = [one.lineno for one in around if (site.file, one.lineno) not in places]
+            words = (edits for line in near for edits in swapped(self._sources, site.file, line))
+            for late, edits in enumerate(itertools.islice(words, COUNTED)):
+                yield Candidate(COUNT + 0.05 * late, edits, EXCHANGED, (), 9)
             for late, edits in enumerate(itertools.islice(renamed(self._sources, site.file, site.line), MOVED)):
                 yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
             for late, edits in enumerate(itertools.islice(repeated(self._sources, site.file, site.line), MOVED)):
@@ -192,11 +198,14 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
             others = _alike(self._owners.get(site))
             for late, edits in enumerate(
-                itertools.islice(relayered(self._sources, site.file, site.line, others), MOVED)
+                itertools.islice(renamed_own(self._sources, site.file, site.line, others), MOVED)
             ):
                 yield Candidate(EXCHANGE + 0.1 * late, edits, OTHER, (), 9)
             for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
                 yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
+            for way in (sliced, rounded):
+                for late, edits in enumerate(itertools.islice(way(self._sources, site.file, site.line), COUNTED)):
+                    yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
             numbers = valued(self._sources, site.file, site.line, self._matching.numbers)
             for late, edits in enumerate(itertools.islice(numbers, MOVED)):
                 yield Candidate(COUNT + 0.1 * late, edits, ARGUMENT, (), 9)
@@ -228,12 +237,14 @@ class Blindly:
 
 
 def _alike(owner: object) -> Mapping[str, Sequence[str]]:
-    """By the name of each layer that a layer keeps, the others of its class."""
-    tables = (vars(owner).get(table, {}) for table in ("_cells", "_modules")) if hasattr(owner, "__dict__") else ()
-    layers = {name: layer for table in tables for name, layer in table.items() if layer is not None}
+    """By the name of each layer, parameter or table that a layer keeps, the others of its class and shape."""
+    own = vars(owner) if hasattr(owner, "__dict__") else {}
+    tables = [own.get(table) or {} for table in ("_cells", "_params", "_modules", "_parameters", "_buffers")]
+    kept = {name: one for table in tables for name, one in table.items() if one is not None}
+    kept.update({name: one for name, one in own.items() if hasattr(one, "shape")})
+    forms = {name: (type(one), getattr(one, "shape", None)) for name, one in kept.items()}
     return {
-        name: [other for other, its in layers.items() if other != name and type(its) is type(layer)]
-        for name, layer in layers.items()
+        name: [other for other, its in forms.items() if other != name and its == form] for name, form in forms.items()
     }
 
 

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, Optional
 from aligner.adapter import Adapter
 from aligner.compare.checks import LIMIT, Check
 from aligner.compare.net import CallId, is_input
+from aligner.dtypes import DTYPES
 from aligner.mending.events import Story
 from aligner.mending.ground import Ground
 from aligner.mending.hunks import hunks, rebuilt, sizes
 from aligner.mending.mended import Mended
 from aligner.mending.others import Others
-from aligner.mending.running import FailedError, Parent, Running
+from aligner.mending.rerun import FailedError
+from aligner.mending.running import Parent, Running
 from aligner.mending.sources import Sources
 from aligner.mending.stepping import Stepping, wrong_of
 from aligner.mending.theirs import Theirs
@@ -41,6 +43,9 @@ CALLS = 48
 
 SAME = 4
 """Of these, which are run while it is looked for: they run other ways through the same code, as a rule."""
+
+TELLING = 16
+"""So few numbers may be right by chance."""
 
 SMALL, ALLOWED = 1e-4, 4.0
 """Errors that a kernel of the framework's may make, and how many times as far off others may be for it."""
@@ -117,9 +122,12 @@ class Mending:
                 continue  # what the reference's layer is given is not what the port's takes: no value proves it right
             if check.where == "glue":
                 try:
-                    call = self._ground.around(call, ports.get(check.owner, check.owner))
+                    around = self._ground.around(call, ports.get(check.owner, check.owner))
                 except StopIteration:
                     continue
+                if around is call and is_input(check.port.slot):
+                    continue  # an earlier call has written it
+                call = around
             found.setdefault(call.first, _Group(check.owner, call)).checks.append(check)
         return [found[first] for first in sorted(found)]
 
@@ -287,16 +295,19 @@ class Mending:
         way: _Way,
         result: Mended,
         known: Optional[list[_Way]],
+        ahead: bool = True,
     ) -> Optional[_Way]:
         """All of them from here on; with each value that comes right, the way so far is added to `known`.
 
-        A part of a step may be taken, but once, for a search in vain would take many times as long; nothing is known
-        of what follows it.
+        What goes `ahead` of a right value may be wrong: where it leads to none, it is left. A part of a step may be
+        taken, but once, for a search in vain would take many times as long; nothing is known of what follows it.
         """
-        since, sound = 0, True
+        since, sound, sure = 0, True, way
+        wrong: Sequence[Check] = ()
         while since < DEPTH:
             try:
-                begun = self._stepping.ahead(group.checks, parent, story, way.sources)
+                wrong = wrong or wrong_of(group.checks, parent.trial(way.sources))
+                begun = self._stepping.ahead(group.checks, parent, story, way.sources) if ahead else None
                 best, edited, trials = begun or self._stepping.step(
                     group.checks, parent, story, way.sources, lambda edited: any(self._broken(group, edited, SAME))
                 )
@@ -306,18 +317,30 @@ class Mending:
             if best is None:
                 break
             way = _Way(edited, (*way.why, best.why))
-            if not wrong_of(group.checks, parent.trial(edited)):
+            left = wrong_of(group.checks, parent.trial(edited))
+            if not left:
                 return replace(way, whole=True)
             since = since + 1 if begun or known is None else 0
+            sure = sure if begun else way
             if known is not None and not begun:
+                right = [check for check in wrong if check not in left]
+                sound = sound and any(map(self._tells, right))
                 sound = sound and self._stepping.witnessed(parent, story, edited, best)
                 known += [way] if sound else []
+            wrong = left
+        if way is not sure:
+            return self._right(group, parent, story, sure, result, known, ahead=False)
         if known is not None and since < DEPTH - 1:
             for part, edited in self._stepping.parts(story):
-                found = self._right(group, parent, story, _Way(edited, (*way.why, part.why)), result, None)
+                found = self._right(group, parent, story, _Way(edited, (*way.why, part.why)), result, None, ahead)
                 if found is not None:
                     return found
         return None
+
+    def _tells(self, check: Check) -> bool:
+        """Whether a value is hardly right by chance, as a few numbers of tokens may be."""
+        entry = self._plan.entries.get(check.port)
+        return entry is not None and math.prod(entry.shape) >= TELLING and not DTYPES[entry.dtype].exact
 
     def _take(
         self, group: _Group, start: Sources, left_out: Sequence[Mended], sources: Sources, result: Mended

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from types import FunctionType
 
 from aligner.compare.checks import Check
-from aligner.mending.running import FailedError, LostError, Parent, Running
+from aligner.mending.rerun import FailedError, LostError
+from aligner.mending.running import Parent, Running
 from aligner.mending.sources import Sources
 from aligner.mending.stepping import wrong_of
 from aligner.record import Call, Key

@@ -19,7 +19,8 @@ from aligner.mending.ground import Ground
 from aligner.mending.heard import Heard
 from aligner.mending.matching import AGREE, Matching
 from aligner.mending.ranking import LONG, Ranking
-from aligner.mending.running import FailedError, InVainError, Parent
+from aligner.mending.rerun import FailedError, InVainError
+from aligner.mending.running import Parent
 from aligner.mending.search import Candidate, Search
 from aligner.mending.sources import Sources
 from aligner.mending.texts import Texts
@@ -41,7 +42,7 @@ FALL = 5.0
 MOST = 800
 """Candidates that are ranked."""
 
-BLINDLY = 200
+BLINDLY = 400
 """Candidates that nothing speaks for but that people make such mistakes."""
 
 PARTS, BEST = 60, 2
@@ -117,7 +118,7 @@ class Stepping:
                 return None
             with suppress(FailedError, SyntaxError):
                 edited = sources.edited(one.edits)
-                still = self._lacking(check, *parent.heard_again(edited), story)
+                still = self._lacking(check, *parent.heard_again(edited, check.port), story)
                 if still < lacking and wanted not in still:
                     return one, edited, trials
         return None
@@ -203,16 +204,16 @@ class Stepping:
             try:
                 trial = look.sources.edited(one.edits)
                 if number < PARTS:
-                    heard, state = look.parent.heard_again(trial)
+                    heard, state = look.parent.heard_again(trial, check.port)
                     still = self._lacking(check, heard, state, story)
                     errors: Mapping[Key, float] = state.errors
                 else:
-                    errors, still = look.parent.tried(trial, lambda key, error: False), lacking
+                    errors, still = look.parent.tried(trial, lambda key, error: False, check.port), lacking
             except (FailedError, SyntaxError):
                 continue
             known = {bad.port for bad in look.wrong}
             less = errors.get(check.port, math.inf) / look.state.errors.get(check.port, math.inf)
-            if not {bad.port for bad in wrong_of(look.checks, errors)} <= known:
+            if not {bad.port for bad in wrong_of(look.checks, errors) if bad.port in errors} <= known:
                 continue
             if still < lacking:
                 found.append((one.cost + LACKING * len(still), number, one, trial))

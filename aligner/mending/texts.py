@@ -220,7 +220,8 @@ class Texts:
             return self.shape(event, model, value)
         if key == "index":
             sizes = self._matching.ours.shapes[model.operands[0]] if isinstance(model.operands[0], int) else ()
-            return words.index(model.text, value, sizes, event.known) or written(key, value)
+            said = words.index(model.text, value, sizes, event.known)
+            return said or written(key, words.places(value, event.names))
         for said in words.argument(model.text, model.name, model.places.get(key)):
             if words.means(said, value, event.known) or self._is_axis(said, value, key, event):
                 return said

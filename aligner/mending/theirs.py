@@ -28,16 +28,18 @@ class Theirs:
     def __init__(self, reference: Dump, counterparts: Collection[CallId], layers: Collection[str]) -> None:
         self._reference = reference
         self._counterparts, self._layers = counterparts, layers
-        self._trails = {str(facts.get("layer")): facts for kind, facts in reference.findings if kind == CODE}
+        self._trails = {
+            (str(facts.get("layer")), facts.get("call", 0)): facts for kind, facts in reference.findings if kind == CODE
+        }
         self._alike: dict[Story, dict[tuple[tuple[int, ...], int], list[int]]] = {}
         """Values of each story by their shape and about their size, so that few are looked at."""
         self._calls = sorted((c for c in reference.calls if c.phase is Phase.FORWARD), key=lambda call: call.first)
 
     def story(self, call: Call) -> Story:
-        """What happened in this call, as far as its code was followed: a layer's first call is."""
+        """What happened in this call, as far as its code was followed: a layer's first calls are."""
         story = Story([], [], [])
-        if call.layer in self._trails and call.number == 0:
-            story.events += self._steps(story, call.layer)
+        if (call.layer, call.number) in self._trails:
+            story.events += self._steps(story, call)
         for inner in self._inside(call):
             self._add(story, inner)
         if not story.events:
@@ -45,8 +47,8 @@ class Theirs:
         story.events = _in_order(story.events)
         return story
 
-    def _steps(self, story: Story, layer: str) -> list[Event]:
-        trail = Trail.parsed(self._trails[layer])
+    def _steps(self, story: Story, call: Call) -> list[Event]:
+        trail = Trail.parsed(self._trails[call.layer, call.number])
         known = {number: self._known(story, value) for number, value in enumerate(trail.values)}
         return [event for step in (*trail.built, *trail.steps) for event in events_of(step, story, known)]
 
@@ -66,8 +68,8 @@ class Theirs:
         if CallId(call.layer, call.number) in self._counterparts or call.layer in self._layers:
             given, made = self._ends(story, call)
             story.events.append(Event(LAYER, tuple(given), tuple(made), layer=call.layer))
-        elif call.layer in self._trails and call.number == 0:
-            story.events += self._steps(story, call.layer)
+        elif (call.layer, call.number) in self._trails:
+            story.events += self._steps(story, call)
         else:
             self._as_operation(story, call)
 

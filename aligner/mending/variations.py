@@ -1,24 +1,23 @@
 """Other ways to write a function that people confuse, told from its text alone: which of them is right, a run tells.
 
-Statements in another order, variables under each other's names, numbers that are one off, other signs.
+Statements in another order, variables under each other's names, operands and arguments in each other's places.
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
-import math
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Optional
 
 from aligner.mending.sources import Edit, Sources
 from aligner.source.written import parsed
-from aligner.words.spelling import number_text
 
-SAME = 1e-6
-"""Numbers whose ratio is nearer to one than this are written as one."""
+ARGUMENTS = 4
+"""Of a call's arguments those that are exchanged with each other."""
+
+_TURNABLE = (ast.Sub, ast.Div, ast.MatMult, ast.Mod, ast.Pow)
 
 
 def exchanged(sources: Sources, file: str, lines: Collection[int]) -> Iterator[tuple[Edit, ...]]:
@@ -42,8 +41,8 @@ def renamed(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
 
 
 def swapped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """What a statement works on in each other's places: neighbours in a list, two variables wherever they stand in it;
-    and a call inside another call done the other way round.
+    """What a statement works on in each other's places: neighbours in a list, arguments, two variables wherever they
+    stand in it; and a call inside another call done the other way round.
     """
     for node in _in_statement(sources.text(file), line):
         if isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Load):
@@ -51,6 +50,11 @@ def swapped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
                 yield from _places(sources, file, [pair])
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Call) and node.args[0].args:
             yield _inside_out(sources, file, node, node.args[0])
+        plain = (ast.Name, ast.Attribute)  # two of these are exchanged wherever they stand
+        pairs = [*itertools.combinations(node.args[:ARGUMENTS], 2)] if isinstance(node, ast.Call) else []
+        yield from _places(sources, file, [two for two in pairs if not all(isinstance(one, plain) for one in two)])
+        if isinstance(node, ast.BinOp) and isinstance(node.op, _TURNABLE):
+            yield from _places(sources, file, [(node.left, node.right)], _bound)
     leaves: dict[str, list[ast.expr]] = {}
     for node in _leaves(sources.text(file), line):
         leaves.setdefault(ast.unparse(node), []).append(node)
@@ -59,9 +63,14 @@ def swapped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
         yield tuple(Edit(file, *sources.span(file, node), text) for node, text in texts)
 
 
-def _places(sources: Sources, file: str, pairs: Sequence[tuple[ast.expr, ast.expr]]) -> Iterator[tuple[Edit, ...]]:
+def _places(
+    sources: Sources,
+    file: str,
+    pairs: Sequence[tuple[ast.expr, ast.expr]],
+    said: Callable[[Sources, str, ast.expr], str] = Sources.words,
+) -> Iterator[tuple[Edit, ...]]:
     for one, other in pairs:
-        texts = sources.words(file, other), sources.words(file, one)
+        texts = said(sources, file, other), said(sources, file, one)
         if texts[0] != texts[1] and not any(isinstance(node, ast.Starred) for node in (one, other)):
             yield tuple(Edit(file, *sources.span(file, node), text) for node, text in zip((one, other), texts))
 
@@ -77,6 +86,39 @@ def _inside_out(sources: Sources, file: str, outer: ast.Call, inner: ast.Call) -
     functions = [sources.words(file, call.func) for call in (outer, inner)]
     text = f"{functions[1]}({functions[0]}({sources.words(file, inner.args[0])}{rest(outer)}){rest(inner)})"
     return (Edit(file, *sources.span(file, outer), text),)
+
+
+def moved(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """f(x * a) as f(x) * a, and the other way round."""
+    for node in _in_statement(sources.text(file), line):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.BinOp):
+            for inner, other in ((node.args[0].left, node.args[0].right), (node.args[0].right, node.args[0].left)):
+                sign = _sign(sources, file, node.args[0])
+                said = _with(sources, file, node, sources.words(file, inner))
+                yield (Edit(file, *sources.span(file, node), f"({said} {sign} {_bound(sources, file, other)})"),)
+        elif isinstance(node, ast.BinOp):
+            for call, other in ((node.left, node.right), (node.right, node.left)):
+                if isinstance(call, ast.Call) and call.args and not isinstance(call.args[0], ast.Starred):
+                    sign = _sign(sources, file, node)
+                    first = f"{_bound(sources, file, call.args[0])} {sign} {_bound(sources, file, other)}"
+                    yield (Edit(file, *sources.span(file, node), _with(sources, file, call, first)),)
+
+
+def _with(sources: Sources, file: str, call: ast.Call, first: str) -> str:
+    """The source of a call that is given something else first."""
+    (start, end), (one, other) = sources.span(file, call), sources.span(file, call.args[0])
+    text = sources.text(file)
+    return f"{text[start:one]}{first}{text[other:end]}"
+
+
+def _bound(sources: Sources, file: str, node: ast.expr) -> str:
+    said = sources.words(file, node)
+    return f"({said})" if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.BoolOp)) else said
+
+
+def _sign(sources: Sources, file: str, node: ast.BinOp) -> str:
+    between = sources.text(file)[sources.span(file, node.left)[1] : sources.span(file, node.right)[0]]
+    return between.strip("() \n\\")
 
 
 def drawn_out(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
@@ -129,7 +171,7 @@ def _used_twice(text: str, line: int) -> Sequence[tuple[ast.stmt, str, ast.Call,
             target, call = one.targets[0], one.value
             first = call.args[0] if isinstance(call, ast.Call) and call.args else None
             if isinstance(call, ast.Call) and isinstance(target, ast.Name) and isinstance(first, ast.Name):
-                uses = (each for each in _own(other) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
+                uses = (each for each in own(other) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
                 found += [(one, target.id, call, first.id, each) for each in uses if each.id == target.id]
     return sorted(found, key=lambda each: -each[0].lineno)
 
@@ -194,7 +236,7 @@ def _again(text: str, line: int) -> Sequence[tuple[ast.stmt, ast.stmt]]:
 def _in_statement(text: str, line: int) -> Sequence[ast.AST]:
     """All expressions of the statement on a line."""
     statement = _statement(text, line)
-    return [] if statement is None else [*_own(statement)]
+    return [] if statement is None else [*own(statement)]
 
 
 def _statement(text: str, line: int) -> Optional[ast.stmt]:
@@ -221,112 +263,23 @@ def _leaves(text: str, line: int) -> Sequence[ast.expr]:
     ]
 
 
-def counted(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """Whole numbers of the function around this line that are one off, the nearest lines first: one that is written,
-    all equal ones of a statement, an end of a range, what a division is done of; a sign; a limit that counts or not.
-    """
-    for statement in statements(sources.text(file), line):
-        groups: dict[tuple[str, int], list[tuple[ast.AST, Sequence[str]]]] = {}
-        for node, texts in _off_by_one(statement):
-            key = "1" if isinstance(node, ast.BinOp) and _adds_one(node) else sources.words(file, node)
-            groups.setdefault((key, len(texts)), []).append((node, texts))
-        for (said, _), nodes in groups.items():
-            for together in [nodes] * (len(nodes) > 1) + [[one] for one in nodes]:
-                for way in range(len(together[0][1])):
-                    texts = [texts[way].format(said) for _, texts in together]
-                    yield tuple(Edit(file, *sources.span(file, n), text) for (n, _), text in zip(together, texts))
-
-
-def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
-    """Expressions, and what may stand in their place."""
-    lone = [one for one in _own(statement) if isinstance(one, ast.BinOp) and _adds_one(one)]
-    ones = {id(one.right) for one in lone}
-    yield from ((one, [_plain(one.left), f"{_plain(one.left)} {_SIGN_OF[type(one.op)]} 2"]) for one in lone)
-    for node in _own(statement):
-        if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10:
-            yield from [(node, [str(node.value - 1), str(node.value + 1)])] if id(node) not in ones else []
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
-            ends = [one for one in node.args[:2] if not isinstance(one, (ast.Constant, ast.Starred))]
-            yield from ((one, ["{} + 1", "{} - 1"]) for one in ends)
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Mod)):
-            yield node.left, ["({} - 1)", "({} + 1)"]
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Name):
-            yield node, [node.operand.id]
-        elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _STRICT:
-            yield node, [f"{_plain(node.left)} {_STRICT[type(node.ops[0])]} {_plain(node.comparators[0])}"]
-
-
-def valued(sources: Sources, file: str, line: int, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:
-    """Numbers of the function around this line that are no whole ones, as one of these, the nearest size first."""
-    written = [
-        (node, node.value)
-        for statement in statements(sources.text(file), line)
-        for node in _own(statement)
-        if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value > 0
-    ]
-    pairs = [(node, number, abs(math.log(number / value))) for node, value in written for number in numbers]
-    for node, number, apart in sorted(pairs, key=lambda pair: pair[2]):
-        if apart > SAME:
-            yield (Edit(file, *sources.span(file, node), number_text(number)),)
-
-
-def operated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """Other signs in the function around this line, the nearest lines first: one that is written, all equal ones of a
-    statement.
-    """
-    for statement in statements(sources.text(file), line):
-        places: dict[str, list[tuple[int, int]]] = {}
-        for node in _own(statement):
-            if isinstance(node, ast.BinOp):
-                start, stop = sources.span(file, node.left)[1], sources.span(file, node.right)[0]
-                found = _SIGN.search(sources.text(file)[start:stop])
-                if found is not None:
-                    place = start + found.start(), start + found.end()
-                    places.setdefault(found.group(), []).append(place)
-        for sign, some in places.items():
-            for other in _OTHERS.get(sign, ()):
-                for together in [some] * (len(some) > 1) + [[one] for one in some]:
-                    yield tuple(Edit(file, *place, other) for place in sorted(together))
-
-
-def relayered(
+def renamed_own(
     sources: Sources, file: str, line: int, others: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[Edit, ...]]:
-    """Calls of layers in the function around this line, of another one instead: by its name those of its kind."""
+    """What a layer keeps and the function around this line uses, another one instead: by its name those of its kind."""
     for statement in statements(sources.text(file), line):
-        for node in _own(statement):
-            called = node.func if isinstance(node, ast.Call) else None
-            if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id == "self":
-                for other in others.get(called.attr, ()):
-                    yield (Edit(file, *sources.span(file, called), f"self.{other}"),)
+        for node in own(statement):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+                for other in others.get(node.attr, ()):
+                    yield (Edit(file, *sources.span(file, node), f"self.{other}"),)
 
 
-_SIGN_OF = {ast.Add: "+", ast.Sub: "-"}
-
-
-def _plain(node: ast.expr) -> str:
-    """Source that no number is put into."""
-    return ast.unparse(node).replace("{", "{{").replace("}", "}}")
-
-
-def _adds_one(node: ast.BinOp) -> bool:
-    """x + 1, x - 1"""
-    one = isinstance(node.right, ast.Constant) and type(node.right.value) is int and node.right.value == 1
-    return one and isinstance(node.op, (ast.Add, ast.Sub))
-
-
-_SIGN = re.compile(r"\*\*|//|[-+*/%]")
-_OTHERS = {"+": "-*", "-": "+", "*": "/+", "/": ("*", "//"), "//": "/", "%": ("//",), "**": "*"}
-
-_STRICT = {ast.Gt: ">=", ast.GtE: ">", ast.Lt: "<=", ast.LtE: "<"}
-
-
-def _own(statement: ast.AST) -> Iterator[ast.AST]:
+def own(statement: ast.AST) -> Iterator[ast.AST]:
     """What stands in a statement, without the statements inside it."""
     for node in ast.iter_child_nodes(statement):
         if not isinstance(node, ast.stmt):
             yield node
-            yield from _own(node)
+            yield from own(node)
 
 
 @lru_cache(maxsize=32)

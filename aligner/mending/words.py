@@ -7,6 +7,7 @@ out here, and square roots; nothing is called.
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,9 @@ from aligner.words.calls import equal
 
 PLAIN = (0.0, 1.0, -1.0, 2.0, 0.5)
 """Numbers that people write as they are."""
+
+LEAST = 2
+"""Smaller places are written as they are."""
 
 _SIGNS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
@@ -122,6 +126,19 @@ def size(value: int, names: Mapping[str, Any]) -> Optional[str]:
     known = vars(owner) if owner is not None and hasattr(owner, "__dict__") else {}
     found = (name for name, held in known.items() if type(held) is int and held == value and not name.startswith("_"))
     return next((f"self.{name}" for name in found), None) if value > 1 else None
+
+
+def places(index: Sequence[Any], names: Mapping[str, Any]) -> Sequence[Any]:
+    """Items, and slices as start, end and step, in the words of the code's own whole numbers, and of sums of two."""
+    known = {name: one for name, one in names.items() if type(one) is int and one > 0}
+
+    def said(place: Any) -> Any:
+        if type(place) is not int or place < LEAST:
+            return place
+        sums = (f"{a} + {b}" for a, b in itertools.permutations(known, 2) if known[a] + known[b] == place)
+        return next((name for name, one in known.items() if one == place), None) or next(sums, place)
+
+    return [tuple(map(said, one)) if isinstance(one, tuple) else said(one) for one in index]
 
 
 def argument(line: str, name: str, where: Any) -> Iterator[str]:

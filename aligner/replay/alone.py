@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from aligner.compare.formed import Formed
     from aligner.dump.reader import Dump
 
+WHOLE = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)) | {"bool"}
+"""Types of whole numbers, and of truth values."""
+
 LAID = 1e-4
 """A value that is off by no more is known again in another order of axes."""
 
@@ -72,8 +75,20 @@ class Alone:
         return numbers_before(self._calls.values(), call)
 
     def others(self, call: Call, this: CallId, found: Tensors) -> Mapping[str, object]:
-        """The reference's values for those of one call inside `call`, each in its own type."""
-        return Code(self._adapter, self.plan, None, call, {}, None).others(*this, found, None)
+        """The reference's values for those of one call inside `call`, each in its own type; whole numbers in the
+        port's, for kernels take but some.
+        """
+        others = Code(self._adapter, self.plan, None, call, {}, None).others(*this, found, None)
+        for slot, tensor in found:
+            entry = self.plan.entries.get(Key(call.step, Phase.FORWARD, *this, slot))
+            word = self._adapter.dtype(tensor)
+            if entry is None or not {entry.dtype, word} <= WHOLE or self._adapter.to_numpy(tensor).shape != entry.shape:
+                continue
+            wanted = entry.raw()
+            own = wanted.astype(DTYPES[word].storage)
+            if np.array_equal(own, wanted):
+                others[slot] = self._adapter.from_numpy(own, word)
+        return others
 
     def off(self, check: Check, tensor: object) -> float:
         """How far a value is off that was made at a check's place, as the forced pass tells it."""

@@ -32,6 +32,7 @@ from aligner.replay.handed import LEAST_PARTS, in_effect, in_one_piece, lacking,
 from aligner.replay.judgement import Place, expected, wrong_places
 from aligner.replay.noise import Change
 from aligner.replay.values import NEARLY, Values
+from aligner.replay.written import Written
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class ForcedPass:
         order: int = 0,
         stopped: Optional[int] = None,
     ) -> None:
-        self.values = Values(adapter, plan, sink, order)
+        self.values, self._written = Values(adapter, plan, sink, order), Written(adapter)
         self._answers = Answers(adapter, model, plan)
         self._adapter = adapter
         self._model = model
@@ -225,7 +226,7 @@ class ForcedPass:
             self.values.checks, self.values.disturb, self.values.watched = known, None, None
 
     def _run(self, step: int, call: Callable[[], object]) -> None:
-        self._step, self._stack, self._numbers = step, [], {}
+        self._step, self._stack, self._numbers, self._written = step, [], {}, Written(self._adapter)
         ports = {call.layer for call in self.plan.calls}
         self.values.begin(step, {id(parameter.tensor) for parameter in self._adapter.parameters(self._model)})
         with ExitStack() as hooks:
@@ -238,10 +239,7 @@ class ForcedPass:
         self._answers.ran(self.checks, self.values.disturb is None)
 
     def _hold(self, path: str, layer: object) -> Any:
-        def made(args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> object:
-            return self._leave(path, output)
-
-        return self._adapter.intervene(layer, partial(self._enter, path), made)
+        return self._adapter.intervene(layer, partial(self._enter, path), lambda *run: self._leave(path, run[2]))
 
     def _enter(self, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arguments:
         number = self._numbers.get(path, 0)
@@ -263,19 +261,20 @@ class ForcedPass:
         frame.own = [shape_of(tensor) for slot, tensor in found if not self._has_counterpart(frame, slot)]
         others = self._replaced(frame, around, found, place)
         self._answers.asked(self._step, frame, len(found), self.checks[frame.first :])
-        return substitute_arguments(args, kwargs, others)
+        given = substitute_arguments(args, kwargs, others)
+        frame.ended = self._written.watching(given, (args, kwargs) if others else given)
+        return given
 
     def _joined(self, frame: Frame, found: Tensors) -> bool:
         missing = self.plan.missing.get((self._step, CallId(frame.path, frame.number)), ())
-        if len(missing) < LEAST_PARTS:
-            return False
-        known = [(tensor, self._adapter.dtype(tensor)) for _, tensor in found]
-        return in_one_piece(missing, ((self._adapter.to_numpy(t), d) for t, d in known if d in DTYPES))
+        known = ((self._adapter.to_numpy(t), d) for _, t in found if (d := self._adapter.dtype(t)) in DTYPES)
+        return len(missing) >= LEAST_PARTS and in_one_piece(missing, known)
 
     def _leave(self, path: str, output: object) -> object:
         while self._stack and self._stack[-1].path != path:  # calls whose layer raised, and somebody caught it
             self._stack.pop()
         frame = self._stack.pop()
+        frame.ended(None if frame.call is None else ("glue", frame.call.layer, (frame.last, "")))
         if frame.call is None:
             return output
         found: Tensors = []
@@ -394,7 +393,8 @@ class ForcedPass:
             entry = self.plan.entries.get(address)
             if entry is None:
                 continue
-            other = self.values.checked(frame, owner, tensor, entry, address, place)
+            made = self._written.place(tensor, place)
+            other = self.values.checked(frame, owner, tensor, entry, address, made)
             if other is not None:
                 others[slot] = other
         return others

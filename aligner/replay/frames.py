@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Optional
 
@@ -12,6 +12,7 @@ from aligner.dtypes import DTYPES
 from aligner.record import Key
 from aligner.replay.borders import Uses
 from aligner.replay.forms import Axes
+from aligner.replay.judgement import Place
 from aligner.replay.repetition import Mistakes
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Frame:
     """What its own code has done wrong so far."""
     wrong: set[object] = field(default_factory=set)
     """Values of the reference that its code has got wrong so far, by their contents."""
+    ended: Callable[[Optional[Place]], None] = lambda place: None
+    """What is to be done when it has ended, with the place of its code."""
     first: int = 0
     """Checks that were made before it began."""
     before: str = ""

@@ -5,6 +5,7 @@ A compiled net tells of no operator.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ class _Steps:
         self.told: list[dict[str, Any]] = []
         self.following = Following(adapter, model, lambda _, facts: self.told.append(facts))
         self._running: list[str] = []
+        self._numbers: Counter[str] = Counter()
         self._ended = False
 
     def before(self, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
@@ -97,9 +99,11 @@ class _Steps:
         if not path:
             self.told.clear()
             self._running.clear()
+            self._numbers.clear()
             self.following.restart()
         self._running.append(path)
-        self.following.enter(path)
+        self.following.enter(path, self._numbers[path])
+        self._numbers[path] += 1
 
     def after(self, path: str, args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
         """A call ends; those that it called and that raised have ended too."""

@@ -12,7 +12,7 @@ import mindspore
 from mindspore import context
 
 from aligner.patches import Handle, hold, together
-from aligner_hooks.mindsporelike.compiler import JIT_SWITCH
+from aligner_hooks.mindsporelike.compiler import JIT_SWITCH, graph_api
 
 _MODES = {"pynative": mindspore.PYNATIVE_MODE, "graph": mindspore.GRAPH_MODE}
 _RUN_AS_PYTHON = sys.intern("0")
@@ -51,17 +51,39 @@ class _Switches:
         """By the inner door: the public one warns that another call will replace it, which cannot be undone."""
         context._context().set_param(context.ms_ctx_param.pynative_synchronize, waiting)
 
+    _alone = _was_alone = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether operators are prepared by the thread that calls them; MindSpore does not tell."""
+        return self._alone
+
+    @alone.setter
+    def alone(self, alone: bool) -> None:
+        executor = graph_api("_pynative_executor")
+        if not hasattr(executor, "disable_frontend_and_bprop_pipeline"):  # before 2.8
+            return
+        if alone and not self._alone:
+            self._was_alone = executor.disable_frontend_and_bprop_pipeline()
+        elif self._alone and not alone and not self._was_alone:
+            executor.enable_frontend_and_bprop_pipeline()
+        self._alone = alone
+
 
 _SWITCHES = _Switches()
 
 
 def waited() -> Handle:
-    """Have each operator waited for as it is called, on a CPU: where every value is read, to find its kernel on another
-    thread costs more than the kernel. The numbers are the same.
+    """Have each operator waited for as it is called, on a CPU, by the thread that calls it: where every value is read,
+    to find its kernel on another thread costs twenty times what the kernel does. The numbers are the same.
+
+    To be told to wait MindSpore heeds only before its first operator.
     """
-    if mindspore.get_context("device_target") != "CPU":
-        return Handle(lambda: None)
-    return hold(_SWITCHES, "waiting", True)
+    with together() as handle:
+        if mindspore.get_context("device_target") == "CPU":
+            handle.add(hold(_SWITCHES, "waiting", True).remove)
+            handle.add(hold(_SWITCHES, "alone", True).remove)
+    return handle
 
 
 @contextmanager

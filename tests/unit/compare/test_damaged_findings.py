@@ -24,7 +24,7 @@ def dump(*findings):
 
 
 def by_steps(facts):
-    Trails(dump((CODE, {"layer": "fc1", **facts})), dump((CODE, {"layer": "fc1", **facts})))._trail(0, "fc1")
+    Trails(dump((CODE, {"layer": "fc1", **facts})), dump((CODE, {"layer": "fc1", **facts})))._trail(0, "fc1", 0)
 
 
 def by_force(facts):

@@ -1,0 +1,211 @@
+"""Other ways to write the numbers of a function, told from its text alone: which of them is right, a run tells.
+
+Numbers that are one off, other signs, ends of slices that are counted from the other side, what is rounded another way.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from aligner.mending.sources import Edit, Sources
+from aligner.mending.variations import own, statements
+from aligner.words.spelling import number_text
+
+SAME = 1e-6
+"""Numbers whose ratio is nearer to one than this are written as one."""
+
+
+def counted(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """Whole numbers of the function around this line that are one off, the nearest lines first: one that is written,
+    all equal ones of a statement, an end of a range, what a division is done of; a sign; a limit that counts or not.
+    """
+    for statement in statements(sources.text(file), line):
+        groups: dict[tuple[str, int], list[tuple[ast.AST, Sequence[str]]]] = {}
+        for node, texts in _off_by_one(statement):
+            key = "1" if isinstance(node, ast.BinOp) and _adds_one(node) else sources.words(file, node)
+            groups.setdefault((key, len(texts)), []).append((node, texts))
+        for (said, _), nodes in groups.items():
+            for together in [nodes] * (len(nodes) > 1) + [[one] for one in nodes]:
+                for way in range(len(together[0][1])):
+                    texts = [texts[way].format(said) for _, texts in together]
+                    yield tuple(Edit(file, *sources.span(file, n), text) for (n, _), text in zip(together, texts))
+
+
+def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
+    """Expressions, and what may stand in their place."""
+    lone = [one for one in own(statement) if isinstance(one, ast.BinOp) and _adds_one(one)]
+    ones = {id(one.right) for one in lone}
+    yield from ((one, [_plain(one.left), f"{_plain(one.left)} {_SIGN_OF[type(one.op)]} 2"]) for one in lone)
+    for node in own(statement):
+        if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10:
+            yield from [(node, [str(node.value - 1), str(node.value + 1)])] if id(node) not in ones else []
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
+            ends = [one for one in node.args[:2] if not isinstance(one, (ast.Constant, ast.Starred))]
+            yield from ((one, ["{} + 1", "{} - 1"]) for one in ends)
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Mod)):
+            yield node.left, ["({} - 1)", "({} + 1)"]
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Name):
+            yield node, [node.operand.id]
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _STRICT:
+            yield node, [f"{_plain(node.left)} {_STRICT[type(node.ops[0])]} {_plain(node.comparators[0])}"]
+
+
+def valued(sources: Sources, file: str, line: int, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:
+    """Numbers of the function around this line that are no whole ones, as one of these, the nearest size first."""
+    written = [
+        (node, node.value)
+        for statement in statements(sources.text(file), line)
+        for node in own(statement)
+        if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value > 0
+    ]
+    pairs = [(node, number, abs(math.log(number / value))) for node, value in written for number in numbers]
+    for node, number, apart in sorted(pairs, key=lambda pair: pair[2]):
+        if apart > SAME:
+            yield (Edit(file, *sources.span(file, node), number_text(number)),)
+
+
+def operated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """Other signs in the function around this line, the nearest lines first: one that is written, all equal ones of a
+    statement.
+    """
+    for statement in statements(sources.text(file), line):
+        places: dict[str, list[tuple[int, int]]] = {}
+        for node in own(statement):
+            if isinstance(node, ast.BinOp):
+                start, stop = sources.span(file, node.left)[1], sources.span(file, node.right)[0]
+                found = _SIGN.search(sources.text(file)[start:stop])
+                if found is not None:
+                    place = start + found.start(), start + found.end()
+                    places.setdefault(found.group(), []).append(place)
+        for sign, some in places.items():
+            for other in _OTHERS.get(sign, ()):
+                for together in [some] * (len(some) > 1) + [[one] for one in some]:
+                    yield tuple(Edit(file, *place, other) for place in sorted(together))
+
+
+def sliced(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """Slices and items of the function around this line, the nearest lines first: one further along, from the other
+    end, an item beside that of a variable number. All slices of an expression as one, then each alone.
+    """
+    for statement in statements(sources.text(file), line):
+        for node in own(statement):
+            if not isinstance(node, ast.Subscript):
+                continue
+            parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            ways = [(part, [*_otherwise(part)]) for part in parts]
+            for way in range(max((len(texts) for _, texts in ways), default=0)):
+                some = [(part, texts[way]) for part, texts in ways if way < len(texts) and texts[way]]
+                for together in [some] * (len(some) > 1) + [[one] for one in some]:
+                    yield tuple(Edit(file, *sources.span(file, part), text) for part, text in together)
+
+
+def _otherwise(part: ast.expr) -> Iterator[str]:
+    """What may stand in the place of a slice or of the number of an item; slices of one kind in the same order."""
+    if not isinstance(part, ast.Slice):
+        if isinstance(part, (ast.Name, ast.Attribute)):
+            yield from (f"{ast.unparse(part)} + 1", f"{ast.unparse(part)} - 1")
+        return
+    ends = [None if end is None else ast.unparse(end) for end in (part.lower, part.upper)]
+    step = "" if part.step is None else f":{ast.unparse(part.step)}"
+    numbers = [end.value if isinstance(end, ast.Constant) else None for end in (part.lower, part.upper)]
+    if isinstance(numbers[0], int) and isinstance(numbers[1], int):
+        yield from (f"{numbers[0] + by}:{numbers[1] + by}{step}" for by in (1, -1))
+        return
+    for end, said, form in zip((part.lower, part.upper), ends, ("{}:", ":{}")):
+        if end is None or None not in ends:
+            continue
+        yield _from_other_side(end, said or "", form) + step
+        if not isinstance(end, ast.Constant):
+            yield from (form.format(f"{said} {sign} 1") + step for sign in "+-")
+
+
+def _from_other_side(end: ast.expr, said: str, form: str) -> str:
+    """x[n:] as x[:n], x[-n:] as x[:n], x[:n] as x[-n:], and x[size - n:] as x[:n]."""
+    turned = {"{}:": ":{}", ":{}": "{}:"}[form]
+    if isinstance(end, ast.UnaryOp) and isinstance(end.op, ast.USub):
+        return turned.format(ast.unparse(end.operand))
+    if isinstance(end, ast.BinOp) and isinstance(end.op, ast.Sub):
+        return turned.format(ast.unparse(end.right))
+    return turned.format(
+        said
+        if form == "{}:"
+        else f"-{said}"
+        if isinstance(end, (ast.Name, ast.Attribute, ast.Constant))
+        else f"-({said})"
+    )
+
+
+def rounded(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """What the function around this line rounds in other ways, nearest lines first: all of a statement, then one."""
+    for statement in statements(sources.text(file), line):
+        groups: dict[str, list[tuple[ast.AST, Sequence[str]]]] = {}
+        for node in own(statement):
+            for kind, texts in _roundings(node):
+                groups.setdefault(kind, []).append((node, texts))
+        for nodes in groups.values():
+            for way in range(len(nodes[0][1])):
+                for together in [nodes] * (len(nodes) > 1) + [[one] for one in nodes]:
+                    yield tuple(Edit(file, *sources.span(file, node), texts[way]) for node, texts in together)
+
+
+def _roundings(node: ast.AST) -> Iterator[tuple[str, Sequence[str]]]:
+    """Of which kind a rounding is, and the others in its place."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv):
+        left, right = ast.unparse(node.left), ast.unparse(node.right)
+        upwards = _rounds_up(node)
+        yield "//", [f"{upwards} // {right}" if upwards else f"({left} + {right} - 1) // {_alone(node.right)}"]
+    if not isinstance(node, ast.Call) or len(node.args) != 1 or isinstance(node.args[0], ast.Starred):
+        return
+    said = ast.unparse(node.args[0])
+    if isinstance(node.func, ast.Name) and node.func.id in ("int", "round"):
+        inner = node.args[0]
+        half = isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add) and ast.unparse(inner.right) == "0.5"
+        others = [f"int({ast.unparse(inner.left)})"] if half and isinstance(inner, ast.BinOp) else []
+        others += [f"int({said})"] if node.func.id == "round" else [f"round({said})"]
+        yield node.func.id, others + ([] if half else [f"int({_term(inner)} + 0.5)", f"-int(-{_alone(inner)} // 1)"])
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    if name in _ROUNDINGS and isinstance(node.func, ast.Attribute):
+        owner = ast.unparse(node.func.value)
+        yield name, [f"{owner}.{other}({said})" for other in _ROUNDINGS if other != name]
+
+
+def _rounds_up(node: ast.BinOp) -> str:
+    """x of (x + n - 1) // n."""
+    match = re.fullmatch(r"\(?(.+) \+ (.+) - 1\)?", ast.unparse(node.left))
+    return match.group(1) if match and match.group(2) == ast.unparse(node.right) else ""
+
+
+def _alone(node: ast.expr) -> str:
+    """Source that binds as one."""
+    said = ast.unparse(node)
+    return said if isinstance(node, (ast.Name, ast.Attribute, ast.Constant, ast.Call, ast.Subscript)) else f"({said})"
+
+
+def _term(node: ast.expr) -> str:
+    """Source that something can be added to."""
+    return ast.unparse(node) if isinstance(node, ast.BinOp) else _alone(node)
+
+
+_ROUNDINGS = ("floor", "ceil", "round")
+
+_SIGN_OF = {ast.Add: "+", ast.Sub: "-"}
+
+
+def _plain(node: ast.expr) -> str:
+    """Source that no number is put into."""
+    return ast.unparse(node).replace("{", "{{").replace("}", "}}")
+
+
+def _adds_one(node: ast.BinOp) -> bool:
+    """x + 1, x - 1"""
+    one = isinstance(node.right, ast.Constant) and type(node.right.value) is int and node.right.value == 1
+    return one and isinstance(node.op, (ast.Add, ast.Sub))
+
+
+_SIGN = re.compile(r"\*\*|//|[-+*/%]")
+_OTHERS = {"+": "-*", "-": "+", "*": "/+", "/": ("*", "//"), "//": "/", "%": ("//",), "**": "*"}
+
+_STRICT = {ast.Gt: ">=", ast.GtE: ">", ast.Lt: "<=", ast.LtE: "<"}

@@ -1,0 +1,217 @@
+"""A run of one call of a layer of the port that is under way: what its code gives to the layers that it calls is looked
+at, and these hand on what the reference's made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Optional
+
+from aligner.compare.net import CallId, is_input
+from aligner.effects import Change, Effects, repeated
+from aligner.fingerprint import print_of
+from aligner.mending.events import RETURN, Event
+from aligner.mending.heard import Heard
+from aligner.mending.memory import Arguments
+from aligner.mending.sources import Sources
+from aligner.record import Key, Phase
+from aligner.source.ear import Ear
+from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
+
+if TYPE_CHECKING:
+    from aligner.mending.running import Parent
+
+KEPT = 64 << 20
+"""Bytes of what layers hand on that are kept from one run to the next."""
+
+Vain = Callable[[Key, float], bool]
+"""Of a value and how far it is off: whether an edit that makes it is none."""
+
+
+class InVainError(Exception):
+    """What is run has shown already that it does not do."""
+
+
+class EnoughError(InVainError):
+    """All that was asked for has been seen."""
+
+
+class FailedError(Exception):
+    """The code raised, or was not run to its end because a kernel may die of it."""
+
+
+class LostError(FailedError):
+    """What the call was given cannot be built again, as objects of the user's."""
+
+
+class Rerun:
+    """A run that is under way."""
+
+    def __init__(
+        self,
+        parent: Parent,
+        ear: Ear,
+        listener: Any,
+        vain: Vain,
+        arguments: Arguments,
+        sources: Sources,
+        until: Optional[Key],
+    ) -> None:
+        self._vain, self.arguments, self._until = vain, arguments, until
+        self._edited = bool(sources.texts)
+        more, fewer = (
+            {one.layer for one in parent.given if names & {*one.layer.split(".")}}
+            for names in (sources.added(), sources.removed())
+        )
+        self._more_of, self._fewer_of = more, fewer
+        """Layers that edits may call once more, or once less."""
+        self._taken: set[Optional[CallId]] = set()
+        self.call = parent.call
+        self.errors: dict[Key, float] = {}
+        self.found: dict[Key, int] = {}
+        """The numbers of the values that are looked at."""
+        self.at: dict[Key, tuple[int, Optional[Event]]] = {}
+        """How many events there were when they were, and the one that uses the value: a layer's call, or the return."""
+        self.users: dict[CallId, Optional[Event]] = {}
+        """The events that are calls of layers which are held."""
+        self._parent, self._ear, self._listener = parent, ear, listener
+        running = parent.running
+        self._adapter, self._ground = running.adapter, running.ground
+        self._counts = {**parent.before, parent.call.layer: parent.call.number}
+        self._depth = 0
+        self._added = 0
+        """Calls that are under way and that edits added."""
+
+    def called(self, path: str, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A layer is called."""
+        number = self._counts.get(path, 0)
+        self._counts[path] = number + 1
+        this = CallId(path, number)
+        if self._added:
+            return self._more(inner, args, kwargs)
+        if self._depth == 0:
+            return self._outermost(this, inner, args, kwargs)
+        if self._depth > 1:
+            return self._inner(inner, args, kwargs)
+        same = self._same(this, args, kwargs)
+        if same is None:
+            return self._more(inner, args, kwargs)
+        if same not in self._ground.plan.calls:
+            return self._inner(inner, args, kwargs)
+        return self._held(same, inner, args, kwargs)
+
+    def _same(self, this: CallId, args: Any, kwargs: Any) -> Optional[CallId]:
+        """Which call of the port's own code this is, where edits call a layer once more, or once less; None for a call
+        that they add. It is given other values than any was. Behind one that they take away others may be, too.
+        """
+        given = self._parent.given
+        if not self._edited:
+            given[this] = self._mark(args, kwargs)
+        if this.layer not in self._more_of | self._fewer_of:
+            return this
+        left = [one for one in given if one.layer == this.layer and one not in self._taken]
+        mark = self._mark(args, kwargs)
+        same = next((one for one in left if given[one] == mark), None)
+        if same is None and this.layer in self._fewer_of:
+            same = next((one for one in left if one in self._ground.plan.calls), None)
+        self._taken.add(same)
+        return same
+
+    def _mark(self, args: Any, kwargs: Any) -> object:
+        found: Tensors = []
+        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        return tuple(print_of(self._adapter.to_numpy(tensor)) for _, tensor in found)
+
+    def _more(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A call that edits add: all of it runs, with what they change inside it."""
+        self._added += 1
+        try:
+            return (self._ear.form(inner) or inner)(*args, **kwargs)
+        finally:
+            self._added -= 1
+
+    def _outermost(self, this: CallId, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        self._depth = 1
+        try:
+            output = self._inner(inner, args, kwargs)
+        finally:
+            self._depth = 0
+        found: Tensors = []
+        flatten_result(output, self._adapter.is_tensor, found)
+        self._look(this, found)
+        return output
+
+    def _inner(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Code of the parent's own, or of a layer that the reference has not."""
+        form = self._ear.form(inner) if self._depth == 1 else None
+        return (form or inner)(*args, **kwargs)
+
+    def _held(self, this: CallId, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        found: Tensors = []
+        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        self._look(this, found)
+        if isinstance(self._listener, Heard):
+            self.users[this] = self._user(this)
+        if this in self._parent.kept:
+            output, counts, mark, changes = self._parent.kept[this]
+            if self._mark((output,), {}) == mark:
+                self._counts.update(counts)
+                repeated(changes, args, kwargs)
+                return output
+            del self._parent.kept[this]  # the code writes into it
+            self._parent.changing.add(this)
+        before = dict(self._counts)
+        others = substitute_arguments(args, kwargs, self._ground.others(self.call, this, found))
+        effects = Effects(*others)
+        self._depth += 1
+        try:
+            output = inner(*others[0], **others[1])
+        finally:
+            self._depth -= 1
+        changes = effects.found()
+        if others[0] is not args:
+            repeated(changes, args, kwargs)
+        found = []
+        flatten_result(output, self._adapter.is_tensor, found)
+        given = self._ground.others(self.call, this, found)
+        output = substitute_result(output, given)
+        if not any(self._is_own(this, slot, tensor) for slot, tensor in found if slot not in given):
+            self._keep(this, output, found, before, changes)
+        return output
+
+    def _is_own(self, this: CallId, slot: str, tensor: object) -> bool:
+        """Whether a value has another size than its counterpart: what is made depends on what the code gives."""
+        entry = self._ground.plan.entries.get(Key(self.call.step, Phase.FORWARD, *this, slot))
+        return entry is not None and math.prod(entry.shape) != math.prod(self._adapter.to_numpy(tensor).shape)
+
+    def _keep(
+        self, this: CallId, output: Any, found: Tensors, before: Mapping[str, int], changes: Sequence[Change]
+    ) -> None:
+        size = sum(self._adapter.to_numpy(tensor).nbytes for _, tensor in found)
+        if self._parent.bytes + size <= KEPT and this not in self._parent.changing:
+            self._parent.bytes += size
+            counts = {path: count for path, count in self._counts.items() if before.get(path, 0) != count}
+            self._parent.kept[this] = output, counts, self._mark((output,), {}), changes
+
+    def _user(self, this: CallId) -> Optional[Event]:
+        if self._depth == 0:
+            return next((one for one in reversed(self._listener.story.events) if one.word == RETURN), None)
+        pending = self._listener.pending[-1:]
+        return next((one for one in pending if one.layer == self._ground.plan.layers.get(this.layer)), None)
+
+    def _look(self, this: CallId, found: Tensors) -> None:
+        tensors = dict(found)
+        for check in self._parent.checks:
+            key = check.port
+            if (key.layer, key.call) != this or is_input(key.slot) == (self._depth == 0) or key in self.errors:
+                continue
+            if key.slot in tensors:
+                self.errors[key] = self._ground.off(check, tensors[key.slot])
+                if self._vain(key, self.errors[key]):
+                    raise InVainError
+                if isinstance(self._listener, Heard):
+                    self.found[key] = self._listener.number(tensors[key.slot])
+                    self.at[key] = len(self._listener.story.events), self._user(this)
+                if key == self._until:
+                    raise EnoughError

@@ -1,0 +1,90 @@
+"""Other ways to write the numbers of a function, told from its text."""
+
+from __future__ import annotations
+
+import pytest
+
+from aligner.mending.figures import counted, operated, rounded, sliced
+from aligner.mending.sources import Sources
+
+
+def texts(tmp_path, way, line):
+    file = tmp_path / "net.py"
+    file.write_text(f"def f(x):\n    y = {line}\n", encoding="utf-8")
+    found = [Sources({}).edited(edits).text(str(file)) for edits in way(Sources({}), str(file), 2)]
+    return [one.partition("y = ")[2].strip() for one in found]
+
+
+@pytest.mark.parametrize(
+    ("line", "others"),
+    [
+        ("for i in range(1, n):", ["range(0, n)", "range(2, n)", "range(1, n + 1)", "range(1, n - 1)"]),
+        ("y = x[k // 2 :]", ["x[(k - 1) // 2 :]", "x[k // 3 :]"]),
+        ("y = roll(roll(x, -s, 1), -s, 2)", ["roll(roll(x, s, 1), s, 2)", "roll(roll(x, s, 1), -s, 2)"]),
+        ("y = arange(n - 1, n + m - 1)", ["arange(n, n + m)", "arange(n - 2, n + m - 1)"]),
+        ("y = x > k", ["x >= k"]),
+        ("y = pad(-k % p, -k)", ["pad((-k - 1) % p, -k)", "pad(k % p, k)"]),
+    ],
+)
+def test_numbers_that_are_one_off(tmp_path, line, others):
+    file = tmp_path / "net.py"
+    text = (
+        f"def forward(self, x):\n    {line}\n        return 7\n" if line.endswith(":") else f"def f(x):\n    {line}\n"
+    )
+    file.write_text(text, encoding="utf-8")
+    found = [Sources({}).edited(edits).text(str(file)) for edits in counted(Sources({}), str(file), 2)]
+    assert all(any(other in one for one in found) for other in others)
+    assert text not in found
+
+
+def test_the_nearest_lines_come_first(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text("def f(x):\n    a = x[1:]\n    b = a[2:]\n    return b[3:]\n", encoding="utf-8")
+    found = [edits[0].new for edits in counted(Sources({}), str(file), 4)]
+    assert found == ["2", "4", "1", "3", "0", "2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "others"),
+    [
+        ("y = (a // h, b // w)", ["(a / h, b / w)", "(a / h, b // w)"]),
+        ("y = index + 131 + seeds", ["index + 131 * seeds", "index - 131 - seeds"]),
+        ("y = a ** -b", ["a * -b"]),
+    ],
+)
+def test_other_signs(tmp_path, line, others):
+    file = tmp_path / "net.py"
+    file.write_text(f"def f(a, b, h, w, index, seeds):\n    {line}\n    return y\n", encoding="utf-8")
+    found = [Sources({}).edited(edits).text(str(file)) for edits in operated(Sources({}), str(file), 2)]
+    assert all(any(other in one for one in found) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("line", "others"),
+    [
+        ("x[2:4]", ["x[3:5]", "x[1:3]"]),
+        ("x[:, i]", ["x[:, i + 1]", "x[:, i - 1]"]),
+        ("x[:, a - h:, b - w:]", ["x[:, :h, :w]", "x[:, :h, b - w:]"]),
+        ("x[:-1]", ["x[1:]"]),
+        ("x[:n]", ["x[-n:]", "x[:n + 1]", "x[:n - 1]"]),
+        ("x[::2]", []),
+    ],
+)
+def test_slices_and_items(tmp_path, line, others):
+    found = texts(tmp_path, sliced, line)
+    assert set(others) <= set(found)
+    assert bool(found) == bool(others)
+
+
+@pytest.mark.parametrize(
+    ("line", "others"),
+    [
+        ("int(h * f), int(w * f)", ["round(h * f), round(w * f)", "int(h * f + 0.5), int(w * f + 0.5)"]),
+        ("int(h + 0.5)", ["int(h)", "round(h + 0.5)"]),
+        ("n // stride", ["(n + stride - 1) // stride"]),
+        ("(n + stride - 1) // stride", ["n // stride"]),
+        ("ops.floor(x)", ["ops.ceil(x)", "ops.round(x)"]),
+    ],
+)
+def test_roundings(tmp_path, line, others):
+    assert set(others) <= set(texts(tmp_path, rounded, line))
