@@ -30,6 +30,7 @@ from aligner.mending.variations import (
     repeated,
     statements,
     swapped,
+    turned_out,
 )
 
 TURNED = 1.9
@@ -180,7 +181,7 @@ class Blindly:
         sites = self._sites()[:FUNCTIONS]
         for late, edits in enumerate(itertools.islice(words, SWAPPED)):
             yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
-        for way in (drawn_out, drawn_in, gathered, moved):
+        for way in (drawn_out, drawn_in, gathered, turned_out, moved):
             found = (edits for file, line in places for edits in way(self._sources, file, line))
             for late, edits in enumerate(itertools.islice(found, MOVED)):
                 yield Candidate(EXCHANGE + 0.05 * late, edits, MISSING, (), 9)

@@ -325,7 +325,7 @@ class Mending:
             if known is not None and not begun:
                 right = [check for check in wrong if check not in left]
                 sound = sound and any(map(self._tells, right))
-                sound = sound and self._stepping.witnessed(parent, story, edited, best)
+                sound = sound and self._stepping.witnessed(parent, story, edited, best, strictly=True)
                 known += [way] if sound else []
             wrong = left
         if way is not sure:

@@ -304,24 +304,30 @@ class Stepping:
             return None
 
     @staticmethod
-    def witnessed(parent: Parent, story: Story, trial: Sources, one: Candidate) -> bool:
-        """What the edited code makes, each time, is a value of the reference's too: no numbers that fit by chance."""
+    def witnessed(parent: Parent, story: Story, trial: Sources, one: Candidate, strictly: bool = False) -> bool:
+        """What the edited code makes, each time, is a value of the reference's too: no numbers that fit by chance. With
+        `strictly`, it makes one.
+        """
         heard, _ = parent.heard_again(trial)
         moved = 0
         for edit in sorted(one.edits):
             start = edit.start + moved
             stop = start + len(edit.new)
             moved += len(edit.new) - (edit.end - edit.start)
-            around = [
-                (last - first, number, event)
-                for number, event in enumerate(heard.story.events)
+            spans = [
+                (*trial.span(edit.file, event.node), event)
+                for event in heard.story.events
                 if event.site is not None and event.node is not None and event.site.file == edit.file and event.results
-                for first, last in [trial.span(edit.file, event.node)]
-                if first <= start and stop <= last and event.word != LAYER
+                if event.word != LAYER
             ]
-            least = min((size for size, *_ in around), default=0)
-            made = [heard.story.values[event.results[0]] for size, _, event in around if size == least]
+            around = [(last - first, event) for first, last, event in spans if first <= start and stop <= last]
+            inside = [(first - last, event) for first, last, event in spans if start <= first and last <= stop]
+            sizes = around or inside
+            least = min((size for size, _ in sizes), default=0)
+            made = [heard.story.values[event.results[0]] for size, event in sizes if size == least]
             if made and not (distances(story.values, made, turned=False).min(axis=0) <= AGREE).all():
+                return False
+            if strictly and not made:
                 return False
         return True
 

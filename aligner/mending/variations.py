@@ -104,6 +104,45 @@ def moved(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
                     yield (Edit(file, *sources.span(file, node), _with(sources, file, call, first)),)
 
 
+def turned_out(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """f(x + g(x)) as x + g(f(x)), and the other way round: a norm before what it stands behind."""
+    for node in _in_statement(sources.text(file), line):
+        outer = node.args[0] if isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords else node
+        if not isinstance(outer, ast.BinOp):
+            continue
+        for base, other in ((outer.left, outer.right), (outer.right, outer.left)):
+            if not isinstance(base, ast.Name):
+                continue
+            uses = [one for one in ast.walk(other) if isinstance(one, ast.Name) and one.id == base.id]
+            calls = [one for one in ast.walk(other) if isinstance(one, ast.Call) and _is_of(one, base.id)]
+            sign = _sign(sources, file, outer)
+            if outer is not node and isinstance(node, ast.Call) and uses:
+                function = sources.words(file, node.func)
+                inner = _instead(sources, file, other, [(one, f"{function}({base.id})") for one in uses])
+                yield (Edit(file, *sources.span(file, node), f"{base.id} {sign} {inner}"),)
+            elif outer is node and len(calls) == len(uses) == 1:
+                inner = _instead(sources, file, other, [(calls[0], base.id)])
+                yield (
+                    Edit(file, *sources.span(file, node), f"{ast.unparse(calls[0].func)}({base.id} {sign} {inner})"),
+                )
+
+
+def _is_of(call: ast.Call, name: str) -> bool:
+    """Whether it is given this variable alone."""
+    first = call.args[0] if len(call.args) == 1 and not call.keywords else None
+    return isinstance(first, ast.Name) and first.id == name
+
+
+def _instead(sources: Sources, file: str, node: ast.expr, others: Sequence[tuple[ast.expr, str]]) -> str:
+    """The source of an expression with others in the places of some of its parts."""
+    start, stop = sources.span(file, node)
+    text = sources.text(file)[start:stop]
+    for part, said in sorted(others, key=lambda one: -sources.span(file, one[0])[0]):
+        first, last = sources.span(file, part)
+        text = text[: first - start] + said + text[last - start :]
+    return text
+
+
 def _with(sources: Sources, file: str, call: ast.Call, first: str) -> str:
     """The source of a call that is given something else first."""
     (start, end), (one, other) = sources.span(file, call), sources.span(file, call.args[0])

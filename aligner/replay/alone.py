@@ -28,6 +28,7 @@ from aligner.replay.code import Again, Code, numbers_before
 from aligner.replay.forms import laid, laid_out
 from aligner.replay.frames import Plan
 from aligner.replay.judgement import as_entry, judged
+from aligner.replay.masks import is_additive, say_the_same
 from aligner.source.owning import is_own
 from aligner.structure import Tensors, flatten_result, rebuild_arguments
 
@@ -100,6 +101,13 @@ class Alone:
         found = Held(check.port, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
         own = self._port.find(check.port)
         usual = (wanted.shape,) if check.reason == OTHER_SHAPE or own is None else (wanted.shape, own.shape)
+        if own is not None and DTYPES[own.dtype].exact != DTYPES[found.dtype].exact:
+            return math.inf  # a mask in other words than it has now: the layer may not take it so
+        if DTYPES[wanted.dtype].exact != DTYPES[found.dtype].exact:
+            if own is not None and is_additive(own.load()) and not is_additive(decode(found.raw(), found.dtype)):
+                return math.inf
+            if say_the_same(wanted, found.raw(), found.dtype):
+                return 0.0
         if check.axes is None and len(wanted.shape) and found.shape not in usual:
             return math.inf  # the same values, with axes of one elsewhere: other code may not take them so
         if check.axes is not None:

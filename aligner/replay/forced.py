@@ -73,8 +73,7 @@ class ForcedPass:
         self._adapter = adapter
         self._model = model
         self._stopped = stopped
-        self._step = 0
-        self._stack: list[Frame] = []
+        self._step, self._stack = 0, list[Frame]()
         self._numbers: dict[str, int] = {}
         self._trusted: set[Key] = set()
         """Values that have gone for right at another border, and rightly: held, no less would be wrong."""
@@ -274,9 +273,9 @@ class ForcedPass:
         while self._stack and self._stack[-1].path != path:  # calls whose layer raised, and somebody caught it
             self._stack.pop()
         frame = self._stack.pop()
-        frame.ended(None if frame.call is None else ("glue", frame.call.layer, (frame.last, "")))
         if frame.call is None:
             return output
+        frame.ended(("glue", frame.call.layer, (frame.last, "")))
         found: Tensors = []
         flatten_result(output, self._adapter.is_tensor, found)
         layer = frame.call.layer
@@ -294,7 +293,8 @@ class ForcedPass:
         if frame.around is not None:
             frame.around.last = layer
             wrong = any(check.suspicious for check in self.checks[frame.first :])
-            frame.around.loose |= wrong and not all(self._has_counterpart(frame, slot) for slot, _ in found)
+            own = [tensor for slot, tensor in found if wrong and not self._has_counterpart(frame, slot)]
+            frame.around.loose |= bool(self._written.note(own, place))
         return substitute_result(output, others)
 
     def _judge_arguments(self, frame: Frame, made: int) -> None:

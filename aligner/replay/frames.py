@@ -79,7 +79,7 @@ class Frame:
     """What its own code has done wrong so far."""
     wrong: set[object] = field(default_factory=set)
     """Values of the reference that its code has got wrong so far, by their contents."""
-    ended: Callable[[Optional[Place]], None] = lambda place: None
+    ended: Callable[[Place], None] = lambda place: None
     """What is to be done when it has ended, with the place of its code."""
     first: int = 0
     """Checks that were made before it began."""

@@ -47,14 +47,18 @@ def say_the_same(wanted: Held, array: Array, dtype: str) -> bool:
     one, other = _numbers(wanted.load()), _numbers(decode(array, dtype))
     if not one.size or not other.size:
         return False
-    additive = [bool((side <= -HIDDEN).any()) for side in (one, other)]
-    if any(additive):
+    if is_additive(one) or is_additive(other):
         sides = _hidden(one), _hidden(other)
         if sides[0] is None or sides[1] is None:
             return False
         one, other = sides[0], sides[1]
     cores = _cores(one, other)
     return cores is not None and bool(np.array_equal(*cores))
+
+
+def is_additive(mask: Array) -> bool:
+    """Whether it hides by what is added to scores."""
+    return bool((_numbers(mask) <= -HIDDEN).any())
 
 
 def _numbers(mask: Array) -> Numbers:

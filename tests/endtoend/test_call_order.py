@@ -50,10 +50,11 @@ def test_norms_that_stand_elsewhere_are_one_origin(tmp_path, reference, port, or
     found = compared(tmp_path, BLOCK, words(), reference, port)
     (origin,) = found.origins
     assert (origin.layer, origin.where, origin.calls) == ("", "glue", 1)
-    cause = origin.causes[0]
-    assert cause.id in ORDER
-    assert cause.confirmed == (cause.id == "code-edit")
-    assert cause.facts["reference_order"] == order
+    assert [cause.id for cause in origin.causes] == ["code-edit", "layers-in-another-order"]
+    assert [cause.confirmed for cause in origin.causes] == [True, False]
+    assert origin.causes[1].facts["reference_order"] == order
+    assert origin.edit is not None
+    assert not origin.edit.right  # all of it
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -152,7 +152,7 @@ CASES = {
         rows,
         lambda n, x: n.b(n.a(x).median(1)[0]),
         lambda n, x: n.b(n.a(x).quantile(0.5, 1)),
-        EDIT,
+        LINE,
     ),
     "median-of-all": (
         two,

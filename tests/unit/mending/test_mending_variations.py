@@ -15,6 +15,7 @@ from aligner.mending.variations import (
     renamed_own,
     repeated,
     swapped,
+    turned_out,
 )
 
 STEPS = """
@@ -128,6 +129,23 @@ def test_a_sign_is_moved_into_a_call_and_out_of_it(tmp_path, line, others):
     file.write_text(f"def f(x):\n    {line}\n", encoding="utf-8")
     found = [Sources({}).edited(edits).text(str(file)) for edits in moved(Sources({}), str(file), 2)]
     assert all(any(f"y = {other}\n" in one for one in found) for other in others)
+
+
+@pytest.mark.parametrize(
+    ("line", "others"),
+    [
+        ("y = norm(x + attn(x, m))", ["x + attn(norm(x), m)"]),
+        ("y = x + fc2(act(norm(x)))", ["norm(x + fc2(act(x)))"]),
+        ("y = fc(norm(x)) + x", ["norm(x + fc(x))"]),
+        ("y = norm(x + z)", []),
+    ],
+)
+def test_a_norm_stands_before_what_it_stands_behind(tmp_path, line, others):
+    file = tmp_path / "net.py"
+    file.write_text(f"def f(x):\n    {line}\n", encoding="utf-8")
+    found = [Sources({}).edited(edits).text(str(file)) for edits in turned_out(Sources({}), str(file), 2)]
+    assert all(any(f"y = {other}\n" in one for one in found) for other in others)
+    assert bool(found) == bool(others)
 
 
 def test_what_a_layer_keeps_is_taken_for_another_of_its_kind(tmp_path):
