@@ -12,6 +12,7 @@ memory at a time. What is wrong is kept in the port's dump (phase FORCED) for th
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -379,15 +380,10 @@ class ForcedPass:
     def _has_counterpart(self, frame: Frame, slot: str) -> bool:
         return Key(self._step, Phase.FORWARD, frame.path, frame.number, slot) in self.plan.entries
 
-    def _replaced(
-        self,
-        frame: Frame,
-        owner: Optional[Frame],
-        found: Tensors,
-        place: Place,
-    ) -> Mapping[str, object]:
+    def _replaced(self, frame: Frame, owner: Optional[Frame], found: Tensors, place: Place) -> Mapping[str, object]:
         """Check each tensor, and say what to put in the places of those that differ at all."""
         others: dict[str, object] = {}
+        self.values.shared = {number for number, count in Counter(id(one) for _, one in found).items() if count > 1}
         for slot, tensor in found:
             address = Key(self._step, Phase.FORWARD, frame.path, frame.number, slot)
             entry = self.plan.entries.get(address)

@@ -73,6 +73,8 @@ class Values:
         """Calls that raised on the reference's inputs and are left with their own."""
         self.odd: set[tuple[str, int]] = set()
         """Calls of this run that made another shape than the reference's."""
+        self.shared: set[int] = set()
+        """Tensors that the call under way is given in several places: of these each is put right for itself."""
         self.disturb: Optional[Change] = None
         self.watched: Optional[Callable[[Check, Array, str], None]] = None
         self.borders = Borders(plan.uses)
@@ -281,7 +283,7 @@ class Values:
             if target is not None and check.suspicious:
                 target.loose = True
             return None
-        if check.suspicious and is_input(address.slot):
+        if check.suspicious and is_input(address.slot) and id(tensor) not in self.shared:
             self._mend(tensor, other, array)
         return other
 
