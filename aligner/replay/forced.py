@@ -293,9 +293,11 @@ class ForcedPass:
         self.checks[frame.first :] = in_effect(self.checks[frame.first :], made - frame.first, self.values.free)
         if frame.around is not None:
             frame.around.last = layer
-            wrong = any(check.suspicious for check in self.checks[frame.first :])
-            own = [tensor for slot, tensor in found if wrong and not self._has_counterpart(frame, slot)]
-            frame.around.loose |= bool(self._written.note(own, place))
+            wrong = [check for check in self.checks[frame.first :] if check.suspicious]
+            alone = [tensor for slot, tensor in found if not self._has_counterpart(frame, slot)]
+            frame.around.loose |= bool(wrong and alone)
+            if any(check.owner == layer for check in wrong):  # what is wrong in a layer inside comes of that
+                self._written.note(alone, place)
         return substitute_result(output, others)
 
     def _judge_arguments(self, frame: Frame, made: int) -> None:

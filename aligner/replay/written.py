@@ -36,11 +36,10 @@ class Written:
 
         return ended
 
-    def note(self, tensors: Sequence[object], place: Place) -> Sequence[object]:
+    def note(self, tensors: Sequence[object], place: Place) -> None:
         """These were made there; the innermost call ends first."""
         for tensor in tensors:
             self._places.setdefault(id(tensor), (tensor, place))
-        return tensors
 
     def place(self, tensor: object, other: Place) -> Place:
         """Where a value was made: in the code that wrote it, or there."""
