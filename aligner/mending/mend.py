@@ -272,9 +272,7 @@ class Mending:
         if others is not None:
             yield others, left_out
 
-    def _searched(
-        self, group: _Group, parent: Parent, story: Story, start: Sources, result: Mended
-    ) -> Optional[_Way]:
+    def _searched(self, group: _Group, parent: Parent, story: Story, start: Sources, result: Mended) -> Optional[_Way]:
         """Edits that put all of this call right, its mistakes one after the other; or all up to one that none mends."""
         known: list[_Way] = []
         way = self._right(group, parent, story, _Way(start), result, known)

@@ -62,9 +62,7 @@ def _lists(paths: Iterable[str]) -> dict[str, set[str]]:
     return found
 
 
-def _bound(
-    prior: Mapping[str, str], mine: Mapping[str, set[str]], theirs: Mapping[str, set[str]]
-) -> Mapping[str, str]:
+def _bound(prior: Mapping[str, str], mine: Mapping[str, set[str]], theirs: Mapping[str, set[str]]) -> Mapping[str, str]:
     """The port's lists of several members all of which are, with their numbers, all those of one list."""
     found = {}
     for one, paths in mine.items():
