@@ -11,9 +11,8 @@ memory at a time. What is wrong is kept in the port's dump (phase FORCED) for th
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -22,17 +21,18 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.adapter import Adapter, Arguments
-from aligner.compare.checks import OTHER_FORM, OTHER_SHAPE, Check
-from aligner.compare.net import CallId, is_input
+from aligner.compare.checks import Check
+from aligner.compare.net import CallId
 from aligner.dtypes import DTYPES
 from aligner.errors import DumpError
 from aligner.record import Array, Key, Phase
 from aligner.replay.answering import Answers
+from aligner.replay.doubts import Doubts
 from aligner.replay.frames import Frame, Plan
-from aligner.replay.handed import LEAST_PARTS, in_effect, in_one_piece, lacking, shape_of, understood
-from aligner.replay.judgement import Place, expected, wrong_places
+from aligner.replay.handed import LEAST_PARTS, in_effect, in_one_piece, shape_of
+from aligner.replay.judgement import Place, wrong_places
 from aligner.replay.noise import Change
-from aligner.replay.values import NEARLY, Values
+from aligner.replay.values import Values
 from aligner.replay.written import Written
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
 
@@ -40,12 +40,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from aligner.capture.sink import Sink
-    from aligner.dump.reader import Entry
 
     Numbers = npt.NDArray[np.float64]
-
-ARGUMENT = "argument-missing"
-"""The reason of a check whose value the port's code did not hand over at all."""
 
 ATTEMPTS = 6
 """Runs of a step until the port gets through what it is held to."""
@@ -78,10 +74,7 @@ class ForcedPass:
         self._numbers: dict[str, int] = {}
         self._trusted: set[Key] = set()
         """Values that have gone for right at another border, and rightly: held, no less would be wrong."""
-        self._asked: set[Key] = set()
-        """Arguments in another order of axes to calls that make something else than the reference's of them."""
-        self._blamed: set[object] = set()
-        """Masks in other words that were taken for what is wrong."""
+        self._doubts = Doubts(self.values)
         self._answered: set[Key] = set()
         """Those of them of which it is known."""
 
@@ -108,8 +101,9 @@ class ForcedPass:
         of two readings less is wrong.
         """
         known = len(self.checks)
-        self._blamed.clear()
+        self._doubts.blamed.clear()
         self._settled(step, call, known)
+        self._asking(step, call, known)
         self._doubting(step, call, known)
         self._turning(step, call, known)
         if self.values.taken and step not in self.values.spared:
@@ -127,9 +121,46 @@ class ForcedPass:
             del self.checks[known:]
         else:
             self._held_run(step, call)
-        if self._blamed & self.values.understood:  # somebody later on made the right thing of such a mask
+        if self._doubts.blamed & self.values.understood:  # somebody later on made the right thing of such a mask
             del self.checks[known:]
             self._held_run(step, call)
+
+    def _asking(self, step: int, call: Callable[[], object], known: int) -> None:
+        """Where arguments are blamed for their form: run the step with their numbers in other places, to see what is
+        made of them; and with the reference's in their stead, to see whether that is what the layer lacks."""
+        asked = self._doubts.open - self._answered
+        if not asked:
+            return
+        self._answered |= asked
+        self._doubts.moved(asked, self.checks[known:], self._tried(step, call, known, asked, False))
+        left = asked - self._doubts.right
+        if left:
+            self._doubts.lent(left, self._tried(step, call, known, left, True))
+        if asked & self._doubts.right:
+            del self.checks[known:]
+            self._held_run(step, call)
+
+    def _tried(self, step: int, call: Callable[[], object], known: int, asked: Set[Key], lent: bool) -> Sequence[Check]:
+        """What is found in a run in which these arguments are others; calls that cannot take them keep their own."""
+        before, borders = self.checks[known:], self.values.borders
+        elsewhere, refuted = dict(borders.elsewhere), set(borders.refuted)
+        try:
+            while asked:
+                del self.checks[known:]
+                self.values.instead = dict.fromkeys(asked, lent)
+                try:
+                    self._run(step, call)
+                    break
+                except Exception as error:
+                    under_way = {(frame.path, frame.number) for frame in self._stack}
+                    left = {key for key in asked if (key.layer, key.call) not in under_way}
+                    if isinstance(error, DumpError):
+                        raise
+                    asked = left if left < asked else set()
+            return self.checks[known:] if asked else ()
+        finally:
+            self.values.instead, self.checks[known:] = {}, before
+            borders.elsewhere, borders.refuted = elsewhere, refuted
 
     def _doubting(self, step: int, call: Callable[[], object], known: int) -> None:
         """Run the step with those values held that may be wrong after all, if there are any."""
@@ -144,7 +175,7 @@ class ForcedPass:
 
     def _turning(self, step: int, call: Callable[[], object], known: int) -> None:
         """Run the step with arguments in other orders of axes, where a layer makes something else of those it got."""
-        asked = self._asked - self._answered
+        asked = self._doubts.turned - self._answered
         self._answered |= asked
         orders = [self.values.turned.known[address] for address in asked]
         for number in range(min(max(map(len, orders), default=0), ORDERS)):
@@ -289,7 +320,7 @@ class ForcedPass:
         made = len(self.checks)
         others = self._replaced(frame, frame, found, place)
         self.values.left(frame)
-        self._judge_arguments(frame, made)
+        self._doubts.judge(self._step, frame, made)
         self.checks[frame.first :] = in_effect(self.checks[frame.first :], made - frame.first, self.values.free)
         if frame.around is not None:
             frame.around.last = layer
@@ -299,78 +330,6 @@ class ForcedPass:
             if any(check.owner == layer for check in wrong):  # what is wrong in a layer inside comes of that
                 self._written.note(alone, place)
         return substitute_result(output, others)
-
-    def _judge_arguments(self, frame: Frame, made: int) -> None:
-        """Arguments in another form, or not given at all, are wrong where what was made of them is.
-
-        Then what is wrong inside comes of it. `made` is where the checks of the results begin.
-        """
-        missing = self.plan.missing.get((self._step, CallId(frame.path, frame.number)), ())
-        missing = () if frame.joined or self._taken_elsewhere(frame, missing) else lacking(missing, frame.own)
-        if not frame.doubtful and not missing:
-            return
-        mine = [(place, check) for place, check in enumerate(self.checks) if place >= frame.first and check.suspicious]
-        given = {p for p, check in mine if p < made and self._given_to(frame, check)}  # arguments make no others
-        mine = [(place, check) for place, check in mine if place not in given.union(frame.doubtful)]
-        handed = {self.values.content(self.checks[place]) for place in frame.doubtful}
-        passed = any(check.where == "glue" and self.values.content(check) in handed for _, check in mine)
-        misled = [place for place in frame.misled if place in frame.doubtful]
-        turned = passed or bool(misled)
-        doubts = [self.checks[place] for place in frame.doubtful]
-        turned |= any(c.reason == OTHER_SHAPE and c.port not in self.values.spread for c in doubts)
-        wrong = any(p >= made or check.deviation is None or (turned and check.where == "glue") for p, check in mine)
-        words = [self.values.words.get(check.port) for check in doubts]
-        if not mine and not missing and all(words) and made < len(self.checks):
-            self.values.understood.update(words)
-        wrong = wrong and not (words and self.values.understood.issuperset(words))
-        self._blamed |= {each for each in words if each is not None} if wrong else set()
-        wrong = wrong and not understood(doubts, self.checks[frame.first : made], self.plan.entries)
-        wrong = wrong and (passed or not self._taken_turned(frame, made))
-        blamed = misled or frame.doubtful if wrong else ()  # one that says other things, before a mere other form
-        for place in [place for place in frame.doubtful if place not in blamed]:
-            self.checks[place] = replace(self.checks[place], error=0.0, reason=OTHER_FORM)
-        inside = [p for p, check in mine if p >= made or check.where == "glue" or check.deviation is None]
-        if (not wrong or not frame.doubtful) and not (missing and inside and frame.around is not None):
-            return
-        for place in inside:
-            self.checks[place] = replace(self.checks[place], follows=True)
-        for place in blamed if frame.around is not None else ():
-            self.checks[place] = self.values.known_wrong(frame.around, self.checks[place])
-        if frame.around is None or frame.around.call is None or frame.call is None or frame.doubtful:
-            return
-        owner, between = frame.around.call.layer, (frame.before, frame.call.layer)
-        for entry in missing:
-            address = Key(self._step, Phase.FORWARD, frame.path, frame.number, entry.key.slot)
-            explained = expected(self.plan.coarsest(owner), entry.dtype, entry.dtype)
-            self.checks.append(Check(entry.key, address, "glue", owner, between, math.inf, explained, reason=ARGUMENT))
-
-    def _taken_turned(self, frame: Frame, made: int) -> bool:
-        """Whether a layer is given its arguments in another order of axes, and so may take them: a norm of the last
-        axis.
-
-        What it makes is in that order nearly what it should be. If not, it is asked what it makes of other orders.
-        """
-        turned = {self.checks[place].port for place in frame.doubtful}
-        if not turned <= self.values.turned.known.keys():
-            return False
-        results = [check.deviation for check in self.checks[made:]]
-        if not all(found is not None and found.rel_l2 < NEARLY for found in results):
-            self._asked |= turned
-        return True
-
-    def _taken_elsewhere(self, frame: Frame, missing: Sequence[Entry]) -> bool:
-        """Whether the port has called for itself what the reference's call hands these arguments on to inside, or has
-        them inside of its own call all the same: a table that is its own."""
-        if not missing or frame.call is None:
-            return False
-        inside = f"{frame.call.layer}."
-        checks = [c for c in self.checks[: frame.first] if c.key.layer.startswith(inside)]
-        checks += [c for c in self.checks[frame.first :] if (c.port.layer, c.port.call) != (frame.path, frame.number)]
-        taken = {self.values.content(c) for c in checks if is_input(c.key.slot) and not c.suspicious}
-        return all(entry.content in taken for entry in missing)
-
-    def _given_to(self, frame: Frame, check: Check) -> bool:
-        return is_input(check.port.slot) and (check.port.layer, check.port.call) == (frame.path, frame.number)
 
     def _stands_in(self, path: str, layer: str) -> bool:
         """Whether this layer of the port was called for the reference's `layer`, which the port has as another one."""

@@ -24,7 +24,7 @@ from aligner.explain.suspect import Suspect
 from aligner.explain.suspects import IN_SHORT, suspects, tried_as
 from aligner.findings import LAYER, REPEAT, TRIAL
 from aligner.replay.alone import Alone
-from aligner.replay.forced import ARGUMENT
+from aligner.replay.doubts import ARGUMENT
 from aligner.replay.repeats import repeated
 from aligner.replay.rewriting import Rewriting
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Optional
@@ -75,6 +75,9 @@ class Values:
         """Calls of this run that made another shape than the reference's."""
         self.shared: set[int] = set()
         """Tensors that the call under way is given in several places: of these each is put right for itself."""
+        self.instead: Mapping[Key, bool] = {}
+        """Arguments in another form in the place of which this run, of which nothing is kept, hands on others: the
+        reference's, or the same numbers in other places."""
         self.disturb: Optional[Change] = None
         self.watched: Optional[Callable[[Check, Array, str], None]] = None
         self.borders = Borders(plan.uses)
@@ -156,7 +159,7 @@ class Values:
             frame.doubtful.append(len(self.checks))
         self.checks.append(check)
         if doubtful:
-            return None
+            return self._instead(wanted, found) if address in self.instead else None
         if self.watched is not None:
             self.watched(check, found.raw(), found.dtype)
         if same and self.disturb is None and self.plan.given is None:
@@ -321,7 +324,7 @@ class Values:
         """Put a value into the port's dump; false if there are too many."""
         if key in self._prints:
             return self._prints[key] == prints.taken(array)
-        if self._sink is None or self._kept >= KEPT:
+        if self._sink is None or self.instead or self._kept >= KEPT:
             return False
         self.order += 1
         self._sink.write(Record(key._replace(phase=Phase.FORCED), self.order, dtype, array))
@@ -346,6 +349,16 @@ class Values:
                 value, word = encode(decode(value, word), dtype), dtype
         self._right.add(prints.taken(value))
         return self._adapter.from_numpy(value, word)
+
+    def _instead(self, wanted: Held, found: Held) -> Optional[object]:
+        """What is handed on in the place of an argument in another form; None for what it is."""
+        if self.instead[found.key]:
+            return self._other(wanted, found.raw(), found.dtype, as_it_is=True)
+        flat = found.raw().reshape(-1)
+        other = next((o for o in (flat[::-1], np.roll(flat, 1)) if not np.array_equal(o, flat)), None)
+        if other is None:
+            return None
+        return self._adapter.from_numpy(np.ascontiguousarray(other.reshape(found.shape)), found.dtype)
 
     def _mend(self, tensor: object, other: object, array: Array) -> None:
         """What the code around keeps is made right as well, where it is this very tensor."""
