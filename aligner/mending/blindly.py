@@ -36,6 +36,9 @@ from aligner.mending.variations import (
 TURNED = 1.9
 """What it costs to exchange two arguments of a call, or to give it one more."""
 
+STARTING = 1.2
+"""What it costs to have the first wrong step along another axis, where all that it works on is right."""
+
 TURN = 3.0
 """What it costs to turn a value before it is reshaped."""
 
@@ -73,6 +76,7 @@ class Blindly:
         """What the reference's steps do not tell, where it does in one what the port does in several."""
         yield from self._of_helpers()
         yield from self._varied()
+        start = self._start()
         for anchor in self._search.anchors():
             event = anchor.event
             axis = event.arguments.get("axis")
@@ -80,8 +84,9 @@ class Blindly:
             if anchor.node is event.node and isinstance(axis, int) and isinstance(first, int):
                 rank = len(self._matching.theirs.shapes[first])
                 for other in (one for one in range(rank) if one != axis):
+                    cost = STARTING if event is start else 4.0 + 0.1 * min(anchor.late, FAR)
                     for edit in self._along(event, other, other - rank if rank - 1 in (axis, other) else other):
-                        yield Candidate(4.0 + 0.1 * min(anchor.late, FAR), (edit,), ARGUMENT, (), 9)
+                        yield Candidate(cost, (edit,), ARGUMENT, (), 9)
             if anchor.node is event.node and event.word == "reshape" and isinstance(event.node, ast.Call):
                 for edit in self._turned(event):
                     yield Candidate(TURN + 0.1 * min(anchor.late, FAR), (edit,), MISSING, (), 9)
@@ -92,6 +97,12 @@ class Blindly:
             if anchor.value == self._matching.found:
                 for edit in self._under_other_words(event, anchor.node, anchor.node):
                     yield Candidate(5.0, (edit,), MISSING, (), 9)
+
+    def _start(self) -> Optional[Event]:
+        """The first wrong step, if all that it works on is right."""
+        wrong = {value for value, _ in self._matching.wrong}
+        event = next((event for _, event in self._matching.wrong if event is not None), None)
+        return event if event is not None and not wrong & {*event.operands} else None
 
     def _along(self, event: Event, axis: int, said: int) -> Iterator[Edit]:
         """The same along another axis: what a layer of the framework's does along one, a function does along others."""

@@ -35,6 +35,9 @@ class Doubts:
         """Arguments in another form that were taken for what is wrong, and might be right."""
         self.right: set[Key] = set()
         """Of these the ones that are: something right is made of them."""
+        self.strange: set[Key] = set()
+        """Those that cannot be set against the reference's at all, of layers with code around others in which no shape
+        is wrong."""
 
     def judge(self, step: int, frame: Frame, made: int) -> None:
         """Arguments in another form, or not given at all, are wrong where what was made of them is.
@@ -57,7 +60,7 @@ class Doubts:
         misled = [place for place in frame.misled if place in frame.doubtful]
         turned = passed or bool(misled)
         doubts = [self._values.checks[place] for place in frame.doubtful]
-        turned |= any(c.reason == OTHER_SHAPE and c.port not in self._values.spread for c in doubts)
+        turned |= any(_is_strange(check, self._values) for check in doubts)
         wrong = any(p >= made or check.deviation is None or (turned and check.where == "glue") for p, check in mine)
         words = [self._values.words.get(check.port) for check in doubts]
         if not mine and not missing and all(words) and made < len(self._values.checks):
@@ -69,6 +72,8 @@ class Doubts:
         ports = {check.port for check in doubts}
         wrong = wrong and not (ports and ports <= self.right)
         self.open |= ports - self.right if wrong and not misled and frame.around is not None else set()
+        formed = frame.inner and not any(check.reason for _, check in mine)
+        self.strange |= {check.port for check in doubts if formed and _is_strange(check, self._values)}
         blamed = misled or frame.doubtful if wrong else ()  # one that says other things, before a mere other form
         for place in [place for place in frame.doubtful if place not in blamed]:
             self._values.checks[place] = replace(self._values.checks[place], error=0.0, reason=OTHER_FORM)
@@ -101,7 +106,7 @@ class Doubts:
         mended = {
             key
             for key in asked
-            if (made := [check for check in after if _is_made_by(check.port, key)])
+            if (made := [check for check in after if _comes_of(check.port, key)])
             and all(_is_clean(check) for check in made)
         }
         self.right |= asked - mended
@@ -134,17 +139,18 @@ class Doubts:
         return all(entry.content in taken for entry in missing)
 
 
+def _is_strange(check: Check, values: Values) -> bool:
+    return check.reason == OTHER_SHAPE and check.port not in values.spread
+
+
 def _is_clean(check: Check) -> bool:
-    return check.deviation is not None and not check.suspicious and not check.follows
+    return not (check.reason or check.suspicious or check.follows)
 
 
 def _comes_of(port: Key, argument: Key) -> bool:
     """Whether this value is made in a call of the layer that is given the argument."""
-    return port.layer.startswith(f"{argument.layer}.") or _is_made_by(port, argument)
-
-
-def _is_made_by(port: Key, argument: Key) -> bool:
-    return port.layer == argument.layer and port.call == argument.call and not is_input(port.slot)
+    own = port.layer == argument.layer and port.call == argument.call and not is_input(port.slot)
+    return own or port.layer.startswith(f"{argument.layer}.")
 
 
 def _given_to(frame: Frame, check: Check) -> bool:

@@ -133,7 +133,7 @@ class ForcedPass:
             return
         self._answered |= asked
         self._doubts.moved(asked, self.checks[known:], self._tried(step, call, known, asked, False))
-        left = asked - self._doubts.right
+        left = (asked & self._doubts.strange) - self._doubts.right
         if left:
             self._doubts.lent(left, self._tried(step, call, known, left, True))
         if asked & self._doubts.right:
