@@ -45,7 +45,11 @@ class Doubts:
         Then what is wrong inside comes of it. `made` is where the checks of the results begin.
         """
         missing = self._values.plan.missing.get((step, CallId(frame.path, frame.number)), ())
-        missing = () if frame.joined or self._taken_elsewhere(frame, missing) else lacking(missing, frame.own)
+        missing = (
+            ()
+            if frame.joined or not frame.takes_more or self._taken_elsewhere(frame, missing)
+            else lacking(missing, frame.own)
+        )
         if not frame.doubtful and not missing:
             return
         mine = [

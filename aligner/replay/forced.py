@@ -29,7 +29,7 @@ from aligner.record import Array, Key, Phase
 from aligner.replay.answering import Answers
 from aligner.replay.doubts import Doubts
 from aligner.replay.frames import Frame, Plan
-from aligner.replay.handed import LEAST_PARTS, in_effect, in_one_piece, shape_of
+from aligner.replay.handed import LEAST_PARTS, in_effect, in_one_piece, shape_of, takes_more
 from aligner.replay.judgement import Place, wrong_places
 from aligner.replay.noise import Change
 from aligner.replay.values import Values
@@ -270,9 +270,12 @@ class ForcedPass:
         self._answers.ran(self.checks, self.values.disturb is None)
 
     def _hold(self, path: str, layer: object) -> Any:
-        return self._adapter.intervene(layer, partial(self._enter, path), lambda *run: self._leave(path, run[2]))
+        enter = partial(self._enter, path, partial(getattr, *self._adapter.computing(layer)))
+        return self._adapter.intervene(layer, enter, lambda *run: self._leave(path, run[2]))
 
-    def _enter(self, path: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arguments:
+    def _enter(
+        self, path: str, function: Callable[[], object], args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> Arguments:
         number = self._numbers.get(path, 0)
         self._numbers[path] = number + 1
         around = next((f for f in reversed(self._stack) if f.call is not None), None)
@@ -281,7 +284,8 @@ class ForcedPass:
         if frame.call is None:
             return args, kwargs
         found: Tensors = []
-        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        structure = flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        frame.takes_more = takes_more(function(), (args, kwargs), structure)
         if around is None:
             place: Place = ("inputs", frame.call.layer, None)
         else:

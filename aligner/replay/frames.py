@@ -89,6 +89,8 @@ class Frame:
     """Checks of arguments that it got in another form: whether that is wrong, its results tell."""
     joined: bool = False
     """It was given in one piece what the reference's call was given in several."""
+    takes_more: bool = True
+    """Its call leaves an argument open."""
     own: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes of the arguments that the port alone gives it."""
     misled: list[int] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -56,6 +57,24 @@ def in_one_piece(missing: Sequence[Entry], given: Iterable[tuple[Array, str]]) -
                 if apart <= NEAR * np.linalg.norm(joined):
                     return True
     return False
+
+
+def takes_more(function: Any, given: tuple[tuple[object, ...], Mapping[str, object]], structure: object) -> bool:
+    """Whether a call of this function leaves something open: a parameter that it has a value of its own for, None among
+    what is given, an object that nobody looks into. Else nothing that it takes was forgotten."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+        bound = inspect.signature(function).bind(*given[0], **given[1]).arguments
+    except (TypeError, ValueError):
+        return True
+    left = [one for one in parameters if one.name not in bound and one.kind is not one.VAR_KEYWORD]
+    return bool(left) or _has_gaps(structure)
+
+
+def _has_gaps(structure: object) -> bool:
+    if isinstance(structure, Mapping):
+        return bool({"none", "opaque"} & {*structure}) or any(map(_has_gaps, structure.values()))
+    return isinstance(structure, list) and any(map(_has_gaps, structure))
 
 
 def lacking(missing: Sequence[Entry], own: Sequence[tuple[int, ...]]) -> Sequence[Entry]:
