@@ -43,7 +43,7 @@ def matched_outputs(one: Sequence[Entry], other: Sequence[Entry]) -> Matched:
         return [(entry, theirs[entry.key.slot]) for entry in one]
     if [squeezed(entry.shape) for entry in one] == [squeezed(entry.shape) for entry in other]:
         return list(zip(one, other))
-    pairs = _by_value(one, other)
+    pairs = by_value(one, other)
     if positional([*one, *other]) and _crossed(other, pairs):
         return _by_form(one, other, lambda entry: entry.key.slot)
     for form in (_place, _shape, _squeezed):
@@ -83,7 +83,7 @@ def _by_form(one: Sequence[Entry], other: Sequence[Entry], form: Callable[[Entry
     return [(entry, waiting[form(entry)].pop()) for entry in one if waiting.get(form(entry))]
 
 
-def _by_value(one: Sequence[Entry], other: Sequence[Entry]) -> Matched:
+def by_value(one: Sequence[Entry], other: Sequence[Entry]) -> Matched:
     """The nearest first; of values that are the same several times those in the same place, or in the same order."""
     if len(one) + len(other) > MOST:
         return []

@@ -14,7 +14,7 @@ from aligner.compare.folded import ends
 from aligner.compare.layers import Pairing
 from aligner.compare.looped import loops
 from aligner.compare.net import CallId, is_input
-from aligner.compare.outputs import matched_outputs
+from aligner.compare.outputs import by_value, matched_outputs
 from aligner.compare.pieces import pieces
 from aligner.compare.spread import squeezed
 from aligner.record import Key, Phase
@@ -124,7 +124,8 @@ def _by_side(
 def _by_slot(
     one: Sequence[Entry], other: Sequence[Entry], known: Mapping[str, str]
 ) -> tuple[list[Pair], list[Entry], list[Entry]]:
-    """Pairs of equal slots (or of the port's slots by `known`), then of equal shapes in order.
+    """Pairs of equal slots (or of the port's slots by `known`), then of what holds the same, then of equal shapes in
+    order.
 
     Slots of other sizes come last: a side may have an argument more, and others behind it.
     """
@@ -132,7 +133,8 @@ def _by_slot(
     wanted = {known.get(entry.key.slot, entry.key.slot): entry for entry in one}
     pairs = [Pair(e, slots[slot]) for slot, e in wanted.items() if slot in slots and _size(e) == _size(slots[slot])]
     ours, theirs = _left(pairs, one, other)
-    rest, ours, theirs = _by_form(ours, theirs, (_shape, _squeezed))
+    pairs += (same := [Pair(*pair) for pair in by_value(ours, theirs)])
+    rest, ours, theirs = _by_form(*_left(same, ours, theirs), (_shape, _squeezed))
     slots = {entry.key.slot: entry for entry in theirs}
     last = [Pair(e, slots[slot]) for slot, e in wanted.items() if slot in slots and any(e is left for left in ours)]
     return pairs + rest + last, *_left(last, ours, theirs)
