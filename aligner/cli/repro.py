@@ -56,7 +56,8 @@ def _wanted(comparison: Comparison, options: argparse.Namespace) -> Wanted:
     wrong = wrong_layers(comparison)
     name = options.repro_layer
     if name is None:
-        return [(origin.layer, origin) for origin in {origin.layer: origin for origin in wrong}.values()]
+        homes = {(one.place.layer if one.place is not None else one.layer): one for one in wrong}
+        return [*homes.items()]
     name = "" if name == "(net)" else name
     ports = {pair.port: pair.reference for pair in comparison.layers}
     known = {pair.reference for pair in comparison.layers}

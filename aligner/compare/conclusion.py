@@ -21,6 +21,7 @@ from aligner.compare.force import held
 from aligner.compare.layers import Pairing
 from aligner.compare.mixup import Mixup
 from aligner.compare.moved import APART, MIXED, UNJUDGED, Unjudged
+from aligner.compare.narrowed import narrowed
 from aligner.compare.net import CallId, Net, by_step, nest
 from aligner.compare.origin import Trace
 from aligner.compare.place import Place
@@ -91,7 +92,10 @@ def conclude(
     casts = cast_map(reference, port, nets, pairing)
     failures: list[str] = []
     explaining = Explaining(cases, port)
-    origins, suspects = (explaining.explained(places, failures) for places in (origins, suspects))
+    ports = {pair.reference: pair.port for pair in reversed(pairing.layers)}
+    origins, suspects = (
+        narrowed(explaining.explained(places, failures), nets[0], ports) for places in (origins, suspects)
+    )
     failing = [verdict for verdict in verdicts if verdict.fails]
     measured = [verdict for verdict in failing if verdict.outcome is not Outcome.UNMATCHED]
     measured.sort(key=lambda verdict: verdict.reason in UNJUDGED)

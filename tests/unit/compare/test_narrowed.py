@@ -1,0 +1,41 @@
+"""Which layer's code is named where the port has other borders."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from aligner.compare.narrowed import narrowed
+from aligner.compare.verdict import Origin
+
+LAYERS = ("", "block", "block.attn", "block.attn.q", "block.attn.out", "block.norm")
+
+
+def origin(layer, between, where="glue"):
+    return Origin(layer, "port", "Kind", where, 0, "forward", 0, "input.0", 1, 1.0, None, None, between=between)
+
+
+@pytest.mark.parametrize(
+    ("layer", "between", "named"),
+    [
+        ("block", ("block.attn.q", "block.attn.out"), "block.attn"),
+        ("", ("block.attn.q", "block.attn.out"), "block.attn"),
+        ("block", ("block.attn.out", "block.norm"), "block"),
+        ("block", ("block.attn.q", ""), "block"),
+        ("", ("layers.0", "layers.1"), ""),  # a list of layers has no code
+        ("block.attn", ("block.attn.q", "block.attn.out"), "block.attn"),
+    ],
+)
+def test_it_is_the_innermost_layer_around_both(layer, between, named):
+    net = SimpleNamespace(by_layer=lambda: dict.fromkeys(LAYERS), kind=lambda layer: f"kind of {layer}")
+    (found,) = narrowed([origin(layer, between)], net, {"block.attn": "stage.attention"})
+    assert found.layer == named
+    assert found.port_layer == ("stage.attention" if named == "block.attn" and layer != named else "port")
+    assert (found.kind == "Kind") is (named == layer)
+
+
+def test_a_layer_that_is_wrong_by_itself_keeps_its_name():
+    net = SimpleNamespace(by_layer=lambda: dict.fromkeys(LAYERS), kind=str)
+    (found,) = narrowed([origin("block", None, "layer")], net, {})
+    assert found.layer == "block"
