@@ -56,7 +56,9 @@ def _wanted(comparison: Comparison, options: argparse.Namespace) -> Wanted:
     wrong = wrong_layers(comparison)
     name = options.repro_layer
     if name is None:
-        homes = {(one.place.layer if one.place is not None else one.layer): one for one in wrong}
+        homes: dict[str, Optional[Origin]] = {
+            (one.layer if one.place is None else one.place.owner): one for one in wrong
+        }
         return [*homes.items()]
     name = "" if name == "(net)" else name
     ports = {pair.port: pair.reference for pair in comparison.layers}
