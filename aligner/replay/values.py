@@ -209,10 +209,10 @@ class Values:
             return replace(check, error=0.0, reason=OTHER_FORM), False
         if not (blind or other_form(wanted, array, dtype)):
             return check, False
-        if mask_like(wanted) and not blind:
-            self._worded(check.port, wanted, array, dtype)
         if blind or tells_other_things(wanted, array, dtype):
             frame.misled.append(len(self.checks))
+        elif mask_like(wanted):
+            self._worded(check.port, wanted, array, dtype)
         return check, True
 
     def _worded(self, port: Key, wanted: Held, array: Array, dtype: str) -> None:
