@@ -55,9 +55,13 @@ def excuse_borders(readings: Sequence[Reading], reference: Net, port: Net, pairi
                 _taken_up(reading, readings, spans)
     results = [(_moment(r.pair.reference), r.over) for r in readings if r.pair.reference is not None and _is_result(r)]
     agreeing = {moment for moment, _ in results} - {moment for moment, over in results if over}
-    for reading in borders:
-        inward = is_input(reading.pair.key.slot) and not reading.covered
-        if inward and _moment(reading.pair.entry) in agreeing and _sound(reading, spans, wrong):
+    inward = [reading for reading in borders if is_input(reading.pair.key.slot) and not reading.covered]
+    harmful = {_contents(reading) for reading in inward if _moment(reading.pair.entry) not in agreeing}
+    for reading in inward:
+        fails = reading.check is not None and reading.check.fails
+        if fails and _contents(reading) in harmful:
+            continue  # this call has no use for it, and another one that gets the same has
+        if _moment(reading.pair.entry) in agreeing and _sound(reading, spans, wrong):
             _cover(reading, "covered-argument")
 
 
@@ -165,6 +169,11 @@ def _taken_up(reading: Reading, readings: Sequence[Reading], spans: Mapping[_Mom
             if other.matched and not other.over:
                 _cover(reading, "covered-border-effect")
             return
+
+
+def _contents(reading: Reading) -> object:
+    """Equal where the same value is handed on in the place of the same one."""
+    return tuple(None if side is None else side.content for side in (reading.pair.reference, reading.pair.port))
 
 
 def _cover(reading: Reading, why: str) -> None:

@@ -17,6 +17,7 @@ from aligner.compare.net import CallId, is_input
 from aligner.compare.outputs import by_value, matched_outputs
 from aligner.compare.pieces import pieces
 from aligner.compare.spread import squeezed
+from aligner.compare.tables import tables
 from aligner.record import Key, Phase
 
 if TYPE_CHECKING:
@@ -108,7 +109,13 @@ def _by_side(
 
     `slots` tells which output of the port stands for which of the reference's, if that is known; else it is told.
     """
-    given = _by_slot([e for e in one if is_input(e.key.slot)], [e for e in other if is_input(e.key.slot)], {})
+    given, ours, theirs = _by_slot(
+        [e for e in one if is_input(e.key.slot)], [e for e in other if is_input(e.key.slot)], {}
+    )
+    for form, entry in () if slots else tables(ours, theirs):
+        given.append(Pair(_as_entry(form), entry))
+        ours, theirs = [e for e in ours if e is not form.entry], [e for e in theirs if e is not entry]
+    left = ours, theirs
     ours, theirs = ([e for e in entries if not is_input(e.key.slot)] for entries in (one, other))
     if slots:  # their gradients
         found = _by_slot(ours, theirs, slots)
@@ -118,7 +125,7 @@ def _by_side(
         taken = {id(entry) for pair in matched for entry in pair}
         pairs = [Pair(*pair) for pair in matched]
         found = pairs, [e for e in ours if id(e) not in taken], [e for e in theirs if id(e) not in taken]
-    return given[0] + found[0], given[1] + found[1], given[2] + found[2]
+    return given + found[0], left[0] + found[1], left[1] + found[2]
 
 
 def _by_slot(

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.net import CallId, is_input
+from aligner.compare.tables import Table
 from aligner.explain.trail import EQUAL, Step, Trail
 from aligner.findings import CODE
 from aligner.fingerprint import LARGEST, Fingerprint, apart, fingerprint
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 NEAR = 1000.0
 """Equal values are of one size, to about a thousandth."""
+
+
+TAKEN = "taken"
+"""What the port keeps of a table, taken from what the reference keeps: no step of anybody's."""
 
 
 class Theirs:
@@ -108,7 +113,10 @@ class Theirs:
     def number(self, story: Story, entry: Any) -> int:
         """The number of a record's value."""
         taken = fingerprint(entry.load()) if math.prod(entry.shape) <= LARGEST else None
-        return self._known(story, taken, entry.shape)
+        found = self._known(story, taken, entry.shape)
+        if isinstance(entry, Table) and not any(found in event.results for event in story.events):
+            story.events.append(Event(TAKEN, (self.number(story, entry.entry),), (found,)))
+        return found
 
     def _known(self, story: Story, value: Optional[Fingerprint], shape: tuple[int, ...] = ()) -> int:
         near: list[int] = []
