@@ -15,6 +15,7 @@ from aligner.compare.casts import Cast, cast_map, is_short
 from aligner.compare.caution import cautions
 from aligner.compare.checks import LIMIT, Check
 from aligner.compare.cover import LEFT_OUT, ONE_SIDED
+from aligner.compare.edits import homes
 from aligner.compare.expected import Expectations
 from aligner.compare.explanation import Explaining
 from aligner.compare.force import held
@@ -94,7 +95,7 @@ def conclude(
     explaining = Explaining(cases, port)
     ports = {pair.reference: pair.port for pair in reversed(pairing.layers)}
     origins, suspects = (
-        narrowed(explaining.explained(places, failures), nets[0], ports) for places in (origins, suspects)
+        narrowed(explaining.explained(places, failures), nets[0], ports, homes(port)) for places in (origins, suspects)
     )
     failing = [verdict for verdict in verdicts if verdict.fails]
     measured = [verdict for verdict in failing if verdict.outcome is not Outcome.UNMATCHED]

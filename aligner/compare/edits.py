@@ -47,6 +47,12 @@ def proved(port: Dump) -> Mapping[str, Sequence[Edit]]:
     return {layer: [edit for edit in edits if edit.hunks] for layer, edits in told.items()}
 
 
+def homes(port: Dump) -> Mapping[str, str]:
+    """By layer, the one inside whose code is wrong, where the port has that code and no such layer."""
+    told = ((str(facts.get("layer")), facts.get("home")) for kind, facts in port.findings if kind == EDIT)
+    return {layer: str(home) for layer, home in told if home}
+
+
 def _at(edit: Edit, head: Optional[Edit]) -> Edit:
     return edit if head is None else replace(edit, hunks=head.hunks, sizes=head.sizes)
 

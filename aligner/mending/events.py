@@ -43,6 +43,8 @@ class Event:
     name: str = ""
     layer: str = ""
     """The reference's layer that is called."""
+    home: str = ""
+    """The reference's layer whose code it is, where the port has no such layer."""
     site: Optional[Site] = None
     node: Optional[ast.AST] = None
     inputs: Sequence[tuple[ast.AST, Operand]] = ()

@@ -222,6 +222,7 @@ class Mending:
             return likewise
         before = plain.get(wrong[0].port, math.inf)
         result = Mended(group.owner, group.call, wrong[0], before, before)
+        result.home = self._stepping.home(wrong[0], parent, story)
         found: list[tuple[_Way, Sources, Sequence[Mended]]] = []
         for start, heads in self._starts(group):
             way = self._searched(group, parent, story, start, result)

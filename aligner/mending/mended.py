@@ -27,6 +27,8 @@ class Mended:
     broken: Sequence[str] = ()
     """Layers that run the same lines and are right, and would not be with the edits."""
     like: str = ""
+    home: str = ""
+    """The reference's layer inside whose code it is, if the port has that code and no such layer."""
     sizes: Sequence[int] = ()
     """Numbers that the edits write, and that are sizes of the values at hand."""
     right: Sequence[Key] = ()
@@ -49,6 +51,8 @@ class Mended:
         for name in ("edits", "why", "broken", "sizes"):
             if getattr(self, name):
                 facts[name] = [*getattr(self, name)]
+        if self.home:
+            facts["home"] = self.home
         if self.right:
             facts["right"] = [[key.step, key.layer, key.call, key.slot] for key in self.right]
         site = None if self.framework is None else self.framework.operation.port.site

@@ -26,7 +26,7 @@ from aligner.mending.sources import Sources
 from aligner.mending.texts import Texts
 from aligner.mending.theirs import Theirs
 from aligner.mending.witness import Witness
-from aligner.record import Key
+from aligner.record import Key, Phase
 from aligner.words.spelling import MINDSPORE, TORCH
 
 if TYPE_CHECKING:
@@ -284,6 +284,17 @@ class Stepping:
         expected = self._theirs.recorded(story, parent.call.step, ours, found.reference.results[found.result])
         number = heard.story.events.index(found.port)
         return None if expected is None else parent.caught(number).witness(found.result, expected)
+
+    def home(self, check: Check, parent: Parent, story: Story) -> str:
+        """The reference's layer whose code makes the first value that the port lacks, if the port has such code and no
+        such layer: a router that stands in the code of what it is for."""
+        matching, _ = self._matching(check, *parent.heard(Sources({})), story)
+        first = next((event for _, event in matching.missing if event is not None), None) if matching else None
+        if matching is None or first is None or not first.home:
+            return ""
+        made = (value for event in story.events if event.home == first.home for value in event.results)
+        weighed = any(entry.key.phase is Phase.PARAMETER for entry in self._reference.of_layer(first.home)[0])
+        return first.home if weighed or any(matching.twins.get(value) for value in made) else ""
 
     def _layer(self, reference: str) -> Optional[object]:
         """The port's layer."""

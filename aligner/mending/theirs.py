@@ -74,7 +74,9 @@ class Theirs:
             given, made = self._ends(story, call)
             story.events.append(Event(LAYER, tuple(given), tuple(made), layer=call.layer))
         elif (call.layer, call.number) in self._trails:
-            story.events += self._steps(story, call)
+            for event in (steps := self._steps(story, call)):
+                event.home = call.layer
+            story.events += steps
         else:
             self._as_operation(story, call)
 

@@ -67,7 +67,8 @@ def _between(origin: Origin, known: bool) -> Optional[tuple[str, ...]]:
     """The layers around wrong code, as the parent calls them; with a cause at hand, the one behind it alone tells."""
     if origin.between is None:
         return None
-    prefix = f"{origin.layer}." if origin.layer else ""
+    owner = origin.layer if origin.place is None else origin.place.owner
+    prefix = f"{owner}." if owner else ""
     names = tuple(name[len(prefix) :] if name.startswith(prefix) else name for name in origin.between)
     return names[1:] if known else names
 
