@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Optional
 
 from aligner.mending.sources import Sources
@@ -36,6 +38,21 @@ def hunks(old: Sources, new: Sources) -> Iterator[Mapping[str, Any]]:
                 column = next((n for n, (x, y) in enumerate(zip(before, after)) if x != y), 0)
                 lines = {"before": before.split("\n"), "after": after.split("\n")}
                 yield {"file": file, "line": line, "column": column + 1, **lines}
+
+
+def shared(old: Sources, new: Sources) -> bool:
+    """Whether something is changed outside of all classes, which any layer may use."""
+    return any(not _in_class(old.text(one["file"]), int(one["line"])) for one in hunks(old, new))
+
+
+def _in_class(text: str, line: int) -> bool:
+    return any(first <= line <= last for first, last in _classes(text))
+
+
+@lru_cache(maxsize=32)
+def _classes(text: str) -> Sequence[tuple[int, int]]:
+    found = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
+    return [(node.lineno, node.end_lineno or node.lineno) for node in found]
 
 
 def _changes(old: str, new: str) -> list[tuple[int, str, str]]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.adapter import Adapter
@@ -21,7 +22,7 @@ from aligner.compare.net import CallId, is_input
 from aligner.dtypes import DTYPES
 from aligner.mending.events import Story
 from aligner.mending.ground import Ground
-from aligner.mending.hunks import hunks, rebuilt, sizes
+from aligner.mending.hunks import hunks, rebuilt, shared, sizes
 from aligner.mending.mended import Mended
 from aligner.mending.others import Others
 from aligner.mending.rerun import FailedError
@@ -307,8 +308,9 @@ class Mending:
             try:
                 wrong = wrong or wrong_of(group.checks, parent.trial(way.sources))
                 begun = self._stepping.ahead(group.checks, parent, story, way.sources) if ahead else None
+                begun = None if begun and self._breaks(group, begun[1]) else begun
                 best, edited, trials = begun or self._stepping.step(
-                    group.checks, parent, story, way.sources, lambda edited: any(self._broken(group, edited, SAME))
+                    group.checks, parent, story, way.sources, partial(self._breaks, group)
                 )
             except FailedError:  # with the edits so far its code does not run
                 return None
@@ -375,6 +377,11 @@ class Mending:
             return not any(check.key in only or not only for check in left)
         except FailedError:
             return False
+
+    def _breaks(self, group: _Group, sources: Sources) -> bool:
+        """Whether one of the others that are likely to is broken, which are soon asked."""
+        most = CALLS if shared(self._sources, sources) else SAME
+        return any(True for _ in self._broken(group, sources, most))  # the net's own name is empty
 
     def _broken(self, group: _Group, sources: Sources, most: int = CALLS) -> Iterator[str]:
         """Layers whose code was right and is not, with these edits, those of the same class first; and other calls of
