@@ -30,9 +30,9 @@ TAKEN = "taken"
 class Theirs:
     """The stories of a reference's layers."""
 
-    def __init__(self, reference: Dump, counterparts: Collection[CallId], layers: Collection[str]) -> None:
+    def __init__(self, reference: Dump, counterparts: Collection[CallId]) -> None:
         self._reference = reference
-        self._counterparts, self._layers = counterparts, layers
+        self._counterparts, self._layers = counterparts, {call.layer for call in counterparts}
         self._trails = {
             (str(facts.get("layer")), facts.get("call", 0)): facts for kind, facts in reference.findings if kind == CODE
         }
