@@ -305,12 +305,22 @@ def _leaves(text: str, line: int) -> Sequence[ast.expr]:
 def renamed_own(
     sources: Sources, file: str, line: int, others: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[Edit, ...]]:
-    """What a layer keeps and the function around this line uses, another one instead: by its name those of its kind."""
+    """What a layer keeps and the function around this line uses, by its name with others of its kind: two of them in
+    each other's places, and another one instead.
+    """
+    used: dict[str, list[ast.Attribute]] = {}
     for statement in statements(sources.text(file), line):
         for node in own(statement):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-                for other in others.get(node.attr, ()):
-                    yield (Edit(file, *sources.span(file, node), f"self.{other}"),)
+                used.setdefault(node.attr, []).append(node)
+    for one, other in itertools.combinations(used, 2):
+        if other in others.get(one, ()):
+            pairs = [(node, other) for node in used[one]] + [(node, one) for node in used[other]]
+            yield tuple(Edit(file, *sources.span(file, node), f"self.{name}") for node, name in pairs)
+    for name, nodes in used.items():
+        for node in nodes:
+            for other in others.get(name, ()):
+                yield (Edit(file, *sources.span(file, node), f"self.{other}"),)
 
 
 def own(statement: ast.AST) -> Iterator[ast.AST]:
