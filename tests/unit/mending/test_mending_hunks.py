@@ -1,0 +1,28 @@
+"""Whether an edit is in code that any layer may use."""
+
+from __future__ import annotations
+
+import pytest
+
+from aligner.mending.hunks import shared
+from aligner.mending.sources import Sources
+
+TEXT = """LIMIT = 3
+
+
+def cap(x):
+    return x * 2
+
+
+class Layer:
+    def construct(self, x):
+        return cap(x) + 1
+"""
+
+
+@pytest.mark.parametrize(("old", "new", "wanted"), [("x * 2", "x * 3", True), ("+ 1", "+ 2", False), ("3", "4", True)])
+def test_what_stands_outside_of_all_classes_is(tmp_path, old, new, wanted):
+    file = tmp_path / "port.py"
+    file.write_text(TEXT)
+    edited = Sources({str(file): TEXT.replace(old, new, 1)})
+    assert shared(Sources({}), edited) is wanted
