@@ -31,7 +31,7 @@ def _named(origin: Origin, layer: str, net: Net, ports: Mapping[str, str]) -> Or
 
 
 def _layer(origin: Origin, net: Net, inside: Mapping[str, Optional[str]]) -> str:
-    if origin.where != "glue":
+    if origin.where != "glue" or origin.ratio is None:  # without a forced pass, what goes in may be wrong as well
         return origin.layer
     home = inside.get(net.kind(origin.layer))
     if home is not None:

@@ -16,7 +16,7 @@ KINDS = {"a": "Mixture", "b": "Mixture", "c": "Other", "a.router": "Router", "b.
 
 
 def origin(layer, between, where="glue"):
-    return Origin(layer, "port", "Kind", where, 0, "forward", 0, "input.0", 1, 1.0, None, None, between=between)
+    return Origin(layer, "port", "Kind", where, 0, "forward", 0, "input.0", 1, 1.0, None, None, between=between, ratio=9.0)
 
 
 @pytest.mark.parametrize(
