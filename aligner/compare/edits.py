@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from aligner.errors import DumpError, Reason, because, form_of
 from aligner.explain.edit import Edit
@@ -47,10 +47,31 @@ def proved(port: Dump) -> Mapping[str, Sequence[Edit]]:
     return {layer: [edit for edit in edits if edit.hunks] for layer, edits in told.items()}
 
 
-def homes(port: Dump) -> Mapping[str, str]:
-    """By layer, the one inside whose code is wrong, where the port has that code and no such layer."""
-    told = ((str(facts.get("layer")), facts.get("home")) for kind, facts in port.findings if kind == EDIT)
-    return {layer: str(home) for layer, home in told if home}
+class Home(NamedTuple):
+    """The layer inside of the one that was held whose code is wrong, where the port has that code and no such layer."""
+
+    held: str
+    seen: str
+    """The layer at whose border it was seen."""
+    layer: str
+
+
+def homes(port: Dump) -> Sequence[Home]:
+    """What the search for edits has found of them.
+
+    Raises:
+        DumpError: a finding is damaged.
+    """
+    try:
+        return [
+            Home(str(facts["layer"]), str(facts["at"][1]), str(facts["home"]))
+            for kind, facts in port.findings
+            if kind == EDIT and facts.get("home")
+        ]
+    except (LookupError, TypeError) as error:
+        raise DumpError(
+            "dump-bad", path=port.path, reason=because(Reason("why-bad-edit", "", form_of(error)))
+        ) from error
 
 
 def _at(edit: Edit, head: Optional[Edit]) -> Edit:

@@ -7,43 +7,57 @@ between two layers of that layer, seen from the block. A router may stand in the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Optional
 
+from aligner.compare.edits import Home
 from aligner.compare.net import Net
 from aligner.compare.verdict import Origin
 
 
 def narrowed(
-    origins: Iterable[Origin], net: Net, ports: Mapping[str, str], homes: Mapping[str, str]
+    origins: Iterable[Origin], net: Net, ports: Mapping[str, str], homes: Sequence[Home]
 ) -> tuple[Origin, ...]:
-    """The origins, with the innermost layer. `homes` has it by the layer that was held, where that was found by what
-    the reference does there; it is so in all layers of that kind."""
-    inside = {net.kind(layer): _inside(home, layer) for layer, home in homes.items()}
-    return tuple(_named(origin, _layer(origin, net, inside), net, ports) for origin in origins)
+    """The origins, with the innermost layer. `homes` are those that were found by what the reference does there; it is
+    so in all layers of that kind."""
+    return tuple(_named(origin, _layer(origin, net, homes), net, ports) for origin in origins)
 
 
 def _named(origin: Origin, layer: str, net: Net, ports: Mapping[str, str]) -> Origin:
-    if layer == origin.layer or layer not in net.by_layer() or _inside(layer, origin.layer) is None:
+    if layer not in net.by_layer() or not _inside(layer, origin.layer):
         return origin
     return replace(origin, layer=layer, port_layer=ports.get(layer, origin.port_layer), kind=net.kind(layer))
 
 
-def _layer(origin: Origin, net: Net, inside: Mapping[str, Optional[str]]) -> str:
+def _layer(origin: Origin, net: Net, homes: Sequence[Home]) -> str:
     if origin.where != "glue" or origin.ratio is None:  # without a forced pass, what goes in may be wrong as well
         return origin.layer
-    home = inside.get(net.kind(origin.layer))
-    if home is not None:
-        return f"{origin.layer}.{home}" if origin.layer else home
+    found = next((inner for home in homes if (inner := _at_home(origin, net, home))), "")
+    if found:
+        return f"{origin.layer}.{found}" if origin.layer else found
     if origin.between is None or not all(origin.between):
         return origin.layer
     one, other = (name.split(".")[:-1] for name in origin.between)
     return ".".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
-def _inside(layer: str, around: str) -> Optional[str]:
-    """The path of a layer in another one; None if it is not in it."""
-    if not around:
-        return layer
-    return layer[len(around) + 1 :] if layer.startswith(f"{around}.") else None
+def _at_home(origin: Origin, net: Net, home: Home) -> str:
+    """The path, in the origin's layer, of the one whose code it is by this finding; "" where it tells nothing."""
+    inner, seen, here = (
+        _inside(*two) for two in ((home.layer, home.held), (home.seen, home.held), (origin.seen, origin.layer))
+    )
+    if net.kind(home.held) != net.kind(origin.layer) or _named_alike(seen) != _named_alike(here):
+        return ""
+    if f"{seen}.".startswith(f"{inner}."):  # around the layer at whose border it was seen
+        return ".".join(here.split(".")[: inner.count(".") + 1])
+    return inner
+
+
+def _inside(layer: str, around: str) -> str:
+    """The path of a layer in another one; "" if it is not in it."""
+    return layer[len(around) + 1 :] if around and layer.startswith(f"{around}.") else "" if around else layer
+
+
+def _named_alike(path: str) -> str:
+    """The path without its numbers."""
+    return ".".join("*" if word.isdigit() else word for word in path.split("."))

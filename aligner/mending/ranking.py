@@ -320,7 +320,7 @@ class Ranking:
         same place.
         """
         made = self._matching.makers[0].get(value)
-        turns = self._turns[event] - self._turns[moved]
+        turns = self._turns[event] - self._turns.get(moved, self._turns[event])  # a call that is under way has no end
         if not turns or made is None:
             return self._matching.classes.get(value)
         again = self._again(made.text, made.word)

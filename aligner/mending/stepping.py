@@ -26,7 +26,7 @@ from aligner.mending.sources import Sources
 from aligner.mending.texts import Texts
 from aligner.mending.theirs import Theirs
 from aligner.mending.witness import Witness
-from aligner.record import Key, Phase
+from aligner.record import Key
 from aligner.words.spelling import MINDSPORE, TORCH
 
 if TYPE_CHECKING:
@@ -293,8 +293,8 @@ class Stepping:
         if matching is None or first is None or not first.home:
             return ""
         made = (value for event in story.events if event.home == first.home for value in event.results)
-        weighed = any(entry.key.phase is Phase.PARAMETER for entry in self._reference.of_layer(first.home)[0])
-        return first.home if weighed or any(matching.twins.get(value) for value in made) else ""
+        inside = any(f"{layer}.".startswith(f"{first.home}.") for layer in self._plan.layers.values())
+        return first.home if inside or any(matching.twins.get(value) for value in made) else ""
 
     def _layer(self, reference: str) -> Optional[object]:
         """The port's layer."""

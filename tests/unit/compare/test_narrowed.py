@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from aligner.compare.edits import Home
 from aligner.compare.narrowed import narrowed
 from aligner.compare.verdict import Origin
 
@@ -16,7 +17,10 @@ KINDS = {"a": "Mixture", "b": "Mixture", "c": "Other", "a.router": "Router", "b.
 
 
 def origin(layer, between, where="glue"):
-    return Origin(layer, "port", "Kind", where, 0, "forward", 0, "input.0", 1, 1.0, None, None, between=between, ratio=9.0)
+    seen = (between or ("", ""))[1] or layer
+    return Origin(
+        layer, "port", "Kind", where, 0, "forward", 0, "input.0", 1, 1.0, None, None, between, seen=seen, ratio=9.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,7 +36,7 @@ def origin(layer, between, where="glue"):
 )
 def test_it_is_the_innermost_layer_around_both(layer, between, named):
     net = SimpleNamespace(by_layer=lambda: dict.fromkeys(LAYERS), kind=lambda layer: f"kind of {layer}")
-    (found,) = narrowed([origin(layer, between)], net, {"block.attn": "stage.attention"}, {})
+    (found,) = narrowed([origin(layer, between)], net, {"block.attn": "stage.attention"}, [])
     assert found.layer == named
     assert found.port_layer == ("stage.attention" if named == "block.attn" and layer != named else "port")
     assert (found.kind == "Kind") is (named == layer)
@@ -40,12 +44,22 @@ def test_it_is_the_innermost_layer_around_both(layer, between, named):
 
 def test_a_layer_that_is_wrong_by_itself_keeps_its_name():
     net = SimpleNamespace(by_layer=lambda: dict.fromkeys(LAYERS), kind=str)
-    (found,) = narrowed([origin("block", None, "layer")], net, {}, {})
+    (found,) = narrowed([origin("block", None, "layer")], net, {}, [])
     assert found.layer == "block"
 
 
 def test_code_that_the_port_has_elsewhere_is_named_by_the_reference_s_layer_in_all_of_its_kind():
     net = SimpleNamespace(by_layer=lambda: dict.fromkeys(["a", "a.router", "b", "b.router", "c"]), kind=KINDS.get)
     wrong = [origin("a", ("a.gate", "")), origin("b", ("b.gate", "")), origin("c", ("c.gate", ""))]
-    found = narrowed(wrong, net, {}, {"a": "a.router"})
+    found = narrowed(wrong, net, {}, [Home("a", "a", "a.router")])
     assert [one.layer for one in found] == ["a.router", "b.router", "c"]
+
+
+def test_the_layer_around_the_border_is_the_one_at_each_border():
+    layers = [f"up.{n}.upsample" for n in range(3)]
+    net = SimpleNamespace(by_layer=lambda: dict.fromkeys(layers), kind=str)
+    wrong = [origin("", (f"up.{n}.block", f"up.{n}.upsample.conv")) for n in range(3)] + [
+        origin("", ("up.2", "conv_out"))
+    ]
+    found = narrowed(wrong, net, {}, [Home("", "up.0.upsample.conv", "up.0.upsample")])
+    assert [one.layer for one in found] == [*layers, ""]
