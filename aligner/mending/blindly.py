@@ -16,6 +16,7 @@ from aligner.mending.figures import counted, operated, rounded, sliced, valued
 from aligner.mending.joining import EXCHANGE, EXCHANGED
 from aligner.mending.matching import Matching
 from aligner.mending.regrouped import regrouped
+from aligner.mending.results import kept
 from aligner.mending.search import ARGUMENT, FAR, MISSING, OTHER, Candidate, Search
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.texts import Texts
@@ -208,6 +209,8 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.1 * late, edits, MISSING, (), 9)
             for late, edits in enumerate(itertools.islice(regrouped(self._sources, site.file, site.line), SWAPPED)):
                 yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
+            for late, edits in enumerate(itertools.islice(kept(self._sources, site.file, site.line), SWAPPED)):
+                yield Candidate(EXCHANGE + 0.05 * late, edits, OTHER, (), 9)
             others = _alike(self._owners.get(site))
             for late, edits in enumerate(
                 itertools.islice(renamed_own(self._sources, site.file, site.line, others), MOVED)

@@ -21,15 +21,17 @@ SAME = 1e-6
 def reordered(sources: Sources, file: str, line: int, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:
     """Those of the function around this line, and of the constructor of its class."""
     known = constants(sources.text(file))
-    names = [name for name in _used(sources.text(file), line) if name in known]
-    flat = [row for name in names if isinstance(row := known[name], (ast.Tuple, ast.List)) and not _holds(row)]
+    parts = _around(sources.text(file), line)
+    names = dict.fromkeys(node.id for part in parts for node in ast.walk(part) if isinstance(node, ast.Name))
+    found = [known[name] for name in names if name in known] + [row for part in parts for row in _rows(part)]
+    flat = [row for row in found if isinstance(row, (ast.Tuple, ast.List)) and not _holds(row)]
     for size in dict.fromkeys(len(row.elts) for row in flat if len(row.elts) > 1):  # what belongs together
         alike = [row for row in flat if len(row.elts) == size]
         yield from [tuple(_written(sources, file, row, row.elts[::-1]) for row in alike)] * (len(alike) > 1)
-    for name in names:
-        rows = [one for one in ast.walk(known[name]) if isinstance(one, (ast.Tuple, ast.List)) and len(one.elts) > 1]
+    for node in found:
+        rows = [one for one in ast.walk(node) if isinstance(one, (ast.Tuple, ast.List)) and len(one.elts) > 1]
         yield from ((_written(sources, file, row, row.elts[::-1]),) for row in rows)
-        inner = [row for row in rows if row is not known[name]]
+        inner = [row for row in rows if row is not node]
         if len(inner) > 1:
             yield tuple(_written(sources, file, row, row.elts[::-1]) for row in inner if not _holds(row))
         for row in rows:
@@ -38,7 +40,7 @@ def reordered(sources: Sources, file: str, line: int, numbers: Sequence[float]) 
                     order = [*row.elts]
                     order[one], order[other] = order[other], order[one]
                     yield (_written(sources, file, row, order),)
-        yield from _numbered(sources, file, known[name], numbers)
+        yield from _numbered(sources, file, node, numbers)
 
 
 def _numbered(sources: Sources, file: str, node: ast.expr, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:
@@ -62,10 +64,21 @@ def _holds(row: Row) -> bool:
     return any(isinstance(one, (ast.Tuple, ast.List)) for one in row.elts)
 
 
-def _used(text: str, line: int) -> Sequence[str]:
-    """Names that are read there."""
+def _rows(function: ast.FunctionDef) -> Iterator[Row]:
+    """Numbers with a point that are written in a row."""
+    for node in ast.walk(function):
+        if isinstance(node, (ast.Tuple, ast.List)) and len(node.elts) > 1 and all(map(_is_float, node.elts)):
+            yield node
+
+
+def _is_float(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, float)
+
+
+def _around(text: str, line: int) -> Sequence[ast.FunctionDef]:
+    """The functions around a line, and the constructor beside them."""
     tree = parsed(text)
-    found: dict[str, None] = {}
+    found: dict[ast.FunctionDef, None] = {}
     for one in ast.walk(tree):
         if isinstance(one, ast.ClassDef) and one.lineno <= line <= (one.end_lineno or 0):
             functions = [part for part in one.body if isinstance(part, ast.FunctionDef)]
@@ -75,6 +88,5 @@ def _used(text: str, line: int) -> Sequence[str]:
         else:
             continue
         around = [part for part in functions if part.lineno <= line <= (part.end_lineno or 0)]
-        for part in (*around, *beside):
-            found.update((node.id, None) for node in ast.walk(part) if isinstance(node, ast.Name))
+        found.update(dict.fromkeys((*around, *beside)))
     return [*found]

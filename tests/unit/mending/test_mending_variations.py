@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from aligner.mending.constants import reordered
+from aligner.mending.results import kept
 from aligner.mending.sources import Sources
 from aligner.mending.variations import (
     drawn_in,
@@ -154,3 +156,31 @@ def test_what_a_layer_keeps_is_taken_for_another_of_its_kind(tmp_path):
     others = {"a": ["b"], "rows": ["columns"]}
     found = [Sources({}).edited(edits).text(str(file)) for edits in renamed_own(Sources({}), str(file), 2, others)]
     assert {one.split("return ")[1] for one in found} == {"self.b(x) + self.rows\n", "self.a(x) + self.columns\n"}
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (
+            "for f in self.all:\n        out, _ = f(out, points)\n    return out, points",
+            ["out, points = f(out, points)"],
+        ),
+        ("self.norm(x)\n    return self.head(x)", ["x = self.norm(x)"]),
+        ("a, b = self.f(x)\n    return a + b", []),
+    ],
+)
+def test_what_is_thrown_away_is_kept_under_a_name_that_is_read(tmp_path, body, found):
+    file = tmp_path / "net.py"
+    text = f"def forward(self, x):\n    out = points = x\n    {body}\n"
+    file.write_text(text, encoding="utf-8")
+    texts = [Sources({}).edited(edits).text(str(file)) for edits in kept(Sources({}), str(file), 4)]
+    assert [line.strip() for one in texts for line in one.splitlines() if line not in text.splitlines()] == found
+
+
+def test_numbers_in_a_row_of_a_constructor_are_put_in_other_orders(tmp_path):
+    file = tmp_path / "net.py"
+    text = "class Net:\n    def __init__(self):\n        self.std = array([0.1, 0.2])\n        self.n = (2, 3)\n\n"
+    text += "    def construct(self, x):\n        return x / self.std\n"
+    file.write_text(text, encoding="utf-8")
+    found = [Sources({}).edited(edits).text(str(file)) for edits in reordered(Sources({}), str(file), 7, [])]
+    assert found == [text.replace("0.1, 0.2", "0.2, 0.1")]
