@@ -97,7 +97,7 @@ class Mending:
         self._plan = ground.plan
         calls = [call for call in port.calls if call.phase is Phase.FORWARD]
         self._running = Running(adapter, model, ground)
-        self._theirs = Theirs(reference, {*self._plan.calls.values()})
+        self._theirs = Theirs(reference, self._plan, {call.layer for call in calls})
         self._groups = self._grouped(checks, calls, own, port)
         self._stepping = Stepping(adapter, ground, reference, self._theirs, self._goes_on)
         self._progress, self._trials = progress, 0

@@ -18,6 +18,7 @@ from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
+    from aligner.mending.ground import Plan
 
 NEAR = 1000.0
 """Equal values are of one size, to about a thousandth."""
@@ -30,9 +31,12 @@ TAKEN = "taken"
 class Theirs:
     """The stories of a reference's layers."""
 
-    def __init__(self, reference: Dump, counterparts: Collection[CallId]) -> None:
-        self._reference = reference
-        self._counterparts, self._layers = counterparts, {call.layer for call in counterparts}
+    def __init__(self, reference: Dump, plan: Plan, called: Collection[str]) -> None:
+        """`called` are the port's layers that it calls. Those that it has and never calls are layers all the same: an
+        edit may call them."""
+        self._reference, self._counterparts = reference, {*plan.calls.values()}
+        self._layers = {call.layer for call in self._counterparts}
+        self._layers |= {ours for theirs, ours in plan.layers.items() if theirs not in called}
         self._trails = {
             (str(facts.get("layer")), facts.get("call", 0)): facts for kind, facts in reference.findings if kind == CODE
         }

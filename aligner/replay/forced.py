@@ -270,11 +270,16 @@ class ForcedPass:
         self._answers.ran(self.checks, self.values.disturb is None)
 
     def _hold(self, path: str, layer: object) -> Any:
-        enter = partial(self._enter, path, partial(getattr, *self._adapter.computing(layer)))
-        return self._adapter.intervene(layer, enter, lambda *run: self._leave(path, run[2]))
+        owner, name = self._adapter.computing(layer)
+        written = partial(
+            getattr(type(owner), name, getattr(owner, name)), *([owner] if hasattr(type(owner), name) else [])
+        )
+        return self._adapter.intervene(
+            layer, partial(self._enter, path, written), lambda *run: self._leave(path, run[2])
+        )
 
     def _enter(
-        self, path: str, function: Callable[[], object], args: tuple[object, ...], kwargs: Mapping[str, object]
+        self, path: str, function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> Arguments:
         number = self._numbers.get(path, 0)
         self._numbers[path] = number + 1
@@ -285,7 +290,7 @@ class ForcedPass:
             return args, kwargs
         found: Tensors = []
         structure = flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
-        frame.takes_more = takes_more(function(), (args, kwargs), structure)
+        frame.takes_more = takes_more(function, (args, kwargs), structure)
         if around is None:
             place: Place = ("inputs", frame.call.layer, None)
         else:

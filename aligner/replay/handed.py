@@ -63,12 +63,12 @@ def takes_more(function: Any, given: tuple[tuple[object, ...], Mapping[str, obje
     """Whether a call of this function leaves something open: a parameter that it has a value of its own for, None among
     what is given, an object that nobody looks into. Else nothing that it takes was forgotten."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = [*inspect.signature(function).parameters.values()]
         bound = inspect.signature(function).bind(*given[0], **given[1]).arguments
     except (TypeError, ValueError):
         return True
-    left = [one for one in parameters if one.name not in bound and one.kind is not one.VAR_KEYWORD]
-    return bool(left) or _has_gaps(structure)
+    anything = any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
+    return anything or any(one.name not in bound for one in parameters) or _has_gaps(structure)
 
 
 def _has_gaps(structure: object) -> bool:

@@ -35,7 +35,7 @@ def rest(x, *others):
         (plain, (1.0, {"mask": None}), {}, True),
         (plain, (1.0, Opaque()), {}, True),
         (rest, (1.0,), {}, True),
-        (rest, (1.0, 2.0), {}, False),
+        (rest, (1.0, 2.0), {}, True),
         (7, (1.0,), {}, True),  # what has no signature may take anything
     ],
 )
