@@ -14,7 +14,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, Optional
 
 from aligner.source.rewriting import EAR, Telling
-from aligner.source.written import Definition, changed, constants, definitions, parsed, source
+from aligner.source.written import Definition, changed, constant, constants, definitions, parsed, source
 
 
 def told(function: FunctionType, ear: object, text: Optional[str] = None) -> Optional[FunctionType]:
@@ -43,7 +43,7 @@ def differs(function: FunctionType, one: Optional[str], other: Optional[str]) ->
         return False
     own, its = (_constants(source(file), text) for text in (one, other))
     used = {word for part in (code, *_within(code)) for word in part.co_names}
-    if any(own.get(word) != its.get(word) for word in used & {*own, *its}):
+    if any(repr(own.get(word)) != repr(its.get(word)) for word in used & {*own, *its}):
         return True
     return _code(code, file, name, one) is not _code(code, file, name, other)
 
@@ -64,7 +64,7 @@ def _constants(own: str, text: Optional[str]) -> Mapping[str, Any]:
         one, other = constants(own), constants(text)
     except SyntaxError:
         return {}
-    both = ((name, ast.literal_eval(one[name]), ast.literal_eval(other[name])) for name in one.keys() & other.keys())
+    both = ((name, constant(one[name]), constant(other[name])) for name in one.keys() & other.keys())
     return {name: new for name, known, new in both if repr(known) != repr(new)}
 
 

@@ -6,7 +6,9 @@ import ast
 import linecache
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
 
 Definition = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda]
 
@@ -40,9 +42,12 @@ def definitions(node: ast.AST) -> Sequence[Definition]:
     return [one for one in ast.walk(node) if isinstance(one, kinds)]
 
 
+_ARRAYS = ("np.array", "numpy.array", "np.asarray", "numpy.asarray")
+
+
 @lru_cache(maxsize=32)
 def constants(text: str) -> Mapping[str, ast.expr]:
-    """What a file gives names to once, outside of functions, and is written as a plain value.
+    """What a file gives names to once, outside of functions, and is written as a plain value or numpy's array of one.
 
     Raises:
         SyntaxError: it is no Python.
@@ -61,10 +66,25 @@ def constants(text: str) -> Mapping[str, ast.expr]:
 
 def _is_plain(node: ast.expr) -> bool:
     try:
-        ast.literal_eval(node)
+        constant(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return False
     return True
+
+
+def constant(node: ast.expr) -> Any:
+    """The value of one.
+
+    Raises:
+        ValueError, TypeError, SyntaxError, MemoryError, RecursionError: it is none.
+    """
+    if not isinstance(node, ast.Call) or ast.unparse(node.func) not in _ARRAYS or len(node.args) not in (1, 2):
+        return ast.literal_eval(node)
+    dtypes = [*node.args[1:], *(one.value for one in node.keywords if one.arg == "dtype")]
+    if len(dtypes) != len(node.args) - 1 + len(node.keywords) or len(dtypes) > 1:
+        raise ValueError
+    names = [ast.unparse(one).rpartition(".")[2].strip("'") for one in dtypes]
+    return np.array(ast.literal_eval(node.args[0]), *(np.dtype(name) for name in names))
 
 
 @lru_cache(maxsize=256)
