@@ -94,8 +94,9 @@ def conclude(
     failures: list[str] = []
     explaining = Explaining(cases, port)
     ports = {pair.reference: pair.port for pair in reversed(pairing.layers)}
+    found = homes(port)
     origins, suspects = (
-        narrowed(explaining.explained(places, failures), nets[0], ports, homes(port)) for places in (origins, suspects)
+        narrowed(explaining.explained(places, failures), nets[0], ports, found) for places in (origins, suspects)
     )
     failing = [verdict for verdict in verdicts if verdict.fails]
     measured = [verdict for verdict in failing if verdict.outcome is not Outcome.UNMATCHED]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Optional
 
+from aligner.compare.net import unnumbered
 from aligner.compare.verdict import Origin
 from aligner.explain.case import Case
 from aligner.explain.inquiry import Inquiry
@@ -94,4 +95,4 @@ def _inside(path: str, parent: str) -> Optional[str]:
     """The path as the parent's code has it, its numbers left out: blocks.0 and blocks.1 are one line."""
     prefix = f"{parent}." if parent else ""
     own = path[len(prefix) :] if path.startswith(prefix) else path
-    return ".".join("*" if word.isdigit() else word for word in own.split("."))
+    return unnumbered(own)

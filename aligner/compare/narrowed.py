@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from aligner.compare.edits import Home
-from aligner.compare.net import Net
+from aligner.compare.net import Net, unnumbered
 from aligner.compare.verdict import Origin
 
 
@@ -32,7 +32,8 @@ def _named(origin: Origin, layer: str, net: Net, ports: Mapping[str, str]) -> Or
 def _layer(origin: Origin, net: Net, homes: Sequence[Home]) -> str:
     if origin.where != "glue" or origin.ratio is None:  # without a forced pass, what goes in may be wrong as well
         return origin.layer
-    found = next((inner for home in homes if (inner := _at_home(origin, net, home))), "")
+    own_first = sorted(homes, key=lambda home: (home.held, home.seen) != (origin.layer, origin.seen))
+    found = next((inner for home in own_first if (inner := _at_home(origin, net, home))), "")
     if found:
         return f"{origin.layer}.{found}" if origin.layer else found
     if origin.between is None or not all(origin.between):
@@ -46,7 +47,7 @@ def _at_home(origin: Origin, net: Net, home: Home) -> str:
     inner, seen, here = (
         _inside(*two) for two in ((home.layer, home.held), (home.seen, home.held), (origin.seen, origin.layer))
     )
-    if net.kind(home.held) != net.kind(origin.layer) or _named_alike(seen) != _named_alike(here):
+    if net.kind(home.held) != net.kind(origin.layer) or unnumbered(seen) != unnumbered(here):
         return ""
     if f"{seen}.".startswith(f"{inner}."):  # around the layer at whose border it was seen
         return ".".join(here.split(".")[: inner.count(".") + 1])
@@ -56,8 +57,3 @@ def _at_home(origin: Origin, net: Net, home: Home) -> str:
 def _inside(layer: str, around: str) -> str:
     """The path of a layer in another one; "" if it is not in it."""
     return layer[len(around) + 1 :] if around and layer.startswith(f"{around}.") else "" if around else layer
-
-
-def _named_alike(path: str) -> str:
-    """The path without its numbers."""
-    return ".".join("*" if word.isdigit() else word for word in path.split("."))

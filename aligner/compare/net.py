@@ -209,6 +209,11 @@ def is_input(slot: str) -> bool:
     return slot.partition(".")[0] == "input"
 
 
+def unnumbered(path: str) -> str:
+    """The path without its numbers: blocks.0.norm and blocks.1.norm stand for the same line of code."""
+    return ".".join("*" if word.isdigit() else word for word in path.split("."))
+
+
 def ancestors(path: str) -> Iterable[str]:
     """The paths of the layers around this one, the nearest first, ending with the net itself."""
     while path:

@@ -37,7 +37,7 @@ class Table(Formed):
     def __init__(self, entry: Entry, label: str, way: Way, shape: tuple[int, ...]) -> None:
         super().__init__(entry.key._replace(slot=entry.key.slot + label), entry, shape, (entry.content, label, shape))
         if label in PARTS:
-            self.dtype = "float32" if entry.dtype == "complex64" else "float64"
+            self.dtype, self.nbytes = "float32" if entry.dtype == "complex64" else "float64", self.nbytes // 2
         self.entry, self._way = entry, way
 
     def raw(self) -> Array:
@@ -58,7 +58,8 @@ def tables(ours: Sequence[Entry], theirs: Sequence[Entry]) -> list[tuple[Table, 
         if twin is not None and form.key not in taken:
             found.append((form, twin))
             taken |= {form.key, id(twin)}
-    return found
+    halves = [form.entry.key for form, _ in found if form.key.slot.endswith((*PARTS,))]
+    return [two for two in found if halves.count(two[0].entry.key) != 1]  # of a complex number both parts, or none
 
 
 def _forms(entry: Entry, theirs: Sequence[Entry]) -> Iterator[Table]:

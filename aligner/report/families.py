@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
+from aligner.compare.net import unnumbered
 from aligner.compare.verdict import Origin
 from aligner.explain.suspect import Cause
 from aligner.record import Attribute, LayerSpec
@@ -57,7 +58,7 @@ def _mark(origin: Origin, specs: Specs) -> object:
     if cause is not None:
         reason = cause.id, cause.confirmed or cause.error_after is None
     else:
-        reason = repr(apart) if apart else _named_alike(origin.layer)
+        reason = repr(apart) if apart else unnumbered(origin.layer)
     slot = origin.slot if origin.where != "layer" else ""
     between = _between(origin, cause is not None)
     return origin.where, origin.phase, origin.kind, other.kind, reason, slot, between, origin.cast
@@ -71,11 +72,6 @@ def _between(origin: Origin, known: bool) -> Optional[tuple[str, ...]]:
     prefix = f"{owner}." if owner else ""
     names = tuple(name[len(prefix) :] if name.startswith(prefix) else name for name in origin.between)
     return names[1:] if known else names
-
-
-def _named_alike(path: str) -> str:
-    """The path without its numbers: blocks.0.norm and blocks.1.norm stand for the same line of code."""
-    return ".".join("*" if word.isdigit() else word for word in path.split("."))
 
 
 def likeliest(origin: Origin) -> Optional[Cause]:

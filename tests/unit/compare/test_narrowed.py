@@ -63,3 +63,10 @@ def test_the_layer_around_the_border_is_the_one_at_each_border():
     ]
     found = narrowed(wrong, net, {}, [Home("", "up.0.upsample.conv", "up.0.upsample")])
     assert [one.layer for one in found] == [*layers, ""]
+
+
+def test_what_was_found_at_a_layer_itself_comes_before_what_was_found_at_another():
+    net = SimpleNamespace(by_layer=lambda: dict.fromkeys(["a.router", "b.router", "b.gate"]), kind=KINDS.get)
+    homes = [Home("a", "a", "a.router"), Home("b", "b", "b.gate")]
+    (found,) = narrowed([origin("b", ("b.x", ""))], net, {}, homes)
+    assert found.layer == "b.gate"

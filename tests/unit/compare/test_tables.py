@@ -63,6 +63,7 @@ def test_complex_numbers_are_set_against_their_two_parts():
         ([np.ones((5, 8), np.float32)], [np.ones((5, 4), np.float32)]),  # nothing tells how it is kept
         ([halves(COS)], [COS[:4]]),
         ([COS], [np.ones((5, 8), np.float32)]),
+        ([COS + 1j * SIN], [COS]),  # its other part would be lost
     ],
 )
 def test_what_is_not_so_is_left_alone(ours, theirs):
