@@ -7,11 +7,10 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, Optional
 
 from aligner.mending.sources import Sources
-from aligner.source.written import source
+from aligner.source.written import parsed, source
 
 LEAST_SIZE = 4
 """Smaller numbers are axes and counts more often than sizes."""
@@ -46,13 +45,8 @@ def shared(old: Sources, new: Sources) -> bool:
 
 
 def _in_class(text: str, line: int) -> bool:
-    return any(first <= line <= last for first, last in _classes(text))
-
-
-@lru_cache(maxsize=32)
-def _classes(text: str) -> Sequence[tuple[int, int]]:
-    found = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef))
-    return [(node.lineno, node.end_lineno or node.lineno) for node in found]
+    classes = (node for node in parsed(text).body if isinstance(node, ast.ClassDef))
+    return any(node.lineno <= line <= (node.end_lineno or node.lineno) for node in classes)
 
 
 def _changes(old: str, new: str) -> list[tuple[int, str, str]]:
