@@ -248,8 +248,12 @@ class _Forking:
         return Fork(BETWEEN, theirs.spot(first[0]), None, (theirs.spot(theirs.steps[-1]), None))
 
     def _between(self, ours: _Side, theirs: _Side) -> Fork:
+        """Two beginnings that work on the same values, if there are such."""
         until = theirs.spot(theirs.steps[-1]), ours.spot(ours.steps[-1])
-        return Fork(BETWEEN, theirs.spot(theirs.beginnings[0]), ours.spot(ours.beginnings[0]), until)
+        pairs = [(mine, its) for its in theirs.beginnings for mine in ours.beginnings]
+        shared = (pair for pair in pairs if self._share(ours.telling([pair[0]]), theirs.telling([pair[1]])))
+        mine, its = next(shared, pairs[0])
+        return Fork(BETWEEN, theirs.spot(its), ours.spot(mine), until)
 
     def _pair(self, ours: _Side, theirs: _Side) -> Optional[Fork]:
         """The beginnings that are each other's counterparts, the surest kind first."""

@@ -10,14 +10,14 @@ from types import FunctionType
 from typing import Any, Optional
 
 from aligner.mending.callers import around
+from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OTHER, Candidate
 from aligner.mending.constants import reordered
 from aligner.mending.events import HELPER, Event, Site
 from aligner.mending.figures import counted, operated, rounded, sliced, valued
-from aligner.mending.joining import EXCHANGE, EXCHANGED
 from aligner.mending.matching import Matching
-from aligner.mending.regrouped import regrouped
+from aligner.mending.regrouped import regrouped, unturned
 from aligner.mending.results import kept
-from aligner.mending.search import ARGUMENT, FAR, MISSING, OTHER, Candidate, Search
+from aligner.mending.search import FAR, Search
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.texts import Texts
 from aligner.mending.variations import (
@@ -207,8 +207,9 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
             for late, edits in enumerate(itertools.islice(repeated(self._sources, site.file, site.line), MOVED)):
                 yield Candidate(EXCHANGE + 0.1 * late, edits, MISSING, (), 9)
-            for late, edits in enumerate(itertools.islice(regrouped(self._sources, site.file, site.line), SWAPPED)):
-                yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
+            for split in (unturned, regrouped):
+                for late, edits in enumerate(itertools.islice(split(self._sources, site.file, site.line), SWAPPED)):
+                    yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
             for late, edits in enumerate(itertools.islice(kept(self._sources, site.file, site.line), SWAPPED)):
                 yield Candidate(EXCHANGE + 0.05 * late, edits, OTHER, (), 9)
             others = _alike(self._owners.get(site))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Optional, Union
+from typing import Optional, Union
 
+from aligner.mending.candidate import Candidate
 from aligner.mending.events import HELPER, Event
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.source.written import parsed
-
-if TYPE_CHECKING:
-    from aligner.mending.search import Candidate
 
 Given = Union[ast.expr, str]
 """An argument's expression, or the name of one that is not given."""

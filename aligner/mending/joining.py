@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from aligner.mending.candidate import EXCHANGE, EXCHANGED, Candidate
 from aligner.mending.sources import Edit
-
-if TYPE_CHECKING:
-    from aligner.mending.search import Candidate
-
-EXCHANGED = "exchanged"
-
-EXCHANGE = 2.0
-"""What it costs to exchange two layers."""
 
 PLACES, MORE = 4, 0.5
 """Places in which the same is changed, and what each costs after the first."""

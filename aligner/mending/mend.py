@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -22,9 +22,9 @@ from aligner.compare.net import CallId, is_input
 from aligner.dtypes import DTYPES
 from aligner.mending.events import Story
 from aligner.mending.ground import Ground
-from aligner.mending.hunks import hunks, rebuilt, shared, sizes
+from aligner.mending.hunks import hunks, rebuilt, sizes
 from aligner.mending.mended import Mended
-from aligner.mending.others import Others
+from aligner.mending.others import BREAKING, Group, Others
 from aligner.mending.rerun import FailedError
 from aligner.mending.running import Parent, Running
 from aligner.mending.sources import Sources
@@ -39,12 +39,6 @@ if TYPE_CHECKING:
 DEPTH = 4
 """Edits that are looked for, one after the other, until one more of a call's values is right."""
 
-CALLS = 48
-"""Other calls that are run with an edit."""
-
-SAME = 4
-"""Of these, which are run while it is looked for: they run other ways through the same code, as a rule."""
-
 TELLING = 16
 """So few numbers may be right by chance."""
 
@@ -54,19 +48,6 @@ SMALL, ALLOWED = 1e-4, 4.0
 
 Errors = Mapping[Key, float]
 """How far each value is off, by the port's address."""
-
-
-@dataclass
-class _Group:
-    """A call of a layer with the values of its code."""
-
-    owner: str
-    call: Call
-    checks: list[Check] = field(default_factory=list)
-
-    @property
-    def fails(self) -> bool:
-        return any(check.fails for check in self.checks)
 
 
 @dataclass(frozen=True)
@@ -102,8 +83,8 @@ class Mending:
         self._stepping = Stepping(adapter, ground, reference, self._theirs, self._goes_on)
         self._progress, self._trials = progress, 0
         self._sources = Sources({})
-        self._others = Others(self._running)
-        self._proved: list[tuple[_Group, Mended]] = []
+        self._others = Others(self._running, self._groups)
+        self._proved: list[tuple[Group, Mended]] = []
         self._until = time.monotonic() + seconds
         self.failed: Optional[Exception] = None
         self.spent = False
@@ -111,10 +92,10 @@ class Mending:
 
     def _grouped(
         self, checks: Iterable[Check], calls: Iterable[Call], own: Callable[[str], bool], port: Dump
-    ) -> list[_Group]:
+    ) -> list[Group]:
         known = {(call.step, call.layer, call.number): call for call in calls}
         ports = {one: other for other, one in reversed([*self._plan.layers.items()])}
-        found: dict[int, _Group] = {}
+        found: dict[int, Group] = {}
         for check in checks:
             call = known.get((check.port.step, check.port.layer, check.port.call))
             if call is None or check.where == "inputs" or (check.where == "layer" and not own(check.port.layer)):
@@ -129,7 +110,8 @@ class Mending:
                 if around is call and is_input(check.port.slot):
                     continue  # an earlier call has written it
                 call = around
-            found.setdefault(call.first, _Group(check.owner, call)).checks.append(check)
+            kind = type(self._ground.layer(call.layer))
+            found.setdefault(call.first, Group(check.owner, call, kind)).checks.append(check)
         return [found[first] for first in sorted(found)]
 
     def _is_other_size(self, check: Check, port: Dump) -> bool:
@@ -143,7 +125,7 @@ class Mending:
         found: list[Mended] = []
         with self._running.installed():
             for group in self._groups:
-                kind = type(self._ground.layer(group.call.layer))
+                kind = group.kind
                 if not group.fails or (kind in in_vain and not self._sources.texts):
                     continue
                 if self._is_over() and not self._sources.texts:
@@ -172,7 +154,7 @@ class Mending:
         self.spent = time.monotonic() > self._until
         return self.spent
 
-    def _of(self, group: _Group, search: bool) -> Iterator[Mended]:
+    def _of(self, group: Group, search: bool) -> Iterator[Mended]:
         """What came of one wrong call; without a search, whether the edits so far put it right as well."""
         ours = self._call(group.call.step, self._plan.calls.get(CallId(group.call.layer, group.call.number)))
         if ours is None:
@@ -189,7 +171,7 @@ class Mending:
             plain = parent.trial(Sources({}))
         yield from self._one(group, parent, story, plain)
 
-    def _of_framework(self, group: _Group, parent: Parent, story: Story, plain: Errors) -> Sequence[Mended]:
+    def _of_framework(self, group: Group, parent: Parent, story: Story, plain: Errors) -> Sequence[Mended]:
         """A small difference that an operation of the framework's makes: all that this code makes may have it."""
         small = [check for check in wrong_of(group.checks, plain) if plain.get(check.port, math.inf) <= SMALL]
         found = self._differing(group, small, parent, story, plain) if small else []
@@ -199,7 +181,7 @@ class Mending:
         return found
 
     def _differing(
-        self, group: _Group, checks: Sequence[Check], parent: Parent, story: Story, plain: Errors
+        self, group: Group, checks: Sequence[Check], parent: Parent, story: Story, plain: Errors
     ) -> Sequence[Mended]:
         """What operations of the framework's make wrong."""
         found = [*self._stepping.differing(checks, parent, story)] if self._is_exact else []
@@ -214,7 +196,7 @@ class Mending:
         """Whether both sides compute in full precision."""
         return self._plan.short is None and not self._plan.lowered
 
-    def _one(self, group: _Group, parent: Parent, story: Story, plain: Errors) -> Sequence[Mended]:
+    def _one(self, group: Group, parent: Parent, story: Story, plain: Errors) -> Sequence[Mended]:
         wrong = wrong_of(group.checks, plain)
         if not wrong:
             return []
@@ -240,7 +222,7 @@ class Mending:
         by = self._differing(group, group.checks, parent, story, plain) if not likewise else []
         return likewise or ([replace(by[0], trials=result.trials), *by[1:]] if by else [result])
 
-    def _likewise(self, group: _Group, parent: Parent, plain: Errors) -> Sequence[Mended]:
+    def _likewise(self, group: Group, parent: Parent, plain: Errors) -> Sequence[Mended]:
         """The call with the edits that were found at others, if they put something right in it."""
         wrong = wrong_of(group.checks, plain)
         if not wrong or not self._sources.texts:
@@ -264,17 +246,16 @@ class Mending:
         result.before, result.after = (errors.get(right[0].port, math.inf) for errors in (before, after))
         result.right = [check.key for check in right] if left else ()
 
-    def _starts(self, group: _Group) -> Iterator[tuple[Sources, Sequence[Mended]]]:
+    def _starts(self, group: Group) -> Iterator[tuple[Sources, Sequence[Mended]]]:
         """What the search may start from: all edits so far, or those of other classes; and those that are left out."""
         yield self._sources, ()
-        kind = type(self._ground.layer(group.call.layer))
-        heads = [(type(self._ground.layer(other.call.layer)) is kind, one) for other, one in self._proved if one.edits]
+        heads = [(other.kind is group.kind, one) for other, one in self._proved if one.edits]
         left_out = [one for own, one in heads if own]
         others = rebuilt(edit for own, one in heads if not own for edit in one.edits) if left_out else None
         if others is not None:
             yield others, left_out
 
-    def _searched(self, group: _Group, parent: Parent, story: Story, start: Sources, result: Mended) -> Optional[_Way]:
+    def _searched(self, group: Group, parent: Parent, story: Story, start: Sources, result: Mended) -> Optional[_Way]:
         """Edits that put all of this call right, its mistakes one after the other; or all up to one that none mends."""
         known: list[_Way] = []
         way = self._right(group, parent, story, _Way(start), result, known)
@@ -289,7 +270,7 @@ class Mending:
 
     def _right(
         self,
-        group: _Group,
+        group: Group,
         parent: Parent,
         story: Story,
         way: _Way,
@@ -308,9 +289,9 @@ class Mending:
             try:
                 wrong = wrong or wrong_of(group.checks, parent.trial(way.sources))
                 begun = self._stepping.ahead(group.checks, parent, story, way.sources) if ahead else None
-                begun = None if begun and self._breaks(group, begun[1]) else begun
+                begun = None if begun and self._harm(group, begun[1]) >= BREAKING else begun
                 best, edited, trials = begun or self._stepping.step(
-                    group.checks, parent, story, way.sources, partial(self._breaks, group)
+                    group.checks, parent, story, way.sources, partial(self._harm, group)
                 )
             except FailedError:  # with the edits so far its code does not run
                 return None
@@ -343,9 +324,7 @@ class Mending:
         entry = self._plan.entries.get(check.port)
         return entry is not None and math.prod(entry.shape) >= TELLING and not DTYPES[entry.dtype].exact
 
-    def _take(
-        self, group: _Group, start: Sources, left_out: Sequence[Mended], sources: Sources, result: Mended
-    ) -> None:
+    def _take(self, group: Group, start: Sources, left_out: Sequence[Mended], sources: Sources, result: Mended) -> None:
         """Note what was found. Edits in the place of earlier ones must put right what those did."""
         result.proved, result.edits = True, [*hunks(start, sources)]
         earlier = [one for other, one in self._proved if left_out and not self._puts_right(other, sources, one.right)]
@@ -355,7 +334,7 @@ class Mending:
             if alike and not self._puts_right(other, sources, one.right):
                 earlier.append(one)
                 one.broken = [*one.broken, result.owner]
-        result.broken = [one.owner for one in earlier] or [*self._broken(group, sources)]
+        result.broken = [one.owner for one in earlier] or [*self._others.broken(group, self._sources, sources)]
         if result.broken:
             return
         for head in left_out:
@@ -364,36 +343,21 @@ class Mending:
             one.like = result.owner if one.like in {head.owner for head in left_out} else one.like
         self._sources = sources
 
-    def _head(self, group: _Group) -> str:
+    def _head(self, group: Group) -> str:
         """The layer at which the edits were found that put this one right: one of its class, else the last."""
-        kind = type(self._ground.layer(group.call.layer))
         heads = [(other, one) for other, one in self._proved if not one.like]
-        same = [one for other, one in heads if type(self._ground.layer(other.call.layer)) is kind]
+        same = [one for other, one in heads if other.kind is group.kind]
         return (same or [one for _, one in heads])[-1].owner
 
-    def _puts_right(self, group: _Group, sources: Sources, only: Collection[Key] = ()) -> bool:
+    def _puts_right(self, group: Group, sources: Sources, only: Collection[Key] = ()) -> bool:
         try:
             left = wrong_of(group.checks, self._running.parent(group.call, group.checks).trial(sources))
             return not any(check.key in only or not only for check in left)
         except FailedError:
             return False
 
-    def _breaks(self, group: _Group, sources: Sources) -> bool:
-        """Whether one of the others that are likely to is broken, which are soon asked."""
-        most = CALLS if shared(self._sources, sources) else SAME
-        return any(True for _ in self._broken(group, sources, most))  # the net's own name is empty
-
-    def _broken(self, group: _Group, sources: Sources, most: int = CALLS) -> Iterator[str]:
-        """Layers whose code was right and is not, with these edits, those of the same class first; and other calls of
-        the very layer that cannot be run then.
-        """
-        layer = group.call.layer
-        others = [one for one in self._groups if one is not group and (not one.fails or one.call.layer == layer)]
-        kind = type(self._ground.layer(layer))
-        others.sort(key=lambda one: type(self._ground.layer(one.call.layer)) is not kind)
-        for other in others[:most]:
-            if self._others.breaks(other.call, other.checks, self._sources, sources):
-                yield other.owner if other.owner != group.owner else f"{other.owner} #{other.call.number}"
+    def _harm(self, group: Group, sources: Sources) -> float:
+        return self._others.harm(group, self._sources, sources)
 
     def _call(self, step: int, wanted: Optional[CallId]) -> Optional[Call]:
         calls = (call for call in self._reference.calls if call.phase is Phase.FORWARD and call.step == step)

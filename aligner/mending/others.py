@@ -1,11 +1,16 @@
-"""Calls of layers that were right, run with edits: do these make something wrong there?"""
+"""The other calls of layers whose code has an edit in it: what was right is to stay so, and what is as wrong as the
+call that the edit was found in should be put right by it too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from types import FunctionType
+from typing import Optional
 
 from aligner.compare.checks import Check
+from aligner.mending.hunks import shared
 from aligner.mending.rerun import FailedError, LostError
 from aligner.mending.running import Parent, Running
 from aligner.mending.sources import Sources
@@ -15,39 +20,89 @@ from aligner.record import Call, Key
 KEPT = 4
 """Calls whose layers' outputs are kept to be handed on again."""
 
+CALLS = 48
+"""Other calls that are run with an edit."""
+
+SAME = 4
+"""Of these, which are run while it is looked for: they run other ways through the same code, as a rule."""
+
+BREAKING = 6.0
+"""What it costs that layers which are right would be wrong."""
+
+LEAVING = 1.5
+"""What it costs that another call of the same class would stay as wrong as it is."""
+
+
+@dataclass
+class Group:
+    """A call of a layer of this class, with the values of its code."""
+
+    owner: str
+    call: Call
+    kind: type
+    checks: list[Check] = field(default_factory=list)
+
+    @property
+    def fails(self) -> bool:
+        return any(check.fails for check in self.checks)
+
 
 class Others:
     """Such calls. Those whose code has none of the edits in it are not run again."""
 
-    def __init__(self, running: Running) -> None:
-        self._running = running
+    def __init__(self, running: Running, groups: Sequence[Group]) -> None:
+        self._running, self._groups = running, groups
         self._known: dict[int, tuple[Sources, set[Key], Parent, frozenset[FunctionType]]] = {}
         """What is wrong in a call with the edits so far, by its first event."""
         self._kept: list[Parent] = []
 
-    def breaks(self, call: Call, checks: Sequence[Check], before: Sources, sources: Sources) -> bool:
-        """Whether something in a call is wrong that is not with the edits `before`; of one that is wrong as it is,
-        whether it cannot be run. False where nobody can tell.
+    def harm(self, group: Group, before: Sources, sources: Sources) -> float:
+        """What these edits of a call should cost by what becomes of a few others, beside the edits `before`."""
+        most = CALLS if shared(before, sources) else SAME
+        if any(True for _ in self.broken(group, before, sources, most)):  # the net's own name is empty
+            return BREAKING
+        alike = [one for one in self._groups if one is not group and one.fails and one.kind is group.kind]
+        return LEAVING * any(self._leaves(one, before, sources) for one in alike[:SAME])
+
+    def broken(self, group: Group, before: Sources, sources: Sources, most: int = CALLS) -> Iterator[str]:
+        """Layers whose code was right and is not, those of the same class first; and other calls of the very layer that
+        cannot be run then.
         """
+        layer = group.call.layer
+        others = [one for one in self._groups if one is not group and (not one.fails or one.call.layer == layer)]
+        others.sort(key=lambda one: one.kind is not group.kind)
+        for other in others[:most]:
+            was, wrong = self._wrong(other, before, sources)
+            if wrong is None or (not wrong <= was and not other.fails):
+                yield other.owner if other.owner != group.owner else f"{other.owner} #{other.call.number}"
+
+    def _leaves(self, other: Group, before: Sources, sources: Sources) -> bool:
+        was, wrong = self._wrong(other, before, sources)
+        return wrong is None or (bool(was) and was <= wrong)
+
+    def _wrong(self, other: Group, before: Sources, sources: Sources) -> tuple[set[Key], Optional[set[Key]]]:
+        """What is wrong in a call with the edits `before`, and then; None where it cannot be run. The same where nobody
+        can tell.
+        """
+        call, checks = other.call, other.checks
         if call.first not in self._known or self._known[call.first][0] is not before:
             parent = self._running.parent(call, checks)
             try:
                 was = {check.port for check in wrong_of(checks, parent.trial(before))}
             except (LostError, FailedError):
-                return False
+                return set(), set()
             self._known[call.first] = before, was, parent, parent.used
         _, was, parent, used = self._known[call.first]
         if not parent.concerned(used, before, sources):
             parent.forget()
-            return False
+            return was, was
         self._keep(parent)
         try:
-            wrong = {check.port for check in wrong_of(checks, parent.trial(sources))}
-            return not wrong <= was and not any(check.fails for check in checks)
+            return was, {check.port for check in wrong_of(checks, parent.trial(sources))}
         except LostError:
-            return False
+            return was, was
         except FailedError:
-            return True
+            return was, None
 
     def _keep(self, parent: Parent) -> None:
         self._kept = [one for one in self._kept if one is not parent] + [parent]

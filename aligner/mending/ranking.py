@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
+from aligner.mending.candidate import EXCHANGED, MISSING, Candidate, Move
 from aligner.mending.events import HELPER, KEPT, Event
-from aligner.mending.joining import EXCHANGED, apart
+from aligner.mending.joining import apart
 from aligner.mending.matching import Matching
-from aligner.mending.search import MISSING, Candidate, Move
 from aligner.words.calls import Constant, Operand
 from aligner.words.operations import COMMUTING
 

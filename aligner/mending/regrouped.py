@@ -7,22 +7,24 @@ before its channels: what comes of it has the same shape, and other values.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Optional
 
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import statements
 
-SPLITTING, TURNING = ("reshape", "view"), ("transpose", "permute")
+SPLITTING, TURNING, EXCHANGING = ("reshape", "view"), ("transpose", "permute"), ("swapaxes", "transpose")
 
 FEWEST = 3
 """Axes that can be split otherwise and turned to match."""
 
 
 class _Split(NamedTuple):
-    """The sizes that a value is seen with, and the numbers of axes that it is turned by."""
+    """The sizes that a value is seen with, and the numbers of axes that it is turned by; both calls."""
 
+    inner: ast.Call
+    outer: ast.Call
     sizes: Sequence[ast.expr]
     axes: Sequence[ast.expr]
     order: Sequence[int]
@@ -32,7 +34,7 @@ def regrouped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ..
     """In the function around a line one of the sizes of a split moved past others, those next to it first, and the axes
     as they go with that.
     """
-    splits = _splits(sources.text(file), line)
+    splits = _all(sources.text(file), line, _split)
     moves = [
         (abs(one - other), number, one, other)
         for number, split in enumerate(splits)
@@ -50,11 +52,26 @@ def regrouped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ..
         yield tuple(edit for edit, (node, text) in zip(edits, said) if sources.words(file, node) != text)
 
 
+def unturned(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """In the function around a line what is split and turned at once, seen with the sizes that come of it:
+    `x.reshape(a, b, c).swapaxes(1, 2)` as `x.reshape(a, c, b)`.
+    """
+    for split in _all(sources.text(file), line, _exchange) + _all(sources.text(file), line, _split):
+        texts = [sources.words(file, split.sizes[axis]) for axis in split.order]
+        edits = [Edit(file, *sources.span(file, node), text) for node, text in zip(split.sizes, texts)]
+        start, end = (sources.span(file, node)[1] for node in (split.inner, split.outer))
+        if isinstance(split.outer.func, ast.Attribute) and split.outer.func.value is split.inner:
+            yield (
+                *(one for one in edits if sources.text(file)[one.start : one.end] != one.new),
+                Edit(file, start, end, ""),
+            )
+
+
 @lru_cache(maxsize=64)
-def _splits(text: str, line: int) -> Sequence[_Split]:
+def _all(text: str, line: int, kind: Callable[[ast.Call], Optional[_Split]]) -> list[_Split]:
     """Of the function around a line, the nearest ones first."""
     calls = (node for one in statements(text, line) for node in ast.walk(one) if isinstance(node, ast.Call))
-    found = ((call.lineno, call.col_offset, split) for call in calls if (split := _split(call)) is not None)
+    found = ((call.lineno, call.end_col_offset, split) for call in calls if (split := kind(call)) is not None)
     return [*{(row, column): split for row, column, split in found}.values()]
 
 
@@ -67,7 +84,36 @@ def _split(call: ast.Call) -> Optional[_Split]:
     order = [one.value for one in turning if isinstance(one, ast.Constant) and isinstance(one.value, int)]
     if sizes is None or not FEWEST <= len(sizes) == len(order) or sorted(order) != [*range(len(sizes))]:
         return None
-    return _Split(sizes, turning, order)
+    return _Split(inner, call, sizes, turning, order)
+
+
+def _exchange(call: ast.Call) -> Optional[_Split]:
+    """x.reshape(a, b, c).swapaxes(1, 2), also with sizes that are added: (a, b) + x.shape[1:]."""
+    turning, inner = _parts(call, EXCHANGING)
+    if turning is None or len(turning) != 2 or not isinstance(inner, ast.Call):
+        return None
+    sizes, _ = _parts(inner, SPLITTING)
+    whole = sizes is not None and not (len(sizes) == 1 and isinstance(sizes[0], ast.BinOp))
+    if sizes is not None and not whole:
+        first = sizes[0].left if isinstance(sizes[0], ast.BinOp) else None
+        sizes = first.elts if isinstance(first, ast.Tuple) else None
+    axes = [_number(one) for one in turning]
+    if sizes is None or None in axes:
+        return None
+    one, other = (axis + len(sizes) if axis < 0 and whole else axis for axis in axes if axis is not None)
+    order = [*range(len(sizes))]
+    if not 0 <= min(one, other) < max(one, other) < len(sizes):
+        return None
+    order[one], order[other] = other, one
+    return _Split(inner, call, sizes, turning, order)
+
+
+def _number(node: ast.expr) -> Optional[int]:
+    try:
+        found = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return found if type(found) is int else None
 
 
 def _parts(call: ast.Call, names: Sequence[str]) -> tuple[Optional[Sequence[ast.expr]], Optional[ast.expr]]:

@@ -7,14 +7,16 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Optional
 
 from aligner.mending import words
 from aligner.mending.callers import around, by_caller
+from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OPERAND, OTHER, Candidate
 from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event, is_idle, values_of
-from aligner.mending.joining import EXCHANGE, EXCHANGED, apart, each_others, everywhere
+from aligner.mending.exchanging import exchanged_layers
+from aligner.mending.joining import apart, each_others, everywhere
 from aligner.mending.matching import NEAREST, Matching, Step
 from aligner.mending.sources import Edit, Sources, change, edit_of
 from aligner.mending.texts import Anchor, Texts
@@ -22,8 +24,6 @@ from aligner.mending.upstream import partings
 from aligner.words.calls import Constant, Operand, equal
 from aligner.words.operations import COMMUTING
 from aligner.words.spelling import NAMES
-
-ARGUMENT, OPERAND, MISSING, OTHER = "argument", "operand", "missing", "other"
 
 _AT_MOST = {ARGUMENT: 1.5, EXCHANGED: EXCHANGE / 2}
 """What an edit costs however long it is."""
@@ -34,35 +34,14 @@ FAR = 20
 SHAPING = ("reshape", "expand", "cast")
 """Words of operations that leave all values as they are."""
 
+NAMED = 0.2
+"""What it costs more to change what a name was given to."""
+
 AGAIN = 6
 """Values that the first wrong turn of a loop is taken to have made."""
 
-MOST = 6
-"""Calls of layers that are exchanged, each with each."""
-
 _NUMBER = re.compile(r"(?<![\w.])\d[\d.]*(?:e[-+]?\d+)?")
 _RESHAPED = re.compile(r"\.reshape\([^()]*\)$")
-
-Move = tuple[Event, Optional[ast.AST], int, Optional[Event]]
-"""The event whose expression (None) or which expression in it gets which value of the reference; only if its operands
-are right, where it is a call that gets the arguments of that event of the reference's.
-"""
-
-
-@dataclass(eq=False)
-class Candidate:
-    """Edits that go together, and what they change."""
-
-    cost: float
-    edits: tuple[Edit, ...]
-    why: str
-    moves: tuple[Move, ...]
-    left: int = 0
-    """Wrong values that there would be still, by what is known before it is run, ..."""
-    gained: int = 0
-    """... and values of the reference's that there would be then."""
-    old: str = ""
-    """What stands in the place of the only edit."""
 
 
 class Search:
@@ -96,7 +75,7 @@ class Search:
                         weights = [min(self._cost(edit), _AT_MOST.get(why, 99.0)) for edit in edits]
                         yield Candidate(sum(weights), tuple(edits), why, ((event, None, value, fed),))
             yield from self._replaced(anchor, whole)
-        yield from self._exchanged()
+        yield from exchanged_layers(self._matching, self._sources)
         yield from self._again()
         yield from self._upstream()
 
@@ -151,55 +130,39 @@ class Search:
         same = [one for one in self._matching.ours.events if made and (one.text, one.word) == (made.text, made.word)]
         return next((one.results[0] for one in same if one.results and one.results[0] > value), None)
 
-    def _exchanged(self) -> Iterator[Candidate]:
-        """Two layers of a kind in each other's places."""
-        behind = self._behind()
-        alike = {event.name for event in behind}
-        calls = [*behind, *(one for one in self._matching.theirs.events if one.name in alike and one not in behind)]
-        calls = [event for event in calls if event.word == LAYER and isinstance(event.node, ast.Call)][:MOST]
-        made = {event.layer: event.results[0] for event in self._matching.ours.events if event.layer and event.results}
-        for one, other in itertools.combinations(calls, 2):
-            if one.name != other.name or None in (one.site, other.site) or not {one.layer, other.layer} <= {*made}:
-                continue
-            functions = [event.node.func for event in (one, other) if isinstance(event.node, ast.Call)]
-            texts = [self._texts.source(event, node) for event, node in zip((one, other), functions)]
-            edits = [self.edit(one, functions[0], texts[1]), self.edit(other, functions[1], texts[0])]
-            if None not in edits:
-                moves = (one, None, made[other.layer], None), (other, None, made[one.layer], None)
-                yield Candidate(EXCHANGE, tuple(edit for edit in edits if edit is not None), EXCHANGED, moves)
-
-    def _behind(self) -> list[Event]:
-        """Calls of layers that the wrong value comes of."""
-        found: list[Event] = []
-        left, seen = [self._matching.found], set[int]()
-        while left:
-            value = left.pop()
-            made = self._matching.makers[1].get(value)
-            if value in seen or made is None:
-                continue
-            seen.add(value)
-            if made.word == LAYER:
-                found.append(made)
-            else:
-                left += [one for one in made.operands if isinstance(one, int)]
-        return found
-
     def _replaced(self, anchor: Anchor, whole: bool) -> Iterator[Candidate]:
         event = anchor.event
         shapes = self._matching.theirs.shapes
         form = shapes[anchor.value] if isinstance(anchor.value, int) else None
-        for value in dict.fromkeys([*(value for value, _ in self._matching.near), *self._matching.starts]):
-            said = [self._texts.unshaped(value, anchor)]
-            with suppress(LookupError):
-                said.append(self._texts.text(value, anchor))
-            for text in filter(None, said):
-                edit = self.edit(event, anchor.node, text)
-                if edit is None:
-                    continue
-                why = MISSING if self._texts.source(event, anchor.node) in text else OTHER
-                other = self._matching.ours.shapes[value] != form
-                cost = self._cost(edit) + 0.3 + 0.05 * min(anchor.late, FAR) + other
-                yield Candidate(cost, (edit,), why, ((event, None if whole else anchor.node, value, None),))
+        values = dict.fromkeys([*(value for value, _ in self._matching.near), *self._matching.starts])
+        for late, place in enumerate((anchor, *self._named(anchor))):
+            for value in values:
+                said = [self._texts.unshaped(value, place)]
+                with suppress(LookupError):
+                    said.append(self._texts.text(value, place))
+                for text in filter(None, said):
+                    edit = self.edit(place.event, place.node, text)
+                    if edit is None:
+                        continue
+                    why = MISSING if self._texts.source(place.event, place.node) in text else OTHER
+                    other = self._matching.ours.shapes[value] != form
+                    cost = self._cost(edit) + 0.3 + 0.05 * min(anchor.late, FAR) + other + NAMED * late
+                    yield Candidate(cost, (edit,), why, ((event, None if whole else anchor.node, value, None),))
+
+    def _named(self, anchor: Anchor) -> Iterator[Anchor]:
+        """Where what stands there was given its name: `kept = x`."""
+        site = anchor.event.site
+        if not isinstance(anchor.node, ast.Name) or site is None:
+            return
+        function = self._sources.function(site.file, site.line)
+        events = self._matching.theirs.events
+        before = itertools.takewhile(lambda one: one is not anchor.event, events)
+        for event in reversed([one for one in before if one.word == KEPT and one.site is not None and one.inputs]):
+            if event.site is None or self._sources.function(event.site.file, event.site.line) != function:
+                continue
+            if anchor.node.id == self._sources.name(site.file, event.node):
+                yield Anchor(*event.inputs[0], event, anchor.late, event.inputs)
+                return
 
     def anchors(self) -> list[Anchor]:
         """Expressions on the way to the wrong value, the first ones first."""

@@ -90,6 +90,10 @@ class Sources:
         """The innermost function around a line: its file, and the line on which it begins."""
         return file, max((first for first, last in _functions(self.text(file)) if first < line <= last), default=0)
 
+    def name(self, file: str, node: Optional[ast.AST]) -> Optional[str]:
+        """The variable that an assignment makes of an expression as it is."""
+        return _named(self.text(file)).get((node.lineno, node.col_offset)) if isinstance(node, ast.expr) else None
+
     def words(self, file: str, node: ast.AST) -> str:
         """The source of an expression."""
         start, end = self.span(file, node)
@@ -102,6 +106,15 @@ _CALL = re.compile(r"\bself\.(?:\w+\.)*(\w+)(?:\[[^\]]*\])*\(")
 @lru_cache(maxsize=32)
 def _called(text: str) -> Counter[str]:
     return Counter(_CALL.findall(text))
+
+
+@lru_cache(maxsize=32)
+def _named(text: str) -> Mapping[tuple[int, int], str]:
+    """By where the right sides of assignments begin."""
+    found = (one for one in ast.walk(parsed(text)) if isinstance(one, ast.Assign))
+    return {
+        (one.value.lineno, one.value.col_offset): t.id for one in found if isinstance(t := one.targets[0], ast.Name)
+    }
 
 
 @lru_cache(maxsize=32)

@@ -13,6 +13,7 @@ from aligner.compare.checks import LIMIT, OTHER_BORDER, OTHER_FORM, Check
 from aligner.compare.net import CallId
 from aligner.fingerprint import distances
 from aligner.mending.blindly import Blindly
+from aligner.mending.candidate import Candidate
 from aligner.mending.events import LAYER, Event, Story
 from aligner.mending.frameworks import Differing, differing
 from aligner.mending.ground import Ground
@@ -21,7 +22,7 @@ from aligner.mending.matching import AGREE, Matching
 from aligner.mending.ranking import LONG, Ranking
 from aligner.mending.rerun import FailedError, InVainError
 from aligner.mending.running import Parent
-from aligner.mending.search import Candidate, Search
+from aligner.mending.search import Search
 from aligner.mending.sources import Sources
 from aligner.mending.texts import Texts
 from aligner.mending.theirs import Theirs
@@ -59,9 +60,6 @@ LACKING = 0.2
 
 LESS, FAR = 0.6, 100.0
 """How much of an error may be left that is much less, and what it costs that nothing else speaks for it."""
-
-BREAKING = 6.0
-"""What it costs that layers which are right would be wrong."""
 
 ALIKE = 2.0
 """What it costs to change a line that stands in the reference's code as it is."""
@@ -151,11 +149,11 @@ class Stepping:
         parent: Parent,
         story: Story,
         sources: Sources,
-        breaks: Callable[[Sources], bool],
+        harm: Callable[[Sources], float],
     ) -> tuple[Optional[Candidate], Sources, int]:
         """The least edit that puts the first wrong value right and makes no other wrong.
 
-        One that `breaks` other layers, which run the same lines and are right, is taken where there is no other.
+        One that does `harm` to other layers, which run the same lines, is taken where there is no other.
         """
         look = self._looked(checks, parent, sources)
         names = {check.port for check in look.wrong}
@@ -173,7 +171,7 @@ class Stepping:
                 left = {bad.port for bad in wrong_of(checks, errors)}
                 if left <= names - {check.port}:
                     price = one.cost + 6.0 * len(left) + 3.0 * (not self.witnessed(parent, story, edited, one))
-                    price += BREAKING * breaks(edited)
+                    price += harm(edited)
                     if best is None or price < best[0]:
                         best = price, one, edited
             if best is not None:

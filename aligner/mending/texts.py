@@ -185,16 +185,18 @@ class Texts:
         return None if found is None else self._shaped(*found, value, anchor)
 
     def _found(self, value: int, anchor: Anchor) -> Optional[tuple[str, int]]:
-        """The expression, and the port's value that it has."""
+        """The expression, and the port's value that it has: a name, if one has it."""
         twins = self._matching.twins.get(value, ())
+        said = None
         for node, number in [(anchor.node, anchor.value), *anchor.inputs]:
             if isinstance(number, int) and self._stands_for(number, value, number in twins):
-                return bracketed(self.source(anchor.event, node)), number
-        for name, number, is_array in self._names(anchor.event):
-            twin = value in self._matching.values_of(number)
-            if is_array == anchor.is_array and self._stands_for(number, value, twin):
+                said = said or (bracketed(self.source(anchor.event, node)), number)
+        plain = said is not None and not said[0].isidentifier()
+        for name, number, is_array in self._names(anchor.event) if plain or said is None else ():
+            there = self._stands_for(number, value, value in self._matching.values_of(number))
+            if is_array == anchor.is_array and there and (not plain or name.isidentifier()):
                 return name, number
-        return None
+        return said
 
     def _stands_for(self, number: int, value: int, twin: bool) -> bool:
         return number not in self._matching.held and (twin or self.assumed.get(number) == value)
@@ -211,7 +213,7 @@ class Texts:
 
     def number(self, value: float, event: Event, line: str) -> str:
         """A number, in the reference's words if they mean the same here, or in the port's."""
-        said = words.operand(line, value, event.known)
+        said = words.operand(line, value, event.known) or words.renamed(line, value, event.names, event.known)
         return bracketed(said) if said else words.kept(value, event.names) or number_text(value)
 
     def argument(self, event: Event, model: Event, key: str, value: Any) -> str:

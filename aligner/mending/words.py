@@ -233,6 +233,54 @@ def operand(line: str, value: float, names: Mapping[str, Any]) -> Optional[str]:
     return next((words for words in _pieces(line) if means(words, value, names)), None)
 
 
+def renamed(line: str, value: float, names: Mapping[str, Any], known: Mapping[str, Any]) -> Optional[str]:
+    """A sum of a line's that comes to this number with a number of the code's own in the place of a name that the code
+    has not: `1 + scale` for `1 + strength`.
+    """
+    owner = names.get("self")
+    own = {name: one for name, one in names.items() if _is_plain(one)}
+    held = vars(owner) if hasattr(owner, "__dict__") else {}
+    own.update({f"self.{name}": one for name, one in held.items() if _is_plain(one) and not name.startswith("_")})
+    for words in _pieces(line):
+        node = _expression(words)
+        unknown = {*_unknown(node, known)} if isinstance(node, ast.BinOp) else ()
+        if len(unknown) != 1:
+            continue
+        (other,) = unknown
+        for name, one in own.items():
+            if one not in PLAIN or isinstance(one, float):
+                text = ast.unparse(_Renaming(other, name).visit(ast.parse(words, mode="eval")))
+                if means(text, value, {**known, "self": owner}):
+                    return text
+    return None
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _unknown(node: ast.expr, known: Mapping[str, Any]) -> Iterator[str]:
+    """Names, attributes and items in an expression that mean nothing here."""
+    if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+        try:
+            _worked_out(node, known)
+        except Exception:  # whatever it is
+            yield ast.unparse(node)
+        return
+    for each in ast.iter_child_nodes(node):
+        yield from _unknown(each, known) if isinstance(each, ast.expr) else ()
+
+
+class _Renaming(ast.NodeTransformer):
+    def __init__(self, one: str, other: str) -> None:
+        self._one, self._other = one, _expression(other)
+
+    def visit(self, node: ast.AST) -> Any:
+        return (
+            self._other if isinstance(node, ast.expr) and ast.unparse(node) == self._one else self.generic_visit(node)
+        )
+
+
 @lru_cache(maxsize=1024)
 def _pieces(line: str) -> Sequence[str]:
     """Expressions in a line."""

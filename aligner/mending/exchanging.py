@@ -1,0 +1,51 @@
+"""Two layers of a kind in each other's places."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterator
+
+from aligner.mending.candidate import EXCHANGE, EXCHANGED, Candidate
+from aligner.mending.events import LAYER, Event
+from aligner.mending.matching import Matching
+from aligner.mending.sources import Sources, edit_of
+
+MOST = 6
+"""Calls of layers that are exchanged, each with each."""
+
+
+def exchanged_layers(matching: Matching, sources: Sources) -> Iterator[Candidate]:
+    """Those that the wrong value comes of, with each other and with others of their kind."""
+    behind = _behind(matching)
+    alike = {event.name for event in behind}
+    calls = [*behind, *(one for one in matching.theirs.events if one.name in alike and one not in behind)]
+    calls = [event for event in calls if event.word == LAYER and isinstance(event.node, ast.Call)][:MOST]
+    made = {event.layer: event.results[0] for event in matching.ours.events if event.layer and event.results}
+    for one, other in itertools.combinations(calls, 2):
+        if one.name != other.name or one.site is None or other.site is None or not {one.layer, other.layer} <= {*made}:
+            continue
+        functions = [event.node.func for event in (one, other) if isinstance(event.node, ast.Call)]
+        files = one.site.file, other.site.file
+        texts = [sources.words(file, node) for file, node in zip(files, functions)]
+        edits = [edit_of(sources, *each) for each in zip(files, functions, texts[::-1])]
+        if None not in edits:
+            moves = (one, None, made[other.layer], None), (other, None, made[one.layer], None)
+            yield Candidate(EXCHANGE, tuple(edit for edit in edits if edit is not None), EXCHANGED, moves)
+
+
+def _behind(matching: Matching) -> list[Event]:
+    """Calls of layers that the wrong value comes of."""
+    found: list[Event] = []
+    left, seen = [matching.found], set[int]()
+    while left:
+        value = left.pop()
+        made = matching.makers[1].get(value)
+        if value in seen or made is None:
+            continue
+        seen.add(value)
+        if made.word == LAYER:
+            found.append(made)
+        else:
+            left += [one for one in made.operands if isinstance(one, int)]
+    return found
