@@ -142,10 +142,7 @@ class Theirs:
 
 def _in_order(events: Iterable[Event]) -> list[Event]:
     """What makes a value before what uses it; else as they are. A dump tells of layers and of steps apart."""
-    makers: dict[object, Event] = {}
-    for event in events:
-        for value in {*event.results} - {*event.operands}:
-            makers.setdefault(value, event)
+    makers = _makers(events)
     found: dict[Event, None] = {}
     begun: set[Event] = set()
     for event in events:
@@ -158,6 +155,29 @@ def _in_order(events: Iterable[Event]) -> list[Event]:
             else:
                 found[left.pop()] = None
     return [*found]
+
+
+def _makers(events: Iterable[Event]) -> Mapping[object, Event]:
+    """What made a value first: no step that takes it out of what was made of it."""
+    known: dict[object, list[Event]] = {}
+    for event in events:
+        for value in {*event.results} - {*event.operands}:
+            known.setdefault(value, []).append(event)
+
+    def needs(event: Event, value: object) -> bool:
+        left, seen = [*event.operands], set[object]()
+        while left:
+            one = left.pop()
+            if one == value:
+                return True
+            if isinstance(one, int) and one not in seen:
+                seen.add(one)
+                left += known[one][0].operands if one in known else ()
+        return False
+
+    several = [(value, some) for value, some in known.items() if len(some) > 1]
+    first = {value: next((one for one in some if not needs(one, value)), some[0]) for value, some in several}
+    return {value: first.get(value, some[0]) for value, some in known.items()}
 
 
 def events_of(step: Step, story: Story, known: Mapping[int, int]) -> Iterable[Event]:

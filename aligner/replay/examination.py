@@ -20,9 +20,9 @@ import numpy as np
 from aligner.adapter import Adapter
 from aligner.compare.cases import Cases, ran, words_of
 from aligner.compare.casts import lowered_alone
-from aligner.compare.checks import LIMIT, Check, in_float32, to_facts
+from aligner.compare.checks import LIMIT, OTHER_FORM, Check, in_float32, to_facts
 from aligner.compare.layers import Pairing, pair_layers
-from aligner.compare.net import survey
+from aligner.compare.net import is_input, survey
 from aligner.compare.reading import LOW_PRECISION
 from aligner.dtypes import DTYPES
 from aligner.dump.reader import Dump, open_dump
@@ -112,6 +112,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
         if plan.short is not None or plan.cast or any(check.cast for check in checks):
             alone = _lonely(subject, port, plan)
             checks = _alone(checks, subject, alone, forced, plan)
+    plan = _own_forms(plan, checks)
     middle = time.monotonic()
     trials = _try(subject, path, pairing, plan, checks, sink)
     for check in checks:
@@ -133,6 +134,12 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
     wrong = {(check.owner, check.where, check.between) for check in checks if check.fails}
     tried_all, confirmed = trials[0] + edits[0], trials[1] + edits[1]
     return Summary(len(checks), len(wrong), tried_all, confirmed, middle - started, ended - middle)
+
+
+def _own_forms(plan: Plan, checks: Sequence[Check]) -> Plan:
+    """The plan without counterparts for arguments in another form: the layers take their own, as they did."""
+    kept = {check.port for check in checks if check.reason == OTHER_FORM and is_input(check.port.slot)} - {*plan.orders}
+    return plan.learned(dict.fromkeys(kept), plan.orders)
 
 
 def _lonely(subject: Subject, port: Dump, plan: Plan) -> Alone:

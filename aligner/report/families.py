@@ -48,9 +48,14 @@ def first_of_kind(origins: Sequence[Origin], specs: Specs) -> list[int]:
 
 
 def _mark(origin: Origin, specs: Specs) -> object:
-    """Equal for origins that are told as one: the same kind of layer, wrong for the same reason or in the same way."""
+    """Equal for origins that are told as one: the same line of code, or the same kind of layer, wrong for the same
+    reason or in the same way.
+    """
     if origin.edit is not None:
         return origin.edit.hunks
+    line = origin.line
+    if line is not None and line.sure and line.port is not None and origin.where != "layer":
+        return line.kind, line.port.file, line.port.line, origin.phase
     one, other = specs.get(origin.layer, (LayerSpec(origin.kind), LayerSpec(origin.kind)))
     cause = likeliest(origin)
     apart = tuple(differences(one, other))
