@@ -64,6 +64,9 @@ class Check:
     """The reference's record that it was set against, where that is not `key`: the border lies elsewhere."""
     axes: Optional[tuple[int, ...]] = None
     """The order of the reference's axes in which the port has the value, where that is another one."""
+    by_effect: bool = False
+    """An argument whose form may be the port's own: what its layer makes of it tells whether it is right. No dump has
+    this."""
 
     @property
     def ratio(self) -> float:

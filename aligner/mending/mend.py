@@ -100,7 +100,8 @@ class Mending:
             call = known.get((check.port.step, check.port.layer, check.port.call))
             if call is None or check.where == "inputs" or (check.where == "layer" and not own(check.port.layer)):
                 continue
-            if is_input(check.port.slot) and own(check.port.layer) and self._is_other_size(check, port):
+            strange = is_input(check.port.slot) and own(check.port.layer) and self._is_other_size(check, port)
+            if strange and not check.by_effect:
                 continue  # what the reference's layer is given is not what the port's takes: no value proves it right
             if check.where == "glue":
                 try:

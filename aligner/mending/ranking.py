@@ -16,8 +16,8 @@ from aligner.mending.candidate import EXCHANGED, MISSING, Candidate, Move
 from aligner.mending.events import HELPER, KEPT, Event
 from aligner.mending.joining import apart
 from aligner.mending.matching import Matching
+from aligner.mending.steps import place_of, step_of
 from aligner.words.calls import Constant, Operand
-from aligner.words.operations import COMMUTING
 
 TRIALS = 40
 """Edits for one wrong value that are run, at most."""
@@ -32,6 +32,12 @@ other steps than in the reference.
 
 IDLE = {"clamp": 0, "abs": 0, "relu": 0, "floor": 0, "round": 0, "where": -1}
 """Words of operations that often leave a value as it is, and which of their operands that is."""
+
+LAYING = ("reshape", "transpose", "expand", "cast")
+"""Words of operations that put the same numbers elsewhere."""
+
+NEXT = 6.0
+"""What an edit costs at most, however long it is, that does what the reference does next."""
 
 GAINED = 4
 """So many values that the port lacks, and has after an edit, speak for it."""
@@ -63,7 +69,9 @@ class Ranking:
         self._odd: set[Event] = set()
         """What makes something else of the reference's values: they have other shapes, or it does something else."""
         self._steps = {
-            _step(event, [self._class(one) for one in event.operands]): [matching.classes.get(r) for r in event.results]
+            step_of(event, [self._class(one) for one in event.operands]): [
+                matching.classes.get(r) for r in event.results
+            ]
             for event in matching.ours.events
             if event.results
         }
@@ -92,9 +100,13 @@ class Ranking:
         early = sorted(forward, key=lambda one: (self._when(one), not self._is_same(one), one.cost))
         most = sorted(forward, key=lambda one: (-one.gained, one.cost))
         forward = [*dict.fromkeys(one for three in zip(forward, early, most) for one in three)]
-        forward += [one for one in found if one.why == MISSING and one.left >= start][:INSIDE]
+        inside = [one for one in found if one.why == MISSING and one.left >= start][:INSIDE]
+        following = [one for one in found if one not in inside and one.left >= start and self._is_next(one)][:INSIDE]
+        for one in following:
+            one.cost = min(one.cost, NEXT)
+        inside += following
         first = sorted(sure, key=lambda one: one.cost)[: TRIALS // 2]
-        first += [one for one in forward[: TRIALS // 3 + INSIDE] if one not in first]
+        first += [one for one in (*forward[: TRIALS // 3], *inside) if one not in first]
         first += [one for one in found if one.why == EXCHANGED and one not in first][: TRIALS // 4]
         return first + [one for one in found if one not in first][: TRIALS // 2]
 
@@ -107,6 +119,22 @@ class Ranking:
         event, _, value, _ = one.moves[0]
         made = self._matching.makers[0].get(value)
         return made is not None and made.word == event.word and self._has(made)
+
+    def _is_next(self, one: Candidate) -> bool:
+        """Whether it does to a right value what the reference does to it next, or lays it out as the reference does."""
+        event, node, value, _ = one.moves[0] if one.moves else (None, None, None, None)
+        made = self._matching.makers[0].get(value) if value in self._early else None
+        if made is None or event is None:
+            return False
+        given = {its for other, its in event.inputs if other is node} if node is not None else {*event.results}
+        values = [v for v in made.operands if isinstance(v, int)] if self._has(made) else []
+        form = None if value is None else self._matching.ours.shapes[value]
+        if not any(isinstance(its, int) and self._matching.theirs.shapes[its] == form for its in given):
+            made = None
+        while made is not None and made.word in LAYING and isinstance(made.operands[0], int):
+            values.append(made.operands[0])
+            made = self._matching.makers[0].get(made.operands[0])
+        return any(given & {*self._matching.twins.get(v, ())} for v in values)
 
     def _has(self, made: Event) -> bool:
         """Whether the port has all that the reference's step works on."""
@@ -150,7 +178,7 @@ class Ranking:
         """
         matching = self._matching
         moved = _Moved(
-            {_place(event): (event, value, model) for event, node, value, model in moves if node is None},
+            {place_of(event): (event, value, model) for event, node, value, model in moves if node is None},
             {id(node): (event, value) for event, node, value, _ in moves if node is not None},
             {},
         )
@@ -164,7 +192,7 @@ class Ranking:
             number = heapq.heappop(queue)
             event = self._events[number]
             for value, found in self._made(event, known, moved, fresh):
-                given = _place(event) in moved.whole
+                given = place_of(event) in moved.whole
                 sure = given or value == matching.found or self._is_fresh(event, moved, fresh)
                 if (sure or setter.get(value, number) >= number) and (given or known.get(value) != found):
                     known[value] = found
@@ -218,7 +246,7 @@ class Ranking:
     @cached_property
     def _at(self) -> Mapping[Any, list[int]]:
         """The events of each place."""
-        return _grouped((_place(event), number) for number, event in enumerate(self._events))
+        return _grouped((place_of(event), number) for number, event in enumerate(self._events))
 
     @cached_property
     def _holding(self) -> Mapping[int, list[int]]:
@@ -235,7 +263,7 @@ class Ranking:
         self, event: Event, known: Mapping[int, Any], moved: _Moved, fresh: Collection[int]
     ) -> Iterator[tuple[int, Any]]:
         """What the event's values are, so far as that follows; `fresh` are values that come of the edits."""
-        first, value, model = moved.whole.get(_place(event), (event, None, None))
+        first, value, model = moved.whole.get(place_of(event), (event, None, None))
         if value is not None and event.results and (model is None or self._is_fed(event, model, known)):
             yield event.results[0], self._turn(value, event, first)
             return
@@ -255,7 +283,7 @@ class Ranking:
             if event.word != "cast" or not self._is_spoiled(event, taken[0]):
                 yield from ((result, taken[0]) for result in event.results)
             return
-        results = self._steps.get(_step(event, taken))
+        results = self._steps.get(step_of(event, taken))
         if results is None and event.word in IDLE and taken[IDLE[event.word]] is not None:
             results = [taken[IDLE[event.word]]]  # nothing is heard of what the reference does in vain
         if results is None or (event in self._odd and not self._is_fresh(event, moved, fresh)):
@@ -311,8 +339,8 @@ class Ranking:
         count: Counter[Any] = Counter()
         found = {}
         for event in self._events:
-            count[_place(event)] += bool(event.results)
-            found[event] = count[_place(event)]
+            count[place_of(event)] += bool(event.results)
+            found[event] = count[place_of(event)]
         return found
 
     def _turn(self, value: int, event: Event, moved: Event) -> Optional[int]:
@@ -324,7 +352,7 @@ class Ranking:
         if not turns or made is None:
             return self._matching.classes.get(value)
         again = self._again(made.text, made.word)
-        count = sum(bool(self._events[number].results) for number in self._at[_place(moved)])
+        count = sum(bool(self._events[number].results) for number in self._at[place_of(moved)])
         alike = len(again) // count if count and len(again) % count == 0 else 1  # of these in one line
         place = again.index(made) + turns * alike if made in again else len(again)
         return self._matching.classes.get(again[place].results[0]) if 0 <= place < len(again) else None
@@ -354,23 +382,3 @@ def _grouped(pairs: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
 def _is_call(one: Candidate) -> bool:
     """Whether it gives a call other arguments: that alone may help nothing before what it is given is right."""
     return any(model is not None for *_, model in one.moves)
-
-
-def _place(event: Event) -> Any:
-    return (event.site, event.word) if event.site is not None and not event.part else id(event)
-
-
-def _step(event: Event, operands: list[Any]) -> Any:
-    word, operands = _as_product(event.word, operands)
-    taken = sorted(operands, key=repr) if word in COMMUTING else operands
-    plain = sorted((key, repr(value)) for key, value in event.arguments.items() if key not in ("shape", "dtype"))
-    return word, event.layer, tuple(plain) if word == event.word else (), tuple(taken)
-
-
-def _as_product(word: str, operands: list[Any]) -> tuple[str, list[Any]]:
-    """A division by a number is a product with its inverse, a square one with itself."""
-    if word == "square" or (word == "pow" and operands[1:] == [("number", "2")]):
-        return "mul", [operands[0], operands[0]]
-    if word == "div" and len(operands) == 2 and isinstance(operands[1], tuple) and float(operands[1][1]):
-        return "mul", [operands[0], ("number", f"{1.0 / float(operands[1][1]):.6g}")]
-    return word, operands

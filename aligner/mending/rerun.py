@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
+from aligner.compare.checks import Check
 from aligner.compare.net import CallId, is_input
 from aligner.effects import Change, Effects, repeated
 from aligner.fingerprint import print_of
@@ -151,9 +153,12 @@ class Rerun:
         found: Tensors = []
         flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
         self._look(this, found)
+        asked = [
+            check for check in self._parent.checks if check.by_effect and (check.port.layer, check.port.call) == this
+        ]
         if isinstance(self._listener, Heard):
             self.users[this] = self._user(this)
-        if this in self._parent.kept:
+        if this in self._parent.kept and not asked:
             output, counts, mark, changes = self._parent.kept[this]
             if self._mark((output,), {}) == mark:
                 self._counts.update(counts)
@@ -162,7 +167,9 @@ class Rerun:
             del self._parent.kept[this]  # the code writes into it
             self._parent.changing.add(this)
         before = dict(self._counts)
-        others = substitute_arguments(args, kwargs, self._ground.others(self.call, this, found))
+        given = self._ground.others(self.call, this, found)
+        given = {slot: value for slot, value in given.items() if slot not in {check.port.slot for check in asked}}
+        others = substitute_arguments(args, kwargs, given)
         effects = Effects(*others)
         self._depth += 1
         try:
@@ -174,9 +181,10 @@ class Rerun:
             repeated(changes, args, kwargs)
         found = []
         flatten_result(output, self._adapter.is_tensor, found)
+        self._look_at_effect(this, asked, found)
         given = self._ground.others(self.call, this, found)
         output = substitute_result(output, given)
-        if not any(self._is_own(this, slot, tensor) for slot, tensor in found if slot not in given):
+        if not asked and not any(self._is_own(this, slot, tensor) for slot, tensor in found if slot not in given):
             self._keep(this, output, found, before, changes)
         return output
 
@@ -207,11 +215,27 @@ class Rerun:
             if (key.layer, key.call) != this or is_input(key.slot) == (self._depth == 0) or key in self.errors:
                 continue
             if key.slot in tensors:
-                self.errors[key] = self._ground.off(check, tensors[key.slot])
-                if self._vain(key, self.errors[key]):
-                    raise InVainError
                 if isinstance(self._listener, Heard):
                     self.found[key] = self._listener.number(tensors[key.slot])
                     self.at[key] = len(self._listener.story.events), self._user(this)
-                if key == self._until:
-                    raise EnoughError
+                if not check.by_effect:
+                    self._note(key, self._ground.off(check, tensors[key.slot]))
+
+    def _look_at_effect(self, this: CallId, asked: Sequence[Check], found: Tensors) -> None:
+        """How far off what a call makes of arguments is."""
+        for check in asked:
+            entries = self._ground.plan.entries
+            keys = {slot: Key(check.port.step, Phase.FORWARD, *this, slot) for slot, _ in found}
+            made = [
+                self._ground.off(replace(check, port=keys[slot], key=entry.key, against=None, axes=None), tensor)
+                for slot, tensor in found
+                if (entry := entries.get(keys[slot])) is not None
+            ]
+            self._note(check.port, max(made, default=math.inf))
+
+    def _note(self, key: Key, error: float) -> None:
+        self.errors[key] = error
+        if self._vain(key, error):
+            raise InVainError
+        if key == self._until:
+            raise EnoughError

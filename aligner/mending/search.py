@@ -22,7 +22,7 @@ from aligner.mending.sources import Edit, Sources, change, edit_of
 from aligner.mending.texts import Anchor, Texts
 from aligner.mending.upstream import partings
 from aligner.words.calls import Constant, Operand, equal
-from aligner.words.operations import COMMUTING
+from aligner.words.operations import COMMUTING, arguments
 from aligner.words.spelling import NAMES
 
 _AT_MOST = {ARGUMENT: 1.5, EXCHANGED: EXCHANGE / 2}
@@ -300,11 +300,20 @@ class Search:
         if at is not None:
             edit = self.edit(event, at, text)
             yield from [edit] if edit is not None else ()
+            if isinstance(where, str) and equal(value, arguments(event.word).get(key)):
+                yield self._without(site.file, node, at)
         elif where is None:
             end = self._sources.span(site.file, node)[1] - 1
             comma = ", " if node.args or node.keywords else ""
             for name in NAMES.get(key, (key,)):
                 yield Edit(site.file, end, end, f"{comma}{name}={text}")
+
+    def _without(self, file: str, call: ast.Call, value: ast.AST) -> Edit:
+        """A call without an argument that it is given by name."""
+        end = self._sources.span(file, value)[1]
+        ends = [self._sources.span(file, one)[1] for one in (*call.args, *(each.value for each in call.keywords))]
+        before = max((one for one in ends if one < end), default=0)
+        return Edit(file, before or self._sources.span(file, call.func)[1] + 1, end, "")
 
     def _all_of(self, event: Event, node: ast.Call, text: str) -> Iterator[Edit]:
         if node.args and event.site is not None:

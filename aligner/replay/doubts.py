@@ -73,21 +73,27 @@ class Doubts:
         self.blamed |= {each for each in words if each is not None} if wrong else set()
         wrong = wrong and not understood(doubts, self._values.checks[frame.first : made], self._values.plan.entries)
         wrong = wrong and (passed or not self._taken_turned(frame, made))
+        inside = {self._values.content(c) for c in self._values.checks[frame.first : made] if c.port in self.right}
+        self.right |= {check.port for check in doubts if self._values.content(check) in inside}  # it only hands them on
         ports = {check.port for check in doubts}
         wrong = wrong and not (ports and ports <= self.right)
         self.open |= ports - self.right if wrong and not misled and frame.around is not None else set()
         formed = frame.inner and not any(check.reason for _, check in mine)
-        self.strange |= {check.port for check in doubts if formed and _is_strange(check, self._values)}
+        others = {self._values.checks[place].port for place in frame.misled}
+        counted = self._values.indices - others  # each of the reference's is always the same other one
+        self.strange |= {c.port for c in doubts if formed and (_is_strange(c, self._values) or c.port in counted)}
         blamed = misled or frame.doubtful if wrong else ()  # one that says other things, before a mere other form
         for place in [place for place in frame.doubtful if place not in blamed]:
             self._values.checks[place] = replace(self._values.checks[place], error=0.0, reason=OTHER_FORM)
-        inside = [p for p, check in mine if p >= made or check.where == "glue" or check.deviation is None]
-        if (not wrong or not frame.doubtful) and not (missing and inside and frame.around is not None):
+        within = [p for p, check in mine if p >= made or check.where == "glue" or check.deviation is None]
+        if (not wrong or not frame.doubtful) and not (missing and within and frame.around is not None):
             return
-        for place in inside:
+        for place in within:
             self._values.checks[place] = replace(self._values.checks[place], follows=True)
         for place in blamed if frame.around is not None else ():
-            self._values.checks[place] = self._values.known_wrong(frame.around, self._values.checks[place])
+            check = self._values.known_wrong(frame.around, self._values.checks[place])
+            odd = _is_strange(check, self._values) or check.port in self._values.indices
+            self._values.checks[place] = replace(check, by_effect=odd)
         if frame.around is None or frame.around.call is None or frame.call is None or frame.doubtful:
             return
         owner, between = frame.around.call.layer, (frame.before, frame.call.layer)

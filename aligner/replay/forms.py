@@ -109,17 +109,23 @@ def tells_other_things(wanted: Held, array: Array, dtype: str) -> bool:
     """Whether two masks, or two rows of numbers, cannot mean the same in any words.
 
     True for False, or -inf for True, says the same wherever the one stands for the other. A mask that is wrong at some
-    places does not, nor do indices that are other ones.
+    places does not, nor do indices that are other ones; those that are always so much more may.
     """
     if squeezed(wanted.shape) != squeezed(array.shape) or wanted.load().size == 0:
         return False
     one, other = np.nan_to_num(wanted.load().reshape(-1)), np.nan_to_num(decode(array, dtype).reshape(-1))
     first, ours = np.unique(one, return_inverse=True)
     second, theirs = np.unique(other, return_inverse=True)
-    if max(first.size, second.size) > FEW:
-        return DTYPES[wanted.dtype].exact and DTYPES[dtype].exact
     pairs = np.unique(ours.reshape(-1) * second.size + theirs.reshape(-1)).size
+    if max(first.size, second.size) > FEW:
+        return DTYPES[wanted.dtype].exact and DTYPES[dtype].exact and not (pairs == first.size and second.size > FEW)
     return not pairs == first.size == second.size
+
+
+def are_indices(wanted: Held, array: Array, dtype: str) -> bool:
+    """Whether both are whole numbers, more than a mask has: they may count from elsewhere."""
+    whole = DTYPES[wanted.dtype].exact and DTYPES[dtype].exact and "bool" not in (wanted.dtype, dtype)
+    return whole and np.unique(wanted.load()).size > FEW
 
 
 def sees_nothing(wanted: Held, array: Array, dtype: str) -> bool:

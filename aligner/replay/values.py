@@ -23,6 +23,7 @@ from aligner.record import Array, Key, Phase, Record
 from aligner.replay import prints
 from aligner.replay.borders import Borders
 from aligner.replay.forms import (
+    are_indices,
     laid,
     mask_like,
     other_form,
@@ -82,6 +83,8 @@ class Values:
         self.watched: Optional[Callable[[Check, Array, str], None]] = None
         self.borders = Borders(plan.uses)
         self.turned = Turned()
+        self.indices: set[Key] = set()
+        """Whole numbers that are others than the reference's, and may count from elsewhere."""
         self.spread: set[Key] = set()
         """Masks that stand for the reference's value by value, and say it more often, or less."""
         self.words: dict[Key, object] = {}
@@ -209,6 +212,7 @@ class Values:
             return replace(check, error=0.0, reason=OTHER_FORM), False
         if not (blind or other_form(wanted, array, dtype)):
             return check, False
+        self.indices |= {check.port} if are_indices(wanted, array, dtype) else set()
         if blind or tells_other_things(wanted, array, dtype):
             frame.misled.append(len(self.checks))
         elif mask_like(wanted):

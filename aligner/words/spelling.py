@@ -186,6 +186,8 @@ def spelled(
         if given or not operands or row(word) is None:
             raise LookupError(word)
         template = "{ops}.{word}({list})"
+    if word == "interpolate" and not given.get("align_corners"):  # MindSpore takes it with some ways only
+        template = template.replace(", align_corners={align_corners}", "")
     if _TIGHT.search(template):
         operands = [bracketed(one) for one in operands]
     values = {key: texts.get(key) or written(key, value) for key, value in given.items()}
