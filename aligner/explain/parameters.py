@@ -18,7 +18,7 @@ from aligner.explain.setting_rules import CONVOLUTIONS, GIVES, SIZES, TRANSPOSED
 from aligner.explain.suspect import Suspect
 from aligner.record import Attribute, Scalar
 
-CERTAIN, LIKELY, POSSIBLE, DOUBTFUL = 0.95, 0.7, 0.5, 0.2
+CERTAIN, LIKELY, POSSIBLE = 0.95, 0.7, 0.5
 
 UNRELATED = 0.1
 """Two tensors whose cosine is below this have nothing to do with each other, given enough values."""
@@ -84,16 +84,19 @@ def _of_role(case: Case, role: str, expected: Optional[Value], actual: Optional[
     if expected is not None and actual is not None:
         yield from _wrong(Place(case, role, expected, actual))
     elif expected is not None and role not in case.port_parameters:
-        yield _missing(case, role, expected)
+        yield from _missing(case, role, expected)
     elif actual is not None and role not in case.parameters:
         yield _untied(case, role, actual)
 
 
-def _missing(case: Case, role: str, expected: Value) -> Suspect:
-    """The port's layer has no such parameter."""
+def _missing(case: Case, role: str, expected: Value) -> Iterator[Suspect]:
+    """The port's layer has no such parameter; code of its own may make a table of constants where it needs one."""
     size, change = _other_size(case, role), _absent(case, role)
     if size is not None:
-        return _of_size(case, role, size, named(case, role, expected, None))
+        yield _of_size(case, role, size, named(case, role, expected, None))
+        return
+    if not change and case.where != "parameters":
+        return
     kind, cause = case.reference.kind, "parameter-missing"
     if role == "bias" and kind in CONVOLUTIONS:
         cause = "conv2d-has-bias-default"
@@ -108,9 +111,7 @@ def _missing(case: Case, role: str, expected: Value) -> Suspect:
     # That it is not there is no guess; what is missing from a layer's output, a trial says.
     error = 0.0 if case.where == "parameters" else None
     together = tuple(roles) if change and role in roles else (role,)
-    # A layer whose own weights are all there may well make a table of constants where it needs it.
-    weight = CERTAIN if change or case.where == "parameters" else DOUBTFUL
-    return Suspect(cause, told, change=change, parameters=together, error=error, weight=weight)
+    yield Suspect(cause, told, change=change, parameters=together, error=error, weight=CERTAIN)
 
 
 def _of_size(case: Case, role: str, size: Difference, told: Mapping[str, Scalar]) -> Suspect:

@@ -28,6 +28,9 @@ from aligner.words.spelling import NAMES
 _AT_MOST = {ARGUMENT: 1.5, EXCHANGED: EXCHANGE / 2}
 """What an edit costs however long it is."""
 
+EARLY = 4
+"""Of what the port lacks, the first values that may be lost where something else is put into a list."""
+
 FAR = 20
 """Steps behind an expression that count against it."""
 
@@ -173,7 +176,10 @@ class Search:
             v for value in fed if value in makers and makers[value].word in SHAPING for v in values_of(makers[value])
         }
         steps = [one for one in self._matching.heard if one.word != RETURN and {*one.results} & (wrong | fed)]
-        steps += [one for one in self._matching.heard if one.word == KEPT and {*one.operands} & wrong]
+        near = (v for _, made in self._matching.near[:EARLY] for v in values_of(made))
+        due = {one for v in near for one in self._matching.twins.get(v, ())}  # what comes of it may be missing
+        kept = [one for one in self._matching.heard if one.word == KEPT and {*one.operands} & (wrong | due)]
+        steps += kept
         steps += [one for one in self._matching.heard if is_idle(one) and {*one.results} & shaped and one not in steps]
         last = makers.get(self._matching.found)
         steps = steps[:NEAREST] + ([last] if last is not None and last not in steps[:NEAREST] else [])
@@ -185,6 +191,9 @@ class Search:
             found.setdefault((anchor.event.site.file if anchor.event.site else "", place), anchor)
 
         ends = [] if self._end is None else [self._end]
+        for event in kept:
+            for node, value in event.inputs if {*event.operands} & due else ():
+                add(Anchor(node, value, event, 0, event.inputs))
         order = sorted(enumerate([*steps, *ends]), key=lambda item: not {*item[1].results} & wrong)  # in a loop, the
         for number, event in order:  # turn that goes wrong knows what there is to put it right
             late = len(steps) - number
@@ -228,6 +237,10 @@ class Search:
                 if given is not None:
                     plain = all(isinstance(one, Constant) for one, fit in zip(model.operands, fits) if not fit)
                     yield [*given, *changed], ARGUMENT if plain else OPERAND, model if plain else None
+                pairs = [*zip(model.operands, event.operands, fits)]
+                numbers = [fit or not isinstance(a, Constant) or not isinstance(b, Constant) for a, b, fit in pairs]
+                figures = self._given(anchor, model, numbers) if not all(numbers) and numbers != fits else None
+                yield from [(figures, ARGUMENT, model)] if figures is not None else []
                 coming = [self._comes(*pair) or fit for *pair, fit in zip(model.operands, event.operands, fits)]
                 rest = self._given(anchor, model, coming) if coming != fits and not all(coming) else None
                 yield from [([*rest, *changed], OPERAND, model)] if rest is not None else []

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from aligner.adapter import Adapter
+from aligner.fingerprint import distances
 from aligner.mending import words
 from aligner.mending.events import LAYER, Event
 from aligner.mending.heard import Heard
 from aligner.mending.matching import Matching
 from aligner.mending.sources import Sources
 from aligner.words.calls import Constant, Operand
-from aligner.words.operations import arguments
+from aligner.words.operations import arguments, row
 from aligner.words.spelling import MINDSPORE, NUMPY, TORCH, bracketed, number_text, spelled, unshaped, written
 
 DEEPEST = 8
@@ -110,6 +111,9 @@ class Texts:
         kept = self._parameter(value, anchor)
         if kept is not None:
             return self._shaped(*kept, value, anchor)
+        table = self._table(value, anchor)
+        if table is not None:
+            return self.transposed(anchor.event, table, (1, 0))
         if made is None:
             number = self._matching.ours.number(value)
             if number is None:
@@ -191,7 +195,7 @@ class Texts:
         for node, number in [(anchor.node, anchor.value), *anchor.inputs]:
             if isinstance(number, int) and self._stands_for(number, value, number in twins):
                 said = said or (bracketed(self.source(anchor.event, node)), number)
-        plain = said is not None and not said[0].isidentifier()
+        plain = said is not None and not said[0].isidentifier() and not _is_cast(said[0])
         for name, number, is_array in self._names(anchor.event) if plain or said is None else ():
             there = self._stands_for(number, value, value in self._matching.values_of(number))
             if is_array == anchor.is_array and there and (not plain or name.isidentifier()):
@@ -288,6 +292,17 @@ class Texts:
         known = self._matching.values_of
         return next(((name, number) for name, number in self._owned[id(owner)] if value in known(number)), None)
 
+    def _table(self, value: int, anchor: Anchor) -> Optional[str]:
+        """A table that is this one with its rows for its columns."""
+        form = self._matching.ours.shapes[value]
+        self._parameter(value, anchor)
+        for name, number in self._owned.get(id(anchor.event.names.get("self")), ()) if len(form) == 2 else ():
+            if self._matching.theirs.shapes[number] == form[::-1]:
+                known = self._matching.ours.values[value], self._matching.theirs.values[number]
+                if (distances(known[:1], known[1:], turned=True) <= self._matching.limit).all():
+                    return name
+        return None
+
     def _kept(self, owner: Any) -> Iterator[tuple[str, object]]:
         for parameter in self._adapter.parameters(owner):
             if not parameter.layer:
@@ -337,6 +352,13 @@ class Texts:
             LookupError: the code has no words for it.
         """
         return spelled("transpose", [text], {"perm": tuple(perm)}, {}, self._modules(event, self._side), self._side)
+
+
+def _is_cast(text: str) -> bool:
+    """Whether an expression is made another type: a name may have the same numbers in their own."""
+    node = ast.parse(text, mode="eval").body
+    found = row(node.func.attr) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+    return found is not None and found.word == "cast"
 
 
 def dotted(path: str) -> str:

@@ -19,6 +19,9 @@ from aligner.words.calls import equal
 PLAIN = (0.0, 1.0, -1.0, 2.0, 0.5)
 """Numbers that people write as they are."""
 
+POWERS = (0.5, -0.5)
+"""Roots that scores are scaled by."""
+
 LEAST = 2
 """Smaller places are written as they are."""
 
@@ -114,7 +117,9 @@ def _derived(value: float, owner: Any) -> Optional[str]:
     """A number that is another layer's another time, by what the layer keeps that it comes of."""
     for name, held in vars(owner).items():
         if isinstance(held, (int, float)) and not isinstance(held, bool) and held not in PLAIN and held > 0:
-            for text, found in (("{} ** 2", held**2), ("1 / {}", 1 / held), ("{} ** -0.5", held**-0.5)):
+            roots = [(f"({times} * {{}}) ** {power}", (times * held) ** power) for times in (2, 3) for power in POWERS]
+            plain = [(f"{{}} ** {power}", held**power) for power in (2, *POWERS)]
+            for text, found in (*plain, ("1 / {}", 1 / held), *roots):
                 if abs(found - value) <= 1e-9 * abs(value):
                     return f"({text.format(f'self.{name}')})"
     return None
