@@ -122,6 +122,12 @@ def tells_other_things(wanted: Held, array: Array, dtype: str) -> bool:
     return not pairs == first.size == second.size
 
 
+def in_other_words(wanted: Held, array: Array, dtype: str) -> bool:
+    """Whether one side says by numbers what the other says by true and false, and may mean the same by it."""
+    apart = DTYPES[wanted.dtype].exact != DTYPES[dtype].exact
+    return apart and "bool" in (wanted.dtype, dtype) and not tells_other_things(wanted, array, dtype)
+
+
 def are_indices(wanted: Held, array: Array, dtype: str) -> bool:
     """Whether both are whole numbers, more than a mask has: they may count from elsewhere."""
     whole = DTYPES[wanted.dtype].exact and DTYPES[dtype].exact and "bool" not in (wanted.dtype, dtype)
