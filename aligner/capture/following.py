@@ -33,9 +33,12 @@ MOST = 4000
 """Operations of one layer that are kept."""
 
 ALL = 8000
-"""Operations of a net that are kept, and as many of second calls."""
+"""Operations of a net that are kept, and as many of second calls, and of all later ones together."""
 
-CALLS = 2
+LATER = 2
+"""The first call that is a later one."""
+
+CALLS = 8
 """Calls of each layer."""
 
 LONG = 40
@@ -122,7 +125,7 @@ class Following:
         self._stack: list[_Code] = []
         self._built: dict[str, _Code] = {}
         self._done: set[tuple[str, int]] = set()
-        self._steps = [0] * CALLS
+        self._steps = [0] * (LATER + 1)
         self._heard: Optional[Handle] = None
         self._failed = False
         """Something of ours went wrong: the net runs on, and nobody is followed any more."""
@@ -162,7 +165,8 @@ class Following:
         """A call begins."""
         if self._stack:
             self._read(self._stack[-1])
-        followed = path in self._own and call < CALLS and (path, call) not in self._done and self._steps[call] < ALL
+        due = call < CALLS and self._steps[min(call, LATER)] < ALL
+        followed = due and path in self._own and (path, call) not in self._done
         built = self._built.get(path) if followed and not call else None
         self._stack.append(_Code(followed, call) if built is None else built.begun())
 
@@ -172,7 +176,7 @@ class Following:
         self._read(code)
         if code.followed and (code.steps or any(code.passed.values())):
             self._done.add((path, code.call))
-            self._steps[code.call] += len(code.steps)
+            self._steps[min(code.call, LATER)] += len(code.steps)
             told: dict[str, Any] = {name.strip(): rows for name, rows in code.passed.items() if rows}
             told.update({"built": code.built} if code.built else {})
             told.update({"call": code.call} if code.call else {})
@@ -182,7 +186,7 @@ class Following:
         """Another run begins, and what was told of the one before is void."""
         self._stack.clear()
         self._done.clear()
-        self._steps = [0] * CALLS
+        self._steps = [0] * (LATER + 1)
 
     def unwind(self, depth: int) -> None:
         """Calls above `depth` never came back."""

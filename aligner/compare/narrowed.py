@@ -19,8 +19,11 @@ def narrowed(
     origins: Iterable[Origin], net: Net, ports: Mapping[str, str], homes: Sequence[Home]
 ) -> tuple[Origin, ...]:
     """The origins, with the innermost layer. `homes` are those that were found by what the reference does there; it is
-    so in all layers of that kind."""
-    return tuple(_named(origin, _layer(origin, net, homes), net, ports) for origin in origins)
+    so in all layers of that kind, and wherever the same edit of the same layer is told."""
+    layers = [(origin, _layer(origin, net, homes)) for origin in origins]
+    edits = [(one.layer, () if one.edit is None else one.edit.hunks) for one, _ in layers]
+    known = {edit: layer for (one, layer), edit in zip(layers, edits) if edit[1] and layer != one.layer}
+    return tuple(_named(one, known.get(edit, layer), net, ports) for (one, layer), edit in zip(layers, edits))
 
 
 def _named(origin: Origin, layer: str, net: Net, ports: Mapping[str, str]) -> Origin:

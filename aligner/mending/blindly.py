@@ -102,7 +102,7 @@ class Blindly:
     def _start(self) -> Optional[Event]:
         """The first wrong step, if all that it works on is right."""
         wrong = {value for value, _ in self._matching.wrong}
-        event = next((event for _, event in self._matching.wrong if event is not None), None)
+        event = next((event for _, event in self._matching.wrong if event is not None and event.operands), None)
         return event if event is not None and not wrong & {*event.operands} else None
 
     def _along(self, event: Event, axis: int, said: int) -> Iterator[Edit]:
@@ -235,7 +235,9 @@ class Blindly:
         """Where the first wrong value is made, the last one of each other function, and where these are called."""
         found: dict[object, Site] = {}
         events = [event for _, event in self._matching.wrong if event is not None]
-        for event in (*events[:1], *([self._end] if self._end is not None else []), *reversed(events)):
+        right = {one for twins in self._matching.twins.values() for one in twins}
+        telling = [event for event in events if right & {*event.operands}] or events
+        for event in (*telling[:1], *([self._end] if self._end is not None else []), *reversed(events)):
             for one in (event, *around(event, self._matching.theirs.events)):
                 if one.site is not None:
                     found.setdefault(self._sources.function(one.site.file, one.site.line), one.site)

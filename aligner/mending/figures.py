@@ -20,7 +20,8 @@ SAME = 1e-6
 
 def counted(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
     """Whole numbers of the function around this line that are one off, the nearest lines first: one that is written,
-    all equal ones of a statement, an end of a range, what a division is done of; a sign; a limit that counts or not.
+    all equal ones of a statement, an end of a range, what a division is done of; a sign; a limit that counts or not, or
+    from the other side.
     """
     for statement in statements(sources.text(file), line):
         groups: dict[tuple[str, int], list[tuple[ast.AST, Sequence[str]]]] = {}
@@ -49,8 +50,10 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
             yield node.left, ["({} - 1)", "({} + 1)"]
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Name):
             yield node, [node.operand.id]
-        elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _STRICT:
-            yield node, [f"{_plain(node.left)} {_STRICT[type(node.ops[0])]} {_plain(node.comparators[0])}"]
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
+            sides = _plain(node.left), _plain(node.comparators[0])
+            signs = [signs[type(node.ops[0])] for signs in (_STRICT, _TURNED) if type(node.ops[0]) in signs]
+            yield from [(node, [f" {sign} ".join(sides) for sign in signs])] if signs else []
 
 
 def valued(sources: Sources, file: str, line: int, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:
@@ -209,3 +212,4 @@ _SIGN = re.compile(r"\*\*|//|[-+*/%]")
 _OTHERS = {"+": "-*", "-": "+", "*": "/+", "/": ("*", "//"), "//": "/", "%": ("//",), "**": "*"}
 
 _STRICT = {ast.Gt: ">=", ast.GtE: ">", ast.Lt: "<=", ast.LtE: "<"}
+_TURNED = {ast.Gt: "<", ast.GtE: "<=", ast.Lt: ">", ast.LtE: ">=", ast.Eq: "!=", ast.NotEq: "=="}

@@ -105,6 +105,11 @@ class Matching:
             return number is not None and self.match(ours, Constant(number))
         return ours is theirs is None
 
+    def has(self, made: Event) -> bool:
+        """Whether the port has all that a step of the reference's works on."""
+        values = [one for one in made.operands if isinstance(one, int)]
+        return bool(values) and all(self.twins.get(one) for one in values)
+
     def values_of(self, number: int) -> Collection[int]:
         """The reference's values that any value of the port's is, heard before or not."""
         if number not in self._values_of:

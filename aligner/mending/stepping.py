@@ -287,8 +287,11 @@ class Stepping:
         """The reference's layer whose code makes the first value that the port lacks, if the port has such code and no
         such layer: a router that stands in the code of what it is for."""
         matching, _ = self._matching(check, *parent.heard(Sources({})), story)
-        first = next((event for _, event in matching.missing if event is not None), None) if matching else None
-        if matching is None or first is None or not first.home:
+        missing = [event for _, event in matching.missing if event is not None] if matching is not None else []
+        if matching is None or not missing:
+            return ""
+        first = next(filter(matching.has, missing), missing[0])
+        if not first.home:
             return ""
         made = (value for event in story.events if event.home == first.home for value in event.results)
         inside = any(f"{layer}.".startswith(f"{first.home}.") for layer in self._plan.layers.values())

@@ -239,8 +239,8 @@ def operand(line: str, value: float, names: Mapping[str, Any]) -> Optional[str]:
 
 
 def renamed(line: str, value: float, names: Mapping[str, Any], known: Mapping[str, Any]) -> Optional[str]:
-    """A sum of a line's that comes to this number with a number of the code's own in the place of a name that the code
-    has not: `1 + scale` for `1 + strength`.
+    """What stands in a line and comes to this number with a number of the code's own in the place of a name that the
+    code has not: `1 + scale` for `1 + strength`.
     """
     owner = names.get("self")
     own = {name: one for name, one in names.items() if _is_plain(one)}
@@ -248,8 +248,8 @@ def renamed(line: str, value: float, names: Mapping[str, Any], known: Mapping[st
     own.update({f"self.{name}": one for name, one in held.items() if _is_plain(one) and not name.startswith("_")})
     for words in _pieces(line):
         node = _expression(words)
-        unknown = {*_unknown(node, known)} if isinstance(node, ast.BinOp) else ()
-        if len(unknown) != 1:
+        unknown = {*_unknown(node, known)}
+        if len(unknown) != 1 or not (isinstance(node, ast.BinOp) or value not in PLAIN):
             continue
         (other,) = unknown
         for name, one in own.items():

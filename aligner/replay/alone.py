@@ -28,7 +28,7 @@ from aligner.replay.code import Again, Code, numbers_before
 from aligner.replay.forms import laid, laid_out
 from aligner.replay.frames import Plan
 from aligner.replay.judgement import as_entry, judged
-from aligner.replay.masks import is_additive, say_the_same
+from aligner.replay.masks import hides_as_before, is_additive, say_the_same
 from aligner.source.owning import is_own
 from aligner.structure import Tensors, flatten_result, rebuild_arguments
 
@@ -108,6 +108,8 @@ class Alone:
                 return math.inf
             if say_the_same(wanted, found.raw(), found.dtype):
                 return 0.0
+            if own is not None and wanted.dtype == "bool" and is_additive(own.load()):
+                return 0.0 if hides_as_before(wanted, own.load(), decode(found.raw(), found.dtype)) else math.inf
         if check.axes is None and len(wanted.shape) and found.shape not in usual:
             return math.inf  # the same values, with axes of one elsewhere: other code may not take them so
         if check.axes is not None:

@@ -24,6 +24,9 @@ Axes = tuple[int, ...]
 FEW = 3
 """Values that a mask has at most: seen, hidden, and one for what does not matter."""
 
+OFTEN = 4
+"""How often each index must stand there on average to tell that it is always the same other one."""
+
 ABSORBS = 1e8
 """Of a score that is added to a number this far below zero nothing is left in float32."""
 
@@ -118,7 +121,8 @@ def tells_other_things(wanted: Held, array: Array, dtype: str) -> bool:
     second, theirs = np.unique(other, return_inverse=True)
     pairs = np.unique(ours.reshape(-1) * second.size + theirs.reshape(-1)).size
     if max(first.size, second.size) > FEW:
-        return DTYPES[wanted.dtype].exact and DTYPES[dtype].exact and not (pairs == first.size and second.size > FEW)
+        counted = pairs == first.size and second.size > FEW and one.size >= OFTEN * first.size
+        return DTYPES[wanted.dtype].exact and DTYPES[dtype].exact and not counted
     return not pairs == first.size == second.size
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     Truths = npt.NDArray[np.bool_]
     Numbers = npt.NDArray[Any]
 
+HALF = 0.5
+"""The share of a mask above which it is read the right way round."""
+
 TWO = 2
 """Values of a mask that says what is seen and what not."""
 
@@ -54,6 +57,15 @@ def say_the_same(wanted: Held, array: Array, dtype: str) -> bool:
         one, other = sides[0], sides[1]
     cores = _cores(one, other)
     return cores is not None and bool(np.array_equal(*cores))
+
+
+def hides_as_before(wanted: Held, own: Array, found: Array) -> bool:
+    """Whether an additive mask hides what the reference's says, read the way round in which most of `own` is right."""
+    before, now = (_cores(wanted.load(), _numbers(mask) <= -HIDDEN) for mask in (own, found))
+    if before is None or now is None:
+        return False
+    hides = np.mean(before[0] == before[1]) > HALF
+    return bool(np.array_equal(now[0] if hides else ~now[0], now[1]))
 
 
 def is_additive(mask: Array) -> bool:

@@ -99,6 +99,8 @@ class Values:
         self._kept = 0
         self._prints: dict[Key, prints.Print] = {}
         """What was kept in the dump."""
+        self._told: set[object] = set()
+        """Masks and indices that layers hand on wrong, by their contents: they may go far."""
         self._right: set[prints.Print] = set()
         """Values of the reference that the port has got into its hands in this run."""
         self._overflow = Overflow()
@@ -109,6 +111,7 @@ class Values:
         """A run begins."""
         self._step, self._owned = step, owned
         self._right, self.taken, self._overflow, self.odd = set(), False, Overflow(), set()
+        self._told = set()
         self.borders.begin()
 
     def checked(
@@ -161,6 +164,8 @@ class Values:
             check = replace(check, kept=self.keep(check.port, found.dtype, found.raw()))
         if doubtful:
             frame.doubtful.append(len(self.checks))
+        if check.suspicious and not is_input(address.slot) and DTYPES[entry.dtype].exact:
+            self._told.add(entry.content)
         self.checks.append(check)
         if doubtful:
             return self._instead(wanted, found) if address in self.instead else None
@@ -313,7 +318,7 @@ class Values:
         entry = self.plan.entries.get(check.port)
         if owner is None or entry is None:
             return check
-        known = entry.content in owner.wrong
+        known = entry.content in owner.wrong or entry.content in self._told
         owner.wrong.add(entry.content)
         return replace(check, follows=True) if known else check
 
