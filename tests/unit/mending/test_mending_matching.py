@@ -7,6 +7,7 @@ import numpy as np
 from aligner.fingerprint import fingerprint
 from aligner.mending.events import Event, Story
 from aligner.mending.matching import Matching
+from aligner.mending.theirs import _in_order
 from aligner.words.calls import Constant
 
 X = np.random.default_rng(1).standard_normal((4, 6))
@@ -31,3 +32,9 @@ def test_the_numbers_that_the_reference_computes_with_are_the_finite_broken_ones
     story = Story([fingerprint(X)] * 3, events, [X.shape] * 3)
     other = Story([fingerprint(X), fingerprint(X + 1)], [Event("add", (0,), (1,))], [X.shape] * 2)
     assert Matching(story, other, other.events, 2, 1, 0.5).numbers == [1e-8, 0.25]
+
+
+def test_what_is_taken_out_of_a_value_does_not_make_it():
+    mean, both = Event("div", (4, 5), (1,)), Event("cat", (1, 3), (2,))
+    taken = Event("getitem", (2,), (1,))
+    assert _in_order([taken, both, mean]) == [mean, both, taken]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aligner.mending.constants import reordered
+from aligner.mending.regrouped import unturned
 from aligner.mending.results import kept
 from aligner.mending.sources import Sources
 from aligner.mending.variations import (
@@ -184,3 +185,26 @@ def test_numbers_in_a_row_of_a_constructor_are_put_in_other_orders(tmp_path):
     file.write_text(text, encoding="utf-8")
     found = [Sources({}).edited(edits).text(str(file)) for edits in reordered(Sources({}), str(file), 7, [])]
     assert found == [text.replace("0.1, 0.2", "0.2, 0.1")]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("x.reshape(b, n, 6).swapaxes(1, 2)", "x.reshape(b, 6, n)"),
+        ("x.reshape(b, n, 6).swapaxes(-1, -2).sum(1)", "x.reshape(b, 6, n).sum(1)"),
+        ("x.view(b, h, n, 6).permute(0, 2, 1, 3)", "x.view(b, n, h, 6)"),
+        ("x.reshape((n, b) + x.shape[1:]).swapaxes(0, 1)", "x.reshape((b, n) + x.shape[1:])"),
+    ],
+)
+def test_what_is_split_and_turned_is_split_otherwise(tmp_path, wrong, right):
+    file = tmp_path / "net.py"
+    file.write_text(f"def f(x, b, h, n):\n    return {wrong}\n", encoding="utf-8")
+    found = [Sources({}).edited(edits).text(str(file)) for edits in unturned(Sources({}), str(file), 2)]
+    assert found == [f"def f(x, b, h, n):\n    return {right}\n"]
+
+
+@pytest.mark.parametrize("line", ["x.reshape((n, b) + y).swapaxes(0, 2)", "x.reshape(n, b).swapaxes(0, k)", "x.T"])
+def test_what_cannot_be_read_is_left(tmp_path, line):
+    file = tmp_path / "net.py"
+    file.write_text(f"def f(x, y, b, k, n):\n    return {line}\n", encoding="utf-8")
+    assert [*unturned(Sources({}), str(file), 2)] == []

@@ -102,3 +102,26 @@ def test_an_element_of_a_parameter_is_a_number():
 def test_items_are_read_off_a_line(line, value, found):
     """Of something of five and seven; a place may be counted from the end."""
     assert words.index(line, value, (5, 7), NAMES) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "found"),
+    [
+        ("without + (1.0 + strength) * (one - without)", 1.5, "1.0 + self.scale"),
+        ("y = x / (3.0 * count)", 12.0, "3.0 * self.heads"),
+        ("return self.share * x", 24, "self.width"),
+        ("return self.share * x", 1.0, None),
+        ("(1.0 + a * b) * x", 1.5, None),
+    ],
+)
+def test_a_name_of_the_codes_own_stands_for_one_that_it_has_not(line, value, found):
+    names = {"self": NAMES["self"]}
+    assert words.renamed(line, value, names, {}) == found
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [(24**0.5, "(self.width ** 0.5)"), (72**-0.5, "((3 * self.width) ** -0.5)"), (0.123, None)],
+)
+def test_roots_are_told_by_what_the_layer_keeps(value, found):
+    assert words.kept(value, {"self": SimpleNamespace(width=24)}) == found

@@ -7,7 +7,7 @@ import pytest
 
 from aligner.compare.held import Held
 from aligner.record import Key, Phase
-from aligner.replay.forms import joined, laid, laid_out, sees_nothing
+from aligner.replay.forms import are_indices, joined, laid, laid_out, sees_nothing, tells_other_things
 
 SCORES = np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6)
 SOME = np.arange(6) < 3
@@ -58,3 +58,21 @@ def test_the_same_numbers_in_another_order_of_axes_are_known_again(order, shape,
     wrong = port.copy()
     wrong.flat[7] += 1
     assert laid_out(wanted, wrong, "float32", 1e-6) is None
+
+
+APART = np.arange(8)[:, None] - np.arange(8)[None, :]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        (APART, APART + 7, False),
+        (APART, np.clip(APART + 7, 0, 13), False),
+        (APART, np.where(APART == 3, 5, APART) + np.arange(8), True),
+        (np.arange(9), np.arange(9)[::-1] + 4, True),
+    ],
+)
+def test_indices_that_count_from_elsewhere(one, other, told):
+    wanted = Held(Key(0, Phase.FORWARD, "attention", 0, "input.1"), 0, "int64", np.ascontiguousarray(one))
+    assert tells_other_things(wanted, np.ascontiguousarray(other), "int64") is told
+    assert are_indices(wanted, np.ascontiguousarray(other), "int64")
