@@ -163,7 +163,8 @@ class Search:
         for event in reversed([one for one in before if one.word == KEPT and one.site is not None and one.inputs]):
             if event.site is None or self._sources.function(event.site.file, event.site.line) != function:
                 continue
-            if anchor.node.id == self._sources.name(site.file, event.node):
+            plain = isinstance(event.node, (ast.Name, ast.Subscript))
+            if plain and anchor.node.id == self._sources.name(site.file, event.node):
                 yield Anchor(*event.inputs[0], event, anchor.late, event.inputs)
                 return
 
