@@ -37,7 +37,7 @@ LAYING = ("reshape", "transpose", "expand", "cast")
 """Words of operations that put the same numbers elsewhere."""
 
 NEXT = 6.0
-"""What an edit costs at most, however long it is, that does what the reference does next."""
+"""What an edit costs at most, and little more the longer it is, that does what the reference does next."""
 
 GAINED = 4
 """So many values that the port lacks, and has after an edit, speak for it."""
@@ -103,7 +103,7 @@ class Ranking:
         inside = [one for one in found if one.why == MISSING and one.left >= start][:INSIDE]
         following = [one for one in found if one not in inside and one.left >= start and self._is_next(one)][:INSIDE]
         for one in following:
-            one.cost = min(one.cost, NEXT)
+            one.cost = min(one.cost, NEXT + 0.01 * one.cost)
         inside += following
         first = sorted(sure, key=lambda one: one.cost)[: TRIALS // 2]
         first += [one for one in (*forward[: TRIALS // 3], *inside) if one not in first]
