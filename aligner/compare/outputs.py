@@ -83,8 +83,14 @@ def _by_form(one: Sequence[Entry], other: Sequence[Entry], form: Callable[[Entry
     return [(entry, waiting[form(entry)].pop()) for entry in one if waiting.get(form(entry))]
 
 
+LEAST_AXES = 2
+"""Axes of a mask that tells who sees whom."""
+
+
 def by_value(one: Sequence[Entry], other: Sequence[Entry]) -> Matched:
-    """The nearest first; of values that are the same several times those in the same place, or in the same order."""
+    """The nearest first; of values that are the same several times those in the same place, or in the same order. The
+    only mask that is left on either side is the other's.
+    """
     if len(one) + len(other) > MOST:
         return []
     ours, theirs = ([_sample(entry) for entry in entries] for entries in (one, other))
@@ -99,7 +105,20 @@ def by_value(one: Sequence[Entry], other: Sequence[Entry]) -> Matched:
     for *_, i, j in sorted(found):
         if i not in pairs and j not in pairs.values():
             pairs[i] = j
+    left = [i for i, entry in enumerate(one) if i not in pairs and entry.dtype == "bool"]
+    right = [j for j, entry in enumerate(other) if j not in pairs.values() and entry.dtype == "bool"]
+    if len(left) == len(right) == 1 and _repeats(one[left[0]].shape, other[right[0]].shape):
+        pairs[left[0]] = right[0]
     return [(one[i], other[j]) for i, j in sorted(pairs.items())]
+
+
+def _repeats(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether a mask of one shape may say more often what one of the other says."""
+    try:
+        np.broadcast_shapes(tuple(one), tuple(other))
+    except ValueError:
+        return False
+    return min(len(one), len(other)) >= LEAST_AXES
 
 
 def _crossed(other: Sequence[Entry], pairs: Matched) -> bool:

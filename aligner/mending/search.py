@@ -179,7 +179,8 @@ class Search:
         steps = [one for one in self._matching.heard if one.word != RETURN and {*one.results} & (wrong | fed)]
         near = (v for _, made in self._matching.near[:EARLY] for v in values_of(made))
         due = {one for v in near for one in self._matching.twins.get(v, ())}  # what comes of it may be missing
-        kept = [one for one in self._matching.heard if one.word == KEPT and {*one.operands} & (wrong | due)]
+        kept = [one for one in self._matching.heard if one.word == KEPT]
+        kept = [one for one in kept if {*one.operands} & (wrong | due if isinstance(one.node, ast.Call) else wrong)]
         steps += kept
         steps += [one for one in self._matching.heard if is_idle(one) and {*one.results} & shaped and one not in steps]
         last = makers.get(self._matching.found)
