@@ -206,9 +206,17 @@ class _Kept(NamedTuple):
 
 
 def _kept(layer: Any) -> dict[_Place, _Kept]:
+    """What a layer keeps, and what objects of the same program's keep that it has: a schedule, a maker of anchors."""
     own = vars(layer)
     inside = {"": own, **{name: own[name] for name in KEEPERS if isinstance(own.get(name), dict)}}
+    program = type(layer).__module__.partition(".")[0]
+    others = {name: one for name, one in own.items() if type(one).__module__.partition(".")[0] == program}
+    inside.update({f"{name}.": vars(one) for name, one in others.items() if type(type(one)) is type and _has_own(one)})
     return {(where, name): _Kept(values, values[name]) for where, values in inside.items() for name in values}
+
+
+def _has_own(value: Any) -> bool:
+    return isinstance(getattr(value, "__dict__", None), dict)
 
 
 @contextmanager

@@ -149,6 +149,7 @@ class Ear:
         self.used: set[FunctionType] = set()
         """The user's functions that there is a form of."""
         self._layers = layers
+        self._layer_class: type = getattr(adapter, "layer_class", object)  # an adapter of others' may not tell
         self._packages = frozenset(adapter.packages)
         files = (getattr(sys.modules.get(name), "__file__", None) for name in adapter.packages)
         self._folders = tuple(os.path.dirname(os.path.abspath(file)) + os.sep for file in files if file)
@@ -207,6 +208,11 @@ class Ear:
             self._listener.came(output, place, function)
             return output
         if isinstance(function, type):
+            built = self._constructor(function)
+            if built is not None:
+                instance: Any = object.__new__(function)
+                built(instance, *args, **kwargs)
+                return instance
             make = partial(function, *args, **kwargs)
             return self._run(place, "cast", function, args, kwargs, make) if self._casts(function, args) else make()
         if isinstance(function, partial):
@@ -232,6 +238,13 @@ class Ear:
             return function(*args, **kwargs)
         name = self._name(function, owner)
         return self._run(place, name, function, given, kwargs, lambda: function(*args, **kwargs))
+
+    def _constructor(self, kind: Any) -> Optional[Callable[..., Any]]:
+        """The form of a class's constructor, if its objects are made by that alone, and are no layers."""
+        alone = type(kind) is type and getattr(kind, "__new__", None) is object.__new__
+        function = getattr(kind, "__init__", None)
+        alone = alone and isinstance(function, FunctionType) and not issubclass(kind, self._layer_class)
+        return self.form(function) if alone else None
 
     def _sum(self, place: Place, values: Iterable[Any], start: Any = 0) -> Any:
         """Python's own, of tensors."""
