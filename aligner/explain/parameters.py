@@ -44,8 +44,10 @@ def suspects(case: Case) -> Iterable[Suspect]:
         wrong = [role for role in {**case.parameters, **case.port_parameters} if is_wrong(case, role)]
         for role in wrong:
             yield from _of_role(case, role, case.parameters.get(role), case.port_parameters.get(role))
-        if len(wrong) > 1:
-            whole = tuple(role for role in wrong if role in case.parameters)
+        whole = tuple(
+            role for role in wrong if role in case.parameters and (role in case.port_parameters or _absent(case, role))
+        )
+        if len(wrong) > 1 and whole:
             told = {**named(case, wrong[0], None, None), "roles": ", ".join(whole)}
             yield Suspect("parameters-differ", told, parameters=whole, weight=LIKELY)
 
