@@ -138,19 +138,20 @@ class Search:
         shapes = self._matching.theirs.shapes
         form = shapes[anchor.value] if isinstance(anchor.value, int) else None
         values = dict.fromkeys([*(value for value, _ in self._matching.near), *self._matching.starts])
-        for late, place in enumerate((anchor, *self._named(anchor))):
-            for value in values:
-                said = [self._texts.unshaped(value, place)]
-                with suppress(LookupError):
-                    said.append(self._texts.text(value, place))
-                for text in filter(None, said):
-                    edit = self.edit(place.event, place.node, text)
-                    if edit is None:
-                        continue
-                    why = MISSING if self._texts.source(place.event, place.node) in text else OTHER
-                    other = self._matching.ours.shapes[value] != form
-                    cost = self._cost(edit) + 0.3 + 0.05 * min(anchor.late, FAR) + other + NAMED * late
-                    yield Candidate(cost, (edit,), why, ((event, None if whole else anchor.node, value, None),))
+        kept = [*enumerate((anchor, *self._named(anchor)))]
+        named = [(late, replace(place, named=True, said={}, unsaid={})) for late, place in kept]
+        for (late, place), value in itertools.product((*kept, *named), values):
+            said = [self._texts.unshaped(value, place)]
+            with suppress(LookupError):
+                said.append(self._texts.text(value, place))
+            for text in filter(None, said):
+                edit = self.edit(place.event, place.node, text)
+                if edit is None:
+                    continue
+                why = MISSING if self._texts.source(place.event, place.node) in text else OTHER
+                other = self._matching.ours.shapes[value] != form
+                cost = self._cost(edit) + 0.3 + 0.05 * min(anchor.late, FAR) + other + NAMED * late
+                yield Candidate(cost, (edit,), why, ((event, None if whole else anchor.node, value, None),))
 
     def _named(self, anchor: Anchor) -> Iterator[Anchor]:
         """Where what stands there was given its name: `kept = x`."""

@@ -16,7 +16,7 @@ from aligner.mending.heard import Heard
 from aligner.mending.matching import Matching
 from aligner.mending.sources import Sources
 from aligner.words.calls import Constant, Operand
-from aligner.words.operations import arguments, row
+from aligner.words.operations import arguments
 from aligner.words.spelling import MINDSPORE, NUMPY, TORCH, bracketed, number_text, spelled, unshaped, written
 
 DEEPEST = 8
@@ -43,6 +43,8 @@ class Anchor:
     """What is known already of values there, with how many operations deep it is, ..."""
     unsaid: dict[int, int] = field(default_factory=dict)
     """... and at which depth it is known that there is nothing."""
+    named: bool = False
+    """A name is told rather than what stands there, where both have the value: in a first turn they may."""
 
     @property
     def is_array(self) -> bool:
@@ -189,16 +191,15 @@ class Texts:
         return None if found is None else self._shaped(*found, value, anchor)
 
     def _found(self, value: int, anchor: Anchor) -> Optional[tuple[str, int]]:
-        """The expression, and the port's value that it has: a name, if one has it."""
+        """The expression, and the port's value that it has."""
         twins = self._matching.twins.get(value, ())
         said = None
         for node, number in [(anchor.node, anchor.value), *anchor.inputs]:
-            if isinstance(number, int) and self._stands_for(number, value, number in twins):
-                said = said or (bracketed(self.source(anchor.event, node)), number)
-        plain = said is not None and not said[0].isidentifier() and not _is_cast(said[0])
-        for name, number, is_array in self._names(anchor.event) if plain or said is None else ():
+            if said is None and isinstance(number, int) and self._stands_for(number, value, number in twins):
+                said = bracketed(self.source(anchor.event, node)), number
+        for name, number, is_array in self._names(anchor.event) if said is None or anchor.named else ():
             there = self._stands_for(number, value, value in self._matching.values_of(number))
-            if is_array == anchor.is_array and there and (not plain or name.isidentifier()):
+            if is_array == anchor.is_array and there and (said is None or name.isidentifier()):
                 return name, number
         return said
 
@@ -352,13 +353,6 @@ class Texts:
             LookupError: the code has no words for it.
         """
         return spelled("transpose", [text], {"perm": tuple(perm)}, {}, self._modules(event, self._side), self._side)
-
-
-def _is_cast(text: str) -> bool:
-    """Whether an expression is made another type: a name may have the same numbers in their own."""
-    node = ast.parse(text, mode="eval").body
-    found = row(node.func.attr) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
-    return found is not None and found.word == "cast"
 
 
 def dotted(path: str) -> str:
