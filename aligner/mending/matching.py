@@ -107,8 +107,7 @@ class Matching:
 
     def has(self, made: Event) -> bool:
         """Whether the port has all that a step of the reference's works on."""
-        values = [one for one in made.operands if isinstance(one, int)]
-        return bool(values) and all(self.twins.get(one) for one in values)
+        return all(not isinstance(one, int) or bool(self.twins.get(one)) for one in made.operands)
 
     def values_of(self, number: int) -> Collection[int]:
         """The reference's values that any value of the port's is, heard before or not."""

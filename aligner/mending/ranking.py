@@ -118,7 +118,7 @@ class Ranking:
         """Whether it makes of right values what the reference makes by the same operation."""
         event, _, value, _ = one.moves[0]
         made = self._matching.makers[0].get(value)
-        return made is not None and made.word == event.word and self._has(made)
+        return made is not None and made.word == event.word and self._matching.has(made)
 
     def _is_next(self, one: Candidate) -> bool:
         """Whether it does to a right value what the reference does to it next, or lays it out as the reference does."""
@@ -127,7 +127,7 @@ class Ranking:
         if made is None or event is None:
             return False
         given = {its for other, its in event.inputs if other is node} if node is not None else {*event.results}
-        values = [v for v in made.operands if isinstance(v, int)] if self._has(made) else []
+        values = [v for v in made.operands if isinstance(v, int)] if self._matching.has(made) else []
         form = None if value is None else self._matching.ours.shapes[value]
         if not any(isinstance(its, int) and self._matching.theirs.shapes[its] == form for its in given):
             made = None
@@ -136,17 +136,13 @@ class Ranking:
             made = self._matching.makers[0].get(made.operands[0])
         return any(given & {*self._matching.twins.get(v, ())} for v in values)
 
-    def _has(self, made: Event) -> bool:
-        """Whether the port has all that the reference's step works on."""
-        return all(not isinstance(v, int) or bool(self._matching.twins.get(v)) for v in made.operands)
-
     def _is_first(self, one: Candidate) -> bool:
         """Whether it gives the first wrong step what the reference's first lacking step makes, or comes of that."""
         event, _, value, _ = one.moves[0] if one.moves else (None, None, None, None)
         made = self._matching.makers[0].get(value) if value is not None else None
         if made is None or event is None:
             return False
-        if self._has(made):
+        if self._matching.has(made):
             return True
         early = event.word == made.word or value in self._early
         return early and not {*event.operands} & self._wrong

@@ -14,7 +14,7 @@ from aligner.compare.net import CallId
 from aligner.fingerprint import distances
 from aligner.mending.blindly import Blindly
 from aligner.mending.candidate import Candidate
-from aligner.mending.events import LAYER, Event, Story
+from aligner.mending.events import LAYER, Event, Story, values_of
 from aligner.mending.frameworks import Differing, differing
 from aligner.mending.ground import Ground
 from aligner.mending.heard import Heard
@@ -290,7 +290,7 @@ class Stepping:
         missing = [event for _, event in matching.missing if event is not None] if matching is not None else []
         if matching is None or not missing:
             return ""
-        first = next(filter(matching.has, missing), missing[0])
+        first = next((event for event in missing if values_of(event) and matching.has(event)), missing[0])
         if not first.home:
             return ""
         made = (value for event in story.events if event.home == first.home for value in event.results)

@@ -101,6 +101,8 @@ class Values:
         """What was kept in the dump."""
         self._told: set[object] = set()
         """Masks and indices that layers hand on wrong, by their contents: they may go far."""
+        self._said: dict[int, Check] = {}
+        """By their places, masks that layers hand on in other words, as they are if nobody who gets one takes it so."""
         self._right: set[prints.Print] = set()
         """Values of the reference that the port has got into its hands in this run."""
         self._overflow = Overflow()
@@ -111,7 +113,7 @@ class Values:
         """A run begins."""
         self._step, self._owned = step, owned
         self._right, self.taken, self._overflow, self.odd = set(), False, Overflow(), set()
-        self._told = set()
+        self._told, self._said = set(), {}
         self.borders.begin()
 
     def checked(
@@ -208,7 +210,9 @@ class Values:
         array, dtype = found.raw(), found.dtype
         if is_input(check.port.slot) and array.ndim == len(wanted.shape) and array.shape != wanted.shape:
             check = replace(check, error=math.inf, deviation=None, reason=OTHER_SHAPE)  # axes of one elsewhere
-        if not is_input(check.port.slot) and in_other_words(wanted, array, dtype):  # who is given it will tell
+        if not is_input(check.port.slot) and check.suspicious and in_other_words(wanted, array, dtype):
+            kept = self.watched is None and self.keep(check.port, dtype, array)
+            self._said[len(self.checks)] = replace(check, kept=kept)  # who is given it will tell
             return replace(check, error=0.0, reason=OTHER_FORM), False
         if not is_input(check.port.slot) or check.where != "glue" or self.watched is not None:
             return check, False
@@ -273,6 +277,13 @@ class Values:
         """A run has ended."""
         for check in self.borders.ended():
             self._amend(check)
+        taken = {self.content(c) for c in self.checks if is_input(c.port.slot) and c.reason == OTHER_FORM}
+        wrong = {at: check for at, check in self._said.items() if self.content(check) not in taken}
+        first = {self.content(check): at for at, check in reversed([*wrong.items()])}
+        for at in range(min(wrong, default=len(self.checks)), len(self.checks)):
+            check = wrong.get(at, self.checks[at])
+            if check.suspicious:  # a mask that is wrong goes far
+                self.checks[at] = replace(check, follows=check.follows or first.get(self.content(check), at) < at)
 
     def _amend(self, check: Check) -> None:
         """Put this in the place of what was found of the same value; what it comes of is known by now."""

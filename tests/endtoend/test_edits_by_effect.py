@@ -103,3 +103,21 @@ def test_what_is_wrong_beside_a_form_is_named_and_mended(tmp_path, capsys, mista
     edits = [origin["edit"] for origin in found["origins"]]
     assert all(edit is not None and edit["confirmed"] for edit in edits)
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+INVERTED = (
+    "torch.arange(tokens.shape[1]) <= ends.unsqueeze(1)",
+    "(torch.arange(tokens.shape[1]) > ends.unsqueeze(1)).float()",
+)
+ENDS = ("return (self.head(x) + 1).tanh() / 2", "return self.head(x), keep")
+BLOCKS = ("            x = x + block(x, keep, apart)\n", "            x = x + block(x, keep > -1, apart)\n")
+
+
+def test_a_mask_that_nobody_takes_is_wrong_the_wrong_way_round(tmp_path, capsys):
+    reference = NET.replace(*ENDS).replace(*BLOCKS)
+    assert reference.count(INVERTED[0]) == 1
+    (tmp_path / "ref.py").write_text(reference, encoding="utf-8")
+    (tmp_path / "port.py").write_text(reference.replace(*INVERTED), encoding="utf-8")
+    found = answer(tmp_path, capsys)
+    assert found["outcome"] == "diverged"
+    assert [origin["layer"] for origin in found["origins"]] == ["words"]
