@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -158,16 +158,27 @@ class Search:
         site = anchor.event.site
         if not isinstance(anchor.node, ast.Name) or site is None:
             return
-        function = self._sources.function(site.file, site.line)
-        events = self._matching.theirs.events
-        before = itertools.takewhile(lambda one: one is not anchor.event, events)
-        for event in reversed([one for one in before if one.word == KEPT and one.site is not None and one.inputs]):
-            if event.site is None or self._sources.function(event.site.file, event.site.line) != function:
-                continue
-            plain = isinstance(event.node, (ast.Name, ast.Subscript))
-            if plain and anchor.node.id == self._sources.name(site.file, event.node):
-                yield Anchor(*event.inputs[0], event, anchor.late, event.inputs)
-                return
+        known = self._names.get((*self._sources.function(site.file, site.line), anchor.node.id), [])
+        end = self._places.get(anchor.event, len(self._places))
+        event = next((one for one in reversed(known) if self._places[one] < end), None)
+        if event is not None:
+            yield Anchor(*event.inputs[0], event, anchor.late, event.inputs)
+
+    @cached_property
+    def _places(self) -> Mapping[Event, int]:
+        return {event: number for number, event in enumerate(self._matching.theirs.events)}
+
+    @cached_property
+    def _names(self) -> Mapping[tuple[str, int, str], list[Event]]:
+        """By function and name, where that name is given to what another name or an item is, as it was run."""
+        found: dict[tuple[str, int, str], list[Event]] = {}
+        for event in self._matching.theirs.events:
+            plain = event.word == KEPT and isinstance(event.node, (ast.Name, ast.Subscript)) and bool(event.inputs)
+            name = self._sources.name(event.site.file, event.node) if plain and event.site is not None else None
+            if name is not None and event.site is not None:
+                key = (*self._sources.function(event.site.file, event.site.line), name)
+                found.setdefault(key, []).append(event)
+        return found
 
     def anchors(self) -> list[Anchor]:
         """Expressions on the way to the wrong value, the first ones first."""
