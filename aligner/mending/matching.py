@@ -20,6 +20,9 @@ AGREE, LEAST, SHARE = 1e-4, 3e-6, 0.05
 NEAREST = 128
 """Values that are looked for of all that the port lacks."""
 
+EARLY = 4
+"""Of these the first, with which it begins: what its first wrong step may be made of, or what is lost in a list."""
+
 Step = tuple[int, Optional[Event]]
 """A value and what made it."""
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional
 from aligner.mending.candidate import EXCHANGED, MISSING, Candidate, Move
 from aligner.mending.events import HELPER, KEPT, Event
 from aligner.mending.joining import apart
-from aligner.mending.matching import Matching
+from aligner.mending.matching import EARLY, Matching
 from aligner.mending.steps import place_of, step_of
 from aligner.words.calls import Constant, Operand
 
@@ -41,9 +41,6 @@ NEXT = 6.0
 
 GAINED = 4
 """So many values that the port lacks, and has after an edit, speak for it."""
-
-EARLY = 4
-"""Of what the port lacks, the first values that its first wrong step may be made of."""
 
 HELPING = 28
 """Edits that may be joined, each with each."""

@@ -17,7 +17,7 @@ from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OP
 from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event, is_idle, values_of
 from aligner.mending.exchanging import exchanged_layers
 from aligner.mending.joining import apart, each_others, everywhere
-from aligner.mending.matching import NEAREST, Matching, Step
+from aligner.mending.matching import EARLY, NEAREST, Matching, Step
 from aligner.mending.sources import Edit, Sources, change, edit_of
 from aligner.mending.texts import Anchor, Texts
 from aligner.mending.upstream import partings
@@ -27,9 +27,6 @@ from aligner.words.spelling import NAMES
 
 _AT_MOST = {ARGUMENT: 1.5, EXCHANGED: EXCHANGE / 2}
 """What an edit costs however long it is."""
-
-EARLY = 4
-"""Of what the port lacks, the first values that may be lost where something else is put into a list."""
 
 FAR = 20
 """Steps behind an expression that count against it."""
