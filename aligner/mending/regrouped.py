@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Optional
 
+from aligner.mending.halves import number
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import statements
 
@@ -97,7 +98,7 @@ def _exchange(call: ast.Call) -> Optional[_Split]:
     if sizes is not None and not whole:
         first = sizes[0].left if isinstance(sizes[0], ast.BinOp) else None
         sizes = first.elts if isinstance(first, ast.Tuple) else None
-    axes = [_number(one) for one in turning]
+    axes = [number(one) for one in turning]
     if sizes is None or None in axes:
         return None
     one, other = (axis + len(sizes) if axis < 0 and whole else axis for axis in axes if axis is not None)
@@ -106,14 +107,6 @@ def _exchange(call: ast.Call) -> Optional[_Split]:
         return None
     order[one], order[other] = other, one
     return _Split(inner, call, sizes, turning, order)
-
-
-def _number(node: ast.expr) -> Optional[int]:
-    try:
-        found = ast.literal_eval(node)
-    except ValueError:
-        return None
-    return found if type(found) is int else None
 
 
 def _parts(call: ast.Call, names: Sequence[str]) -> tuple[Optional[Sequence[ast.expr]], Optional[ast.expr]]:

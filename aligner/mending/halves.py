@@ -1,0 +1,168 @@
+"""Two halves of an axis as every other of its elements, and the other way round: gates, rotations, fused weights."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Optional
+
+from aligner.mending.sources import Edit, Sources
+from aligner.mending.variations import statements
+from aligner.source.written import parsed
+
+CUTTING, SEEING = ("chunk", "split", "tensor_split"), ("reshape", "view")
+
+JOINING, STACKING = ("cat", "concat", "concatenate"), "stack"
+
+EVEN, ODD = ("0::2", "::2"), "1::2"
+
+
+def paired(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """In the function around a line: what is cut into two otherwise, with what is joined of two otherwise or alone, and
+    what is joined alone.
+    """
+    text = sources.text(file)
+    cuts = [*_chunks(sources, file, line), *_slices(sources, file, line), *_seen(sources, file, line)]
+    joins = [edits for node in _nodes(text, line) for edits in _joined(sources, file, node)]
+    yield from ((*cut, *join) for cut in cuts for join in joins)
+    yield from cuts
+    yield from joins
+
+
+def _chunks(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """a, b = chunk(x, 2, -1) as x[..., 0::2], x[..., 1::2]"""
+    for node in _nodes(sources.text(file), line):
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        call = node.value if isinstance(node, ast.Assign) else None
+        if isinstance(target, ast.Tuple) and len(target.elts) == 2 and isinstance(call, ast.Call):
+            given = _cut(call, _imported(sources.text(file)))
+            if given is not None:
+                base, axis = sources.words(file, given[0]), given[1]
+                texts = (f"{base}[{_along(axis, each)}]" for each in (EVEN[0], ODD))
+                yield (Edit(file, *sources.span(file, call), ", ".join(texts)),)
+
+
+def _cut(call: ast.Call, modules: frozenset[str]) -> Optional[tuple[ast.expr, int]]:
+    """What is cut in parts, and along which axis."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in CUTTING:
+        return None
+    owner, given = call.func.value, list(call.args)
+    root = owner
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if isinstance(root, ast.Name) and root.id in modules and given:
+        owner, given = given[0], given[1:]
+    axes = [*given[1:2], *(one.value for one in call.keywords if one.arg in ("axis", "dim"))]
+    axis = number(axes[0]) if axes else 0
+    plain = isinstance(owner, (ast.Name, ast.Attribute))
+    return (owner, axis) if plain and axis is not None else None
+
+
+def _slices(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """x[..., :n] and x[..., n:] as x[..., 0::2] and x[..., 1::2], and the other way round."""
+    by_base: dict[str, list[tuple[ast.Slice, str, int]]] = {}
+    for node in _nodes(sources.text(file), line):
+        if isinstance(node, ast.Subscript):
+            parts = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+            own = [(at, one) for at, one in enumerate(parts) if isinstance(one, ast.Slice) and ast.unparse(one) != ":"]
+            if len(own) == 1:
+                at, part = own[0]
+                rest = [ast.unparse(one) for one in parts[:at] + parts[at + 1 :]]
+                axis = at - len(parts) if "..." in rest[:at] else at
+                by_base.setdefault(f"{ast.unparse(node.value)} {rest}", []).append(
+                    (part, ast.unparse(node.value), axis)
+                )
+    for found in by_base.values():
+        said = {ast.unparse(part) for part, _, _ in found}
+        _, base, axis = found[0]
+        half = f"{base}.shape[{axis}] // 2"
+        if len(said) == 2 and ODD in said and said & {*EVEN}:
+            texts = {ODD: f"{half}:", **{one: f":{half}" for one in EVEN}}
+        else:
+            ends = {one[1:]: one for one in said if one.startswith(":")}
+            pairs = [(first, f"{end}:") for end, first in ends.items() if f"{end}:" in said]
+            texts = {one: new for pair in pairs[:1] for one, new in zip(pair, (EVEN[0], ODD))}
+        if texts:
+            changed = [(part, texts[ast.unparse(part)]) for part, _, _ in found if ast.unparse(part) in texts]
+            yield tuple(Edit(file, *sources.span(file, part), text) for part, text in changed)
+
+
+def _seen(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """y = x.reshape(n, d, 2), y[..., 0] as x.reshape(n, 2, d), y[..., 0, :], and the other way round."""
+    nodes = _nodes(sources.text(file), line)
+    for node in nodes:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        call = node.value if isinstance(node, ast.Assign) else None
+        if (
+            not isinstance(target, ast.Name)
+            or not isinstance(call, ast.Call)
+            or not isinstance(call.func, ast.Attribute)
+        ):
+            continue
+        sizes = list(call.args[-1].elts) if call.args and isinstance(call.args[-1], ast.Tuple) else call.args
+        if call.func.attr not in SEEING or len(sizes) < 2 or {number(one) for one in sizes[-2:]} in ({2}, {None}):
+            continue
+        last = number(sizes[-1]) == 2
+        form = "{}" if last else "{}, :"
+        items = [one for one in nodes if isinstance(one, ast.Subscript) and ast.unparse(one.value) == target.id]
+        said = {f"..., {form.format(each)}": f"..., {('{}, :' if last else '{}').format(each)}" for each in "01"}
+        items = [one for one in items if ast.unparse(one.slice).strip("()") in said]
+        if items and number(sizes[-1 if last else -2]) == 2:
+            texts = [sources.words(file, one) for one in sizes[-2:]][::-1]
+            edits = [Edit(file, *sources.span(file, one), text) for one, text in zip(sizes[-2:], texts)]
+            for one in items:
+                edits.append(Edit(file, *sources.span(file, one.slice), said[ast.unparse(one.slice).strip("()")]))
+            yield tuple(edits)
+
+
+def _joined(sources: Sources, file: str, node: ast.AST) -> Iterator[tuple[Edit, ...]]:
+    """concat([a, b], -1) as stack([a, b], -1).flatten(start_dim=-2), and the other way round."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return
+    inner = node.func.value
+    two = node.args[0] if node.args else None
+    if node.func.attr in JOINING and isinstance(two, (ast.List, ast.Tuple)) and len(two.elts) == 2:
+        end = sources.span(file, node)[1]
+        axes = [*node.args[1:2], *(one.value for one in node.keywords if one.arg in ("axis", "dim"))]
+        if axes and number(axes[0]) == -1:
+            yield _name(sources, file, node.func, STACKING), Edit(file, end, end, ".flatten(start_dim=-2)")
+    elif (
+        node.func.attr in (*SEEING, "flatten") and isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute)
+    ):
+        two = inner.args[0] if inner.args else None
+        if inner.func.attr == STACKING and isinstance(two, (ast.List, ast.Tuple)) and len(two.elts) == 2:
+            ends = (sources.span(file, one)[1] for one in (inner, node))
+            yield _name(sources, file, inner.func, JOINING[0]), Edit(file, *ends, "")
+
+
+def _name(sources: Sources, file: str, function: ast.Attribute, other: str) -> Edit:
+    end = sources.span(file, function)[1]
+    return Edit(file, end - len(function.attr), end, other)
+
+
+def _along(axis: int, part: str) -> str:
+    return ":, " * axis + part if axis >= 0 else f"..., {part}" + ", :" * (-axis - 1)
+
+
+def number(node: ast.expr) -> Optional[int]:
+    """The whole number that is written there."""
+    try:
+        found = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return found if type(found) is int else None
+
+
+@lru_cache(maxsize=64)
+def _nodes(text: str, line: int) -> Sequence[ast.AST]:
+    """All that the function around a line holds, the nearest statements first."""
+    found = {id(node): node for one in statements(text, line) for node in ast.walk(one)}
+    return [*found.values()]
+
+
+@lru_cache(maxsize=16)
+def _imported(text: str) -> frozenset[str]:
+    """Names of what a file imports."""
+    imports = (node for node in ast.walk(parsed(text)) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    return frozenset((one.asname or one.name).split(".")[0] for node in imports for one in node.names)

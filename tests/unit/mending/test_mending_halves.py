@@ -1,0 +1,57 @@
+"""Halves as every other element, told from the text of a function."""
+
+from __future__ import annotations
+
+import pytest
+
+from aligner.mending.halves import paired
+from aligner.mending.sources import Sources
+
+NET = """
+from mindspore import mint, ops
+
+
+class Net:
+    def construct(self, x, n):
+        {}
+        return y
+"""
+
+
+@pytest.mark.parametrize(
+    "wrong, right",
+    [
+        ("a, y = ops.chunk(x, 2, axis=-1)", "a, y = x[..., 0::2], x[..., 1::2]"),
+        ("a, y = mint.split(x, n, dim=1)", "a, y = x[:, 0::2], x[:, 1::2]"),
+        ("a, y = x.chunk(2, -1)", "a, y = x[..., 0::2], x[..., 1::2]"),
+        ("y = x[..., :n] * ops.sin(x[..., n:])", "y = x[..., 0::2] * ops.sin(x[..., 1::2])"),
+        ("y = x[:, ::2] * x[:, 1::2]", "y = x[:, :x.shape[1] // 2] * x[:, x.shape[1] // 2:]"),
+        ("y = x[..., 0::2, :] * x[..., 1::2, :]", "y = x[..., :x.shape[-2] // 2, :] * x[..., x.shape[-2] // 2:, :]"),
+        (
+            "x = x.reshape(n, -1, 2); y = x[..., 0] * x[..., 1]",
+            "x = x.reshape(n, 2, -1); y = x[..., 0, :] * x[..., 1, :]",
+        ),
+        ("x = x.view((n, 2, 4)); y = x[..., 0, :] * 3", "x = x.view((n, 4, 2)); y = x[..., 0] * 3"),
+        ("y = ops.concat([x, n], axis=-1)", "y = ops.stack([x, n], axis=-1).flatten(start_dim=-2)"),
+        ("y = mint.stack((x, n), dim=-1).reshape(n, -1)", "y = mint.cat((x, n), dim=-1)"),
+        (
+            "y = ops.cat([-x[..., n:], x[..., :n]], -1)",
+            "y = ops.stack([-x[..., 1::2], x[..., 0::2]], -1).flatten(start_dim=-2)",
+        ),
+    ],
+)
+def test_halves_are_read_as_every_other(tmp_path, wrong, right):
+    found = said(tmp_path, wrong)
+    assert NET.format(right) == found[0]
+
+
+@pytest.mark.parametrize("line", ["a, y = ops.chunk(x, 2, axis=n)", "y = ops.concat([x, n, x], axis=-1)", "y = x[:n]"])
+def test_nothing_is_made_of_what_is_not_cut_into_two(tmp_path, line):
+    assert said(tmp_path, line) == []
+
+
+def said(folder, line) -> list[str]:
+    file = folder / "net.py"
+    file.write_text(NET.format(line), encoding="utf-8")
+    sources = Sources({})
+    return [sources.edited(edits).text(str(file)) for edits in paired(sources, str(file), 7)]
