@@ -54,7 +54,7 @@ def _cut(call: ast.Call, modules: frozenset[str]) -> Optional[tuple[ast.expr, in
     if isinstance(root, ast.Name) and root.id in modules and given:
         owner, given = given[0], given[1:]
     axes = [*given[1:2], *(one.value for one in call.keywords if one.arg in ("axis", "dim"))]
-    axis = number(axes[0]) if axes else 0
+    axis = whole_number(axes[0]) if axes else 0
     plain = isinstance(owner, (ast.Name, ast.Attribute))
     return (owner, axis) if plain and axis is not None else None
 
@@ -78,7 +78,7 @@ def _slices(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
         _, base, axis = found[0]
         half = f"{base}.shape[{axis}] // 2"
         if len(said) == 2 and ODD in said and said & {*EVEN}:
-            texts = {ODD: f"{half}:", **{one: f":{half}" for one in EVEN}}
+            texts = {ODD: f"{half}:", **dict.fromkeys(EVEN, f":{half}")}
         else:
             ends = {one[1:]: one for one in said if one.startswith(":")}
             pairs = [(first, f"{end}:") for end, first in ends.items() if f"{end}:" in said]
@@ -101,14 +101,14 @@ def _seen(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
         ):
             continue
         sizes = list(call.args[-1].elts) if call.args and isinstance(call.args[-1], ast.Tuple) else call.args
-        if call.func.attr not in SEEING or len(sizes) < 2 or {number(one) for one in sizes[-2:]} in ({2}, {None}):
+        if call.func.attr not in SEEING or len(sizes) < 2 or {whole_number(one) for one in sizes[-2:]} in ({2}, {None}):
             continue
-        last = number(sizes[-1]) == 2
+        last = whole_number(sizes[-1]) == 2
         form = "{}" if last else "{}, :"
         items = [one for one in nodes if isinstance(one, ast.Subscript) and ast.unparse(one.value) == target.id]
         said = {f"..., {form.format(each)}": f"..., {('{}, :' if last else '{}').format(each)}" for each in "01"}
         items = [one for one in items if ast.unparse(one.slice).strip("()") in said]
-        if items and number(sizes[-1 if last else -2]) == 2:
+        if items and whole_number(sizes[-1 if last else -2]) == 2:
             texts = [sources.words(file, one) for one in sizes[-2:]][::-1]
             edits = [Edit(file, *sources.span(file, one), text) for one, text in zip(sizes[-2:], texts)]
             for one in items:
@@ -125,15 +125,15 @@ def _joined(sources: Sources, file: str, node: ast.AST) -> Iterator[tuple[Edit, 
     if node.func.attr in JOINING and isinstance(two, (ast.List, ast.Tuple)) and len(two.elts) == 2:
         end = sources.span(file, node)[1]
         axes = [*node.args[1:2], *(one.value for one in node.keywords if one.arg in ("axis", "dim"))]
-        if axes and number(axes[0]) == -1:
+        if axes and whole_number(axes[0]) == -1:
             yield _name(sources, file, node.func, STACKING), Edit(file, end, end, ".flatten(start_dim=-2)")
     elif (
         node.func.attr in (*SEEING, "flatten") and isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute)
     ):
         two = inner.args[0] if inner.args else None
         if inner.func.attr == STACKING and isinstance(two, (ast.List, ast.Tuple)) and len(two.elts) == 2:
-            ends = (sources.span(file, one)[1] for one in (inner, node))
-            yield _name(sources, file, inner.func, JOINING[0]), Edit(file, *ends, "")
+            start, end = (sources.span(file, one)[1] for one in (inner, node))
+            yield _name(sources, file, inner.func, JOINING[0]), Edit(file, start, end, "")
 
 
 def _name(sources: Sources, file: str, function: ast.Attribute, other: str) -> Edit:
@@ -145,7 +145,7 @@ def _along(axis: int, part: str) -> str:
     return ":, " * axis + part if axis >= 0 else f"..., {part}" + ", :" * (-axis - 1)
 
 
-def number(node: ast.expr) -> Optional[int]:
+def whole_number(node: ast.expr) -> Optional[int]:
     """The whole number that is written there."""
     try:
         found = ast.literal_eval(node)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Optional
 
-from aligner.mending.halves import number
+from aligner.mending.halves import whole_number
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import statements
 
@@ -98,7 +98,7 @@ def _exchange(call: ast.Call) -> Optional[_Split]:
     if sizes is not None and not whole:
         first = sizes[0].left if isinstance(sizes[0], ast.BinOp) else None
         sizes = first.elts if isinstance(first, ast.Tuple) else None
-    axes = [number(one) for one in turning]
+    axes = [whole_number(one) for one in turning]
     if sizes is None or None in axes:
         return None
     one, other = (axis + len(sizes) if axis < 0 and whole else axis for axis in axes if axis is not None)

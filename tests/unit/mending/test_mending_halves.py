@@ -19,7 +19,7 @@ class Net:
 
 
 @pytest.mark.parametrize(
-    "wrong, right",
+    ("wrong", "right"),
     [
         ("a, y = ops.chunk(x, 2, axis=-1)", "a, y = x[..., 0::2], x[..., 1::2]"),
         ("a, y = mint.split(x, n, dim=1)", "a, y = x[:, 0::2], x[:, 1::2]"),
