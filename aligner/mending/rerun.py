@@ -224,13 +224,13 @@ class Rerun:
     def _look_at_effect(self, this: CallId, asked: Sequence[Check], found: Tensors) -> None:
         """How far off what a call makes of arguments is."""
         for check in asked:
-            entries = self._ground.plan.entries
-            keys = {slot: Key(check.port.step, Phase.FORWARD, *this, slot) for slot, _ in found}
-            made = [
-                self._ground.off(replace(check, port=keys[slot], key=entry.key, against=None, axes=None), tensor)
-                for slot, tensor in found
-                if (entry := entries.get(keys[slot])) is not None
-            ]
+            made = []
+            for slot, tensor in found:
+                port, own = Key(check.port.step, Phase.FORWARD, *this, slot), check.key._replace(slot=slot)
+                entry = self._ground.plan.entries.get(port)
+                if entry is not None:
+                    key = entry.key if entry.key.layer == own.layer else own  # not what it was handed on as
+                    made.append(self._ground.off(replace(check, port=port, key=key, against=key, axes=None), tensor))
             self._note(check.port, max(made, default=math.inf))
 
     def _note(self, key: Key, error: float) -> None:

@@ -121,3 +121,62 @@ def test_a_mask_that_nobody_takes_is_wrong_the_wrong_way_round(tmp_path, capsys)
     found = answer(tmp_path, capsys)
     assert found["outcome"] == "diverged"
     assert [origin["layer"] for origin in found["origins"]] == ["words"]
+
+
+GATED = """
+from torch import nn
+import torch
+
+
+class Gate(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.narrow, self.wide = nn.Conv2d(width, 2, 1), nn.Conv2d(2, width, 1)
+
+    def forward(self, x):
+        return x * self.wide(self.narrow(x.mean((2, 3), keepdim=True)).relu()).sigmoid()
+
+
+class Block(nn.Module):
+    def __init__(self, width, gated):
+        super().__init__()
+        depth = nn.Sequential(nn.Conv2d(width, width, 3, 2, 1, groups=width), nn.BatchNorm2d(width), nn.ReLU())
+        out = nn.Sequential(nn.Conv2d(width, 8, 1), nn.BatchNorm2d(8))
+        self.block = nn.Sequential(*([depth, Gate(width), out] if gated else [depth, out]))
+
+    def forward(self, x):
+        return self.block(x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stages = nn.Sequential(Block(8, True), Block(8, False), Block(8, True))
+        self.head = nn.Conv2d(8, 3, 1)
+
+    def forward(self, x):
+        return self.head(self.stages(x))
+
+
+def build():
+    torch.manual_seed(3)
+    net = Net()
+    for _ in range(4):
+        net(torch.randn(4, 8, 32, 32))
+    return net.eval(), (torch.randn(2, 8, 32, 32),)
+"""
+INLINE = GATED.replace(
+    "        self.block = nn.Sequential(*([depth, Gate(width), out] if gated else [depth, out]))\n",
+    "        self.depth, self.gate, self.out = depth, Gate(width) if gated else None, out\n",
+).replace(
+    "        return self.block(x)\n",
+    "        if self.gate is not None:\n            x = self.gate(x)\n        x = self.depth(x)\n        return self.out(x)\n",
+)
+
+
+def test_statements_in_another_order_before_a_layer_that_takes_any_size(tmp_path, capsys):
+    (tmp_path / "ref.py").write_text(GATED, encoding="utf-8")
+    (tmp_path / "port.py").write_text(INLINE, encoding="utf-8")
+    found = answer(tmp_path, capsys)
+    assert any((origin["edit"] or {}).get("confirmed") for origin in found["origins"])
+    assert is_right_with_the_patch(tmp_path, capsys)
