@@ -170,7 +170,11 @@ INLINE = GATED.replace(
     "        self.depth, self.gate, self.out = depth, Gate(width) if gated else None, out\n",
 ).replace(
     "        return self.block(x)\n",
-    "        if self.gate is not None:\n            x = self.gate(x)\n        x = self.depth(x)\n        return self.out(x)\n",
+    """        if self.gate is not None:
+            x = self.gate(x)
+        x = self.depth(x)
+        return self.out(x)
+""",
 )
 
 
