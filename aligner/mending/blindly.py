@@ -9,9 +9,12 @@ from contextlib import suppress
 from types import FunctionType
 from typing import Any, Optional
 
+import numpy as np
+
 from aligner.mending.callers import around
 from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OTHER, Candidate
 from aligner.mending.constants import reordered
+from aligner.mending.dropped import dropped
 from aligner.mending.events import HELPER, Event, Site
 from aligner.mending.figures import counted, operated, rounded, sliced, valued
 from aligner.mending.halves import paired
@@ -42,7 +45,10 @@ STARTING = 1.2
 """What it costs to have the first wrong step along another axis, where all that it works on is right."""
 
 TURN = 3.0
-"""What it costs to turn a value before it is reshaped."""
+"""What it costs to turn a value before it is reshaped, or where one with an axis of one meets another."""
+
+ELEMENTWISE = ("add", "sub", "mul", "div")
+"""Words of operations in which such an axis is repeated along the other's."""
 
 LINES, SWAPPED = 4, 24
 """Lines in which things are exchanged, and how often."""
@@ -92,6 +98,9 @@ class Blindly:
             if anchor.node is event.node and event.word == "reshape" and isinstance(event.node, ast.Call):
                 for edit in self._turned(event):
                     yield Candidate(TURN + 0.1 * min(anchor.late, FAR), (edit,), MISSING, (), 9)
+            if anchor.node is event.node and event.word in ELEMENTWISE:
+                for edit in self._across(event):
+                    yield Candidate(TURN + 0.1 * min(anchor.late, FAR), (edit,), MISSING, (), 9)
             if anchor.node is event.node and event.word in BLIND and isinstance(event.node, ast.Call):
                 inside = [node for node, value in event.inputs if value in event.operands][:1]
                 for edit in self._under_other_words(event, anchor.node, inside[0]) if inside else ():
@@ -128,6 +137,20 @@ class Blindly:
                 if other < rank:
                     perm[one], perm[other] = other, one
                     with suppress(LookupError):
+                        text = self._texts.transposed(event, self._texts.source(event, node), perm)
+                        edit = self._search.edit(event, node, text)
+                        yield from [edit] if edit is not None else []
+
+    def _across(self, event: Event) -> Iterator[Edit]:
+        """One side of a sum or a product along the other one of the last two axes: rows for columns."""
+        shapes = self._matching.theirs.shapes
+        sides = [(node, shapes[value]) for node, value in event.inputs if isinstance(value, int)]
+        for (node, shape), (_, other) in (sides, sides[::-1]) if len(sides) == 2 and event.results else ():
+            if min(len(shape), len(other)) > 1 and shape[-2:].count(1) == 1:
+                turned = (*shape[:-2], shape[-1], shape[-2])
+                with suppress(LookupError, ValueError):
+                    if np.broadcast_shapes(turned, other) == tuple(shapes[event.results[0]]):
+                        perm = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
                         text = self._texts.transposed(event, self._texts.source(event, node), perm)
                         edit = self._search.edit(event, node, text)
                         yield from [edit] if edit is not None else []
@@ -220,7 +243,7 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.1 * late, edits, OTHER, (), 9)
             for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
                 yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
-            for way in (sliced, rounded):
+            for way in (sliced, rounded, dropped):
                 for late, edits in enumerate(itertools.islice(way(self._sources, site.file, site.line), COUNTED)):
                     yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
             numbers = valued(self._sources, site.file, site.line, self._matching.numbers)

@@ -9,7 +9,7 @@ from typing import Optional
 
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import statements
-from aligner.source.written import parsed
+from aligner.source.written import modules
 
 CUTTING, SEEING = ("chunk", "split", "tensor_split"), ("reshape", "view")
 
@@ -36,14 +36,14 @@ def _chunks(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
         target = node.targets[0] if isinstance(node, ast.Assign) else None
         call = node.value if isinstance(node, ast.Assign) else None
         if isinstance(target, ast.Tuple) and len(target.elts) == 2 and isinstance(call, ast.Call):
-            given = _cut(call, _imported(sources.text(file)))
+            given = _cut(call, modules(sources.text(file)))
             if given is not None:
                 base, axis = sources.words(file, given[0]), given[1]
                 texts = (f"{base}[{_along(axis, each)}]" for each in (EVEN[0], ODD))
                 yield (Edit(file, *sources.span(file, call), ", ".join(texts)),)
 
 
-def _cut(call: ast.Call, modules: frozenset[str]) -> Optional[tuple[ast.expr, int]]:
+def _cut(call: ast.Call, imported: frozenset[str]) -> Optional[tuple[ast.expr, int]]:
     """What is cut in parts, and along which axis."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in CUTTING:
         return None
@@ -51,7 +51,7 @@ def _cut(call: ast.Call, modules: frozenset[str]) -> Optional[tuple[ast.expr, in
     root = owner
     while isinstance(root, ast.Attribute):
         root = root.value
-    if isinstance(root, ast.Name) and root.id in modules and given:
+    if isinstance(root, ast.Name) and root.id in imported and given:
         owner, given = given[0], given[1:]
     axes = [*given[1:2], *(one.value for one in call.keywords if one.arg in ("axis", "dim"))]
     axis = whole_number(axes[0]) if axes else 0
@@ -159,10 +159,3 @@ def _nodes(text: str, line: int) -> Sequence[ast.AST]:
     """All that the function around a line holds, the nearest statements first."""
     found = {id(node): node for one in statements(text, line) for node in ast.walk(one)}
     return [*found.values()]
-
-
-@lru_cache(maxsize=16)
-def _imported(text: str) -> frozenset[str]:
-    """Names of what a file imports."""
-    imports = (node for node in ast.walk(parsed(text)) if isinstance(node, (ast.Import, ast.ImportFrom)))
-    return frozenset((one.asname or one.name).split(".")[0] for node in imports for one in node.names)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
-from aligner.compare.checks import Check
+from aligner.compare.checks import OTHER_SHAPE, Check
 from aligner.compare.net import CallId, is_input
 from aligner.effects import Change, Effects, repeated
 from aligner.fingerprint import print_of
@@ -158,7 +158,12 @@ class Rerun:
         ]
         if isinstance(self._listener, Heard):
             self.users[this] = self._user(this)
-        if this in self._parent.kept and not asked:
+        sized = [
+            check
+            for check in self._parent.checks
+            if check.reason == OTHER_SHAPE and (check.port.layer, check.port.call) == this and is_input(check.port.slot)
+        ]
+        if this in self._parent.kept and not asked and not sized:
             output, counts, mark, changes = self._parent.kept[this]
             if self._mark((output,), {}) == mark:
                 self._counts.update(counts)
@@ -184,7 +189,10 @@ class Rerun:
         self._look_at_effect(this, asked, found)
         given = self._ground.others(self.call, this, found)
         output = substitute_result(output, given)
-        if not asked and not any(self._is_own(this, slot, tensor) for slot, tensor in found if slot not in given):
+        own = any(self._is_own(this, slot, tensor) for slot, tensor in found if slot not in given)
+        for check in sized if own else ():
+            self._note(check.port, math.inf)  # of the reference's value it makes another size: it does not take it so
+        if not asked and not own:
             self._keep(this, output, found, before, changes)
         return output
 

@@ -54,7 +54,7 @@ def swapped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
         pairs = [*itertools.combinations(node.args[:ARGUMENTS], 2)] if isinstance(node, ast.Call) else []
         yield from _places(sources, file, [two for two in pairs if not all(isinstance(one, plain) for one in two)])
         if isinstance(node, ast.BinOp) and isinstance(node.op, _TURNABLE):
-            yield from _places(sources, file, [(node.left, node.right)], _bound)
+            yield from _places(sources, file, [(node.left, node.right)], bound)
     leaves: dict[str, list[ast.expr]] = {}
     for node in _leaves(sources.text(file), line):
         leaves.setdefault(ast.unparse(node), []).append(node)
@@ -95,12 +95,12 @@ def moved(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
             for inner, other in ((node.args[0].left, node.args[0].right), (node.args[0].right, node.args[0].left)):
                 sign = _sign(sources, file, node.args[0])
                 said = _with(sources, file, node, sources.words(file, inner))
-                yield (Edit(file, *sources.span(file, node), f"({said} {sign} {_bound(sources, file, other)})"),)
+                yield (Edit(file, *sources.span(file, node), f"({said} {sign} {bound(sources, file, other)})"),)
         elif isinstance(node, ast.BinOp):
             for call, other in ((node.left, node.right), (node.right, node.left)):
                 if isinstance(call, ast.Call) and call.args and not isinstance(call.args[0], ast.Starred):
                     sign = _sign(sources, file, node)
-                    first = f"{_bound(sources, file, call.args[0])} {sign} {_bound(sources, file, other)}"
+                    first = f"{bound(sources, file, call.args[0])} {sign} {bound(sources, file, other)}"
                     yield (Edit(file, *sources.span(file, node), _with(sources, file, call, first)),)
 
 
@@ -150,7 +150,7 @@ def _with(sources: Sources, file: str, call: ast.Call, first: str) -> str:
     return f"{text[start:one]}{first}{text[other:end]}"
 
 
-def _bound(sources: Sources, file: str, node: ast.expr) -> str:
+def bound(sources: Sources, file: str, node: ast.expr) -> str:
     said = sources.words(file, node)
     return f"({said})" if isinstance(node, (ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Compare, ast.BoolOp)) else said
 

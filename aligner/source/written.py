@@ -42,6 +42,17 @@ def definitions(node: ast.AST) -> Sequence[Definition]:
     return [one for one in ast.walk(node) if isinstance(one, kinds)]
 
 
+@lru_cache(maxsize=16)
+def modules(text: str) -> frozenset[str]:
+    """The names of what a file imports.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+    imports = (node for node in ast.walk(parsed(text)) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    return frozenset((one.asname or one.name).split(".")[0] for node in imports for one in node.names)
+
+
 _ARRAYS = ("np.array", "numpy.array", "np.asarray", "numpy.asarray")
 
 
