@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from aligner.dump.reader import Entry
 
 
+Shape = tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Along:
     """Where the values lie in the one value: so much of the axis each, which may be none of theirs."""
@@ -32,6 +35,21 @@ class Along:
         stop = sum(self.sizes[: number + 1])
         part = value.take(range(stop - self.sizes[number], stop), self.axis)
         return part.squeeze(self.axis) if self.own else part
+
+
+def stacks(part: Shape, count: int, shape: Shape) -> list[Along]:
+    """The axes of its own along which so many values of one shape may lie in a single one."""
+    return [
+        Along(axis, (1,) * count, True)
+        for axis, size in enumerate(shape)
+        if size == count and shape[:axis] + shape[axis + 1 :] == part
+    ]
+
+
+def apart(way: Along, values: Sequence[Entry], whole: Entry) -> float:
+    """How far the values, laid so, are from the single one."""
+    joined = way.joined([entry.load() for entry in values])
+    return float(np.abs(joined.astype(np.float64) - whole.load().astype(np.float64)).mean())
 
 
 class Row(Formed):

@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
-import numpy as np
-
-from aligner.compare.along import Along, Row, Single
+from aligner.compare.along import Along, Row, Single, apart, stacks
 from aligner.compare.folded import as_part
 from aligner.compare.formed import Formed
 from aligner.compare.net import CallId, is_input
@@ -85,21 +83,10 @@ def _of_call(dump: Dump, step: int, layer: str, number: int) -> Sequence[Entry]:
 def _along(each: Sequence[Entry], whole: Entry) -> Optional[Along]:
     """How the calls' values may lie in the one; of several ways the one in which they are nearest to it."""
     part, calls, shape = each[0].shape, len(each), whole.shape
-    ways = [
-        Along(axis, (1,) * calls, True)
-        for axis, size in enumerate(shape)
-        if size == calls and shape[:axis] + shape[axis + 1 :] == part
-    ]
+    ways = stacks(part, calls, shape)
     ways += [
         Along(axis, (size,) * calls)
         for axis, size in enumerate(part)
         if shape == (*part[:axis], size * calls, *part[axis + 1 :])
     ]
-    if len(ways) < 2:
-        return ways[0] if ways else None
-    wanted, values = whole.load().astype(np.float64), [entry.load() for entry in each]
-
-    def apart(way: Along) -> float:
-        return float(np.abs(way.joined(values).astype(np.float64) - wanted).mean())
-
-    return min(ways, key=apart)
+    return min(ways, key=lambda way: apart(way, each, whole)) if len(ways) > 1 else next(iter(ways), None)

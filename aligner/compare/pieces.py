@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
-from aligner.compare.along import Along, Row, Single
+from aligner.compare.along import Along, Row, Single, apart, stacks
 from aligner.compare.folded import as_part
 from aligner.compare.net import CallId, is_input
 from aligner.compare.reformed import Part
@@ -68,21 +68,34 @@ def _found(wholes: Sequence[Entry], others: Sequence[Entry]) -> Iterator[tuple[E
     for whole in free:
         alone = sum((other.shape, other.dtype) == (whole.shape, whole.dtype) for other in free) == 1
         for name, group in groups.items():
-            along = _along(group, whole)
-            if along is not None and (alone or _is_joined(group, whole, along)):
-                yield whole, groups.pop(name), along
+            found = _concatenated(group, whole) or _stacked(group, whole)
+            if found is not None and (alone or _is_joined(found[0], whole, found[1])):
+                groups.pop(name)
+                yield whole, found[0], found[1]
                 break
 
 
-def _along(group: Sequence[Entry], whole: Entry) -> Optional[Along]:
-    """The axis that they have a share of."""
+def _concatenated(group: list[Entry], whole: Entry) -> Optional[tuple[list[Entry], Along]]:
+    """The axis that all of them have a share of."""
     if len(group) < 2 or {entry.dtype for entry in group} != {whole.dtype}:
         return None
     if {len(entry.shape) for entry in group} != {len(whole.shape)}:
         return None
     other = [axis for axis, size in enumerate(whole.shape) if any(entry.shape[axis] != size for entry in group)]
     sizes = tuple(entry.shape[other[0]] for entry in group) if len(other) == 1 else ()
-    return Along(other[0], sizes) if sizes and sum(sizes) == whole.shape[other[0]] else None
+    return (group, Along(other[0], sizes)) if sizes and sum(sizes) == whole.shape[other[0]] else None
+
+
+def _stacked(group: list[Entry], whole: Entry) -> Optional[tuple[list[Entry], Along]]:
+    """Those of one shape that lie along an axis of its own, and two of them also the other way round; of several ways
+    the one in which they are nearest.
+    """
+    part = [entry for entry in group if entry.dtype == whole.dtype and len(entry.shape) == len(whole.shape) - 1]
+    if len(part) < 2 or len({entry.shape for entry in part}) > 1:
+        return None
+    orders = [part, part[::-1]] if len(part) == 2 else [part]
+    ways = [(order, way) for order in orders for way in stacks(part[0].shape, len(part), whole.shape)]
+    return min(ways, key=lambda each: apart(each[1], each[0], whole), default=None)
 
 
 def _is_joined(group: Sequence[Entry], whole: Entry, along: Along) -> bool:

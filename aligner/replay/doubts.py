@@ -105,10 +105,15 @@ class Doubts:
             )
 
     def moved(self, asked: Set[Key], before: Sequence[Check], after: Sequence[Check]) -> None:
-        """Those whose numbers were put in other places are right, if something made of them was right until then."""
+        """Those whose numbers were put in other places are right, if something made of them was right until then, or if
+        nothing is made of them."""
         spoiled = {check.port for check in after if check.suspicious}
         hit = {check.port for check in before if _is_clean(check) and check.port in spoiled}
         self.right |= {key for key in asked if any(_comes_of(port, key) for port in hit)}
+        for key in asked:
+            errors = ({c.port: c.error for c in checks if _comes_of(c.port, key)} for checks in (before, after))
+            first, second = errors
+            self.right |= {key} if first and first == second else set()
 
     def lent(self, asked: Set[Key], after: Sequence[Check]) -> None:
         """Those in the place of which the reference's were lent are not to blame, if a layer is wrong with these too:

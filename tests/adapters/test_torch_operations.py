@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from aligner_hooks.torch_ import TorchAdapter  # noqa: E402 - as above
+from aligner_hooks.torch_.steps import STEPS  # noqa: E402 - as above
 from torch import nn  # noqa: E402 - only after it is known to be there
 from torch.nn import functional as F  # noqa: E402 - as above
 
@@ -137,3 +138,38 @@ def test_what_it_is_told_with_may_raise():
     finally:
         handle.remove()
     assert torch.overrides._get_current_function_mode_stack() == []
+
+
+@pytest.mark.parametrize(
+    "equation",
+    [
+        "bclhn,bcshn,bhcls,bcshp->bclhp",
+        "bclhn,bhcl,bclhp->bchpn",
+        "bhnd,bhsd->bhns",
+        "ij,jk->ki",
+        "i,j->ij",
+        "ij,ij->",
+        "ij,jk->k",
+        "ij,j->i",
+    ],
+)
+def test_an_einsum_in_steps_is_what_torch_makes(equation):
+    sizes = {letter: size for size, letter in enumerate("hcijbkdlnsp", 2)}
+    values = [torch.randn([sizes[letter] for letter in one]) for one in equation.split("->")[0].split(",")]
+    made = STEPS["einsum"](equation, *values)
+    assert torch.allclose(made, torch.einsum(equation, *values), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("call", [("...ij,jk->...ik", 2), ("ii->i", 1), ("ij,jk", 2)])
+def test_an_einsum_that_is_not_known_is_left(call):
+    equation, count = call
+    assert STEPS["einsum"](equation, *(torch.ones(2, 2) for _ in range(count))) is None
+
+
+def test_functions_in_steps_are_what_torch_makes():
+    q, k, v = (torch.randn(2, 3, 5, 4) for _ in range(3))
+    mask = torch.rand(5, 5) > 0.3
+    made = STEPS["scaled_dot_product_attention"](q, k, v, attn_mask=mask)
+    assert torch.allclose(made, F.scaled_dot_product_attention(q, k, v, attn_mask=mask), atol=1e-6)
+    assert torch.allclose(STEPS["normalize"](q, dim=-1), F.normalize(q, dim=-1), atol=1e-6)
+    assert torch.allclose(STEPS["cosine_similarity"](q, k, dim=-1), F.cosine_similarity(q, k, dim=-1), atol=1e-6)
