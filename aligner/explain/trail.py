@@ -16,7 +16,7 @@ from aligner.fingerprint import Fingerprint, Prints, apart
 EQUAL = 1e-7
 """How far a fingerprint may be off that was stored in float32."""
 
-IN_STEPS = ("scaled_dot_product_attention", "normalize", "cosine_similarity")
+IN_STEPS = ("scaled_dot_product_attention", "normalize", "cosine_similarity", "einsum")
 """Functions whose steps were run as well."""
 
 WRITTEN_OUT = 2e-6

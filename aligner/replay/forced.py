@@ -106,6 +106,7 @@ class ForcedPass:
         self._asking(step, call, known)
         self._doubting(step, call, known)
         self._turning(step, call, known)
+        self._owning(step, call, known)
         if self.values.taken and step not in self.values.spared:
             self.values.spared[step] = True
             self.values.spared[step] = self._better(step, call, known, 1)
@@ -140,14 +141,16 @@ class ForcedPass:
             del self.checks[known:]
             self._held_run(step, call)
 
-    def _tried(self, step: int, call: Callable[[], object], known: int, asked: Set[Key], lent: bool) -> Sequence[Check]:
+    def _tried(
+        self, step: int, call: Callable[[], object], known: int, asked: Set[Key], lent: Optional[bool]
+    ) -> Sequence[Check]:
         """What is found in a run in which these arguments are others; calls that cannot take them keep their own."""
         before, borders = self.checks[known:], self.values.borders
         elsewhere, refuted = dict(borders.elsewhere), set(borders.refuted)
         try:
             while asked:
                 del self.checks[known:]
-                self.values.instead = dict.fromkeys(asked, lent)
+                self.values.instead = {} if lent is None else dict.fromkeys(asked, lent)
                 try:
                     self._run(step, call)
                     break
@@ -156,7 +159,7 @@ class ForcedPass:
                     left = {key for key in asked if (key.layer, key.call) not in under_way}
                     if isinstance(error, DumpError):
                         raise
-                    asked = left if left < asked else set()
+                    asked = left if left < asked and lent is not None else set()
             return self.checks[known:] if asked else ()
         finally:
             self.values.instead, self.checks[known:] = {}, before
@@ -184,6 +187,20 @@ class ForcedPass:
                 break
             for address in asked:
                 del self.values.turned.instead[address]
+
+    def _owning(self, step: int, call: Callable[[], object], known: int) -> None:
+        """Where a layer makes something wrong of the reference's argument, and its own is another thing: run the step
+        with that left as it is, to see whether the layer is right with it."""
+        own, before = self.values.own, set(self.values.own.keys)
+        asked = own.asked(self.checks[known:], self.plan) - self._answered
+        if asked:
+            self._answered |= asked
+            own.keys |= asked
+            own.keys = before | own.tried(asked, self._tried(step, call, known, asked, None), self.plan)
+        if own.keys > before:
+            del self.checks[known:]
+            self._held_run(step, call)
+        self.checks[known:] = own.judged(self.checks[known:], self.plan)
 
     def _better(self, step: int, call: Callable[[], object], known: int, fewer: int, whole: bool = False) -> bool:
         """Run the step in another reading, which stays where at least so many fewer places are wrong in it,

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Optional
 
 from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
 from aligner.dtypes import DTYPES
-from aligner.record import Key
+from aligner.record import Array, Key
 from aligner.replay.borders import Uses
 from aligner.replay.forms import Axes
 from aligner.replay.judgement import Place
@@ -29,6 +29,8 @@ class Plan:
     """The reference's call by the port's; numbers count within a step."""
     missing: Mapping[tuple[int, CallId], Sequence[Entry]] = field(default_factory=dict)
     """Arguments that only the reference's call was given, by step and the port's call."""
+    uneven: Set[tuple[int, CallId]] = frozenset()
+    """Calls that are given more arguments than the reference's, fewer, or some of other sizes, by step."""
     results: Mapping[tuple[int, CallId], Sequence[Pair]] = field(default_factory=dict)
     """What calls made in the free run, on both sides, by step and the port's call."""
     layers: Mapping[str, str] = field(default_factory=dict)
@@ -47,6 +49,9 @@ class Plan:
     """Where the port uses its values, and makes the reference's."""
     orders: Mapping[Key, Axes] = field(default_factory=dict)
     """By the port's address: the order of axes in which it has the reference's value, where that was seen."""
+
+    made: Callable[[CallId, Array], bool] = lambda call, array: False
+    """Whether the reference's code makes a value inside of a call of its own."""
 
     def learned(self, elsewhere: Mapping[Key, Optional[Entry]], orders: Mapping[Key, Axes]) -> Plan:
         """The plan with other counterparts for these values of the port, or none, and with these orders of axes."""

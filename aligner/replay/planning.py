@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence, Set
 
 from aligner.compare import reformed
@@ -19,6 +20,7 @@ from aligner.replay import inner
 from aligner.replay.borders import uses
 from aligner.replay.frames import Plan
 from aligner.replay.precision import usual
+from aligner.replay.within import Within
 
 
 def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> Plan:
@@ -61,7 +63,8 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     cast = {layers[layer]: dtype for layer, dtype in switched(port).items() if layer in layers}
     guessed = {pair.port for pair in pairing.layers if pair.by == "structure"}
     moved = uses(pairs, port.calls, around, guessed)
-    return Plan(entries, calls, missing, _results(pairs), layers, short, lowered(reference), cast, uses=moved)
+    known = entries, calls, missing, _uneven(pairs, pairing), _results(pairs), layers
+    return Plan(*known, short, lowered(reference), cast, uses=moved, made=Within(reference).makes)
 
 
 def _missing(pairs: Sequence[Pair], pairing: Pairing) -> Mapping[tuple[int, CallId], list[Entry]]:
@@ -81,6 +84,18 @@ def _missing(pairs: Sequence[Pair], pairing: Pairing) -> Mapping[tuple[int, Call
         (step, call): [entry for entry in entries if (step, call, entry.content) not in given]
         for (step, call), entries in found.items()
     }
+
+
+def _uneven(pairs: Sequence[Pair], pairing: Pairing) -> Set[tuple[int, CallId]]:
+    sizes: dict[tuple[int, CallId], tuple[list[int], list[int]]] = {}
+    for pair in pairs:
+        for side, entry in enumerate((pair.reference, pair.port)):
+            if entry is not None and entry.key.phase is Phase.FORWARD and is_input(entry.key.slot):
+                this = CallId(entry.key.layer, entry.key.call)
+                call = this if side else pairing.calls.get(this)
+                if call is not None:
+                    sizes.setdefault((entry.key.step, call), ([], []))[side].append(math.prod(entry.shape))
+    return {call for call, (ours, theirs) in sizes.items() if sorted(ours) != sorted(theirs)}
 
 
 def _results(pairs: Sequence[Pair]) -> Mapping[tuple[int, CallId], list[Pair]]:

@@ -16,7 +16,6 @@ from aligner.compare.checks import OTHER_FORM, OTHER_SHAPE, Check
 from aligner.compare.formed import Formed
 from aligner.compare.held import Held
 from aligner.compare.net import CallId, is_input
-from aligner.compare.reading import read
 from aligner.compare.reformed import Slice, several
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.record import Array, Key, Phase, Record
@@ -34,10 +33,11 @@ from aligner.replay.forms import (
     tells_other_things,
 )
 from aligner.replay.frames import Frame, Plan
-from aligner.replay.judgement import RULE, Place, judged, unexcused
+from aligner.replay.judgement import Place, judged, unexcused, without_effect
 from aligner.replay.masks import say_the_same, spread_out
 from aligner.replay.noise import Change
 from aligner.replay.overflow import Overflow
+from aligner.replay.own import Own
 from aligner.replay.precision import SHORT
 from aligner.replay.turned import Turned
 
@@ -51,9 +51,6 @@ if TYPE_CHECKING:
 
 KEPT = 96
 """Values that are kept in the dump; a port with more places wrong is another net."""
-
-EFFECT = 0.01
-"""An argument that is off by so much more than what comes of it is meant in another way."""
 
 NEARLY = 0.5
 """Relative L2 of two values that are meant to be one, with a setting wrong; of other axes it is more than 1."""
@@ -83,7 +80,7 @@ class Values:
         self.disturb: Optional[Change] = None
         self.watched: Optional[Callable[[Check, Array, str], None]] = None
         self.borders = Borders(plan.uses)
-        self.turned = Turned()
+        self.turned, self.own = Turned(), Own(plan.made)
         self.indices: set[Key] = set()
         """Whole numbers that are others than the reference's, and may count from elsewhere."""
         self.spread: set[Key] = set()
@@ -115,6 +112,7 @@ class Values:
         self._right, self.taken, self._overflow, self.odd = set(), False, Overflow(), set()
         self._told, self._said = set(), {}
         self.borders.begin()
+        self.own.begin()
 
     def checked(
         self, frame: Frame, owner: Optional[Frame], tensor: object, entry: Entry, address: Key, place: Place
@@ -134,6 +132,9 @@ class Values:
         check = judged(self.plan.coarsest(place[1]), wanted, found, place, same)
         check = replace(check, isolated=not (owner is not None and owner.loose))
         check = self._overflow.judged(check, entry, wanted, (found.dtype, self.plan.short), frame)
+        if (own := self.own.excused(check, found, frame.call)) is not None:
+            self.checks.append(own)
+            return None
         if frame.around is not None and not check.suspicious and (put := repeated(wanted, found)) is not None:
             self.checks.append(replace(check, error=0.0, reason=OTHER_FORM))
             return None if is_input(address.slot) else self._other(put, found.raw(), found.dtype)
@@ -220,7 +221,9 @@ class Values:
         check = unexcused(check, wanted, found) if blind else check
         if not check.suspicious:
             return check, False
-        if (blind or mask_like(wanted)) and self._without_effect(frame, check):
+        if (blind or mask_like(wanted)) and without_effect(
+            self.plan.results.get((self._step, CallId(frame.path, frame.number)), ()), check
+        ):
             return replace(check, error=0.0, reason=OTHER_FORM), False
         if not (blind or other_form(wanted, array, dtype)):
             return check, False
@@ -312,12 +315,6 @@ class Values:
         if check.suspicious and is_input(address.slot) and id(tensor) not in self.shared:
             self._mend(tensor, other, array)
         return other
-
-    def _without_effect(self, frame: Frame, check: Check) -> bool:
-        """Whether the free run's results agree although this argument does not: the two mean the same by it."""
-        pairs = self.plan.results.get((self._step, CallId(frame.path, frame.number)), ())
-        readings = [read(pair, RULE) for pair in pairs]
-        return bool(readings) and not any(r.over or r.severity > EFFECT * check.error for r in readings)
 
     def content(self, check: Check) -> object:
         """What tells the reference's value from others: equal where it is handed on as it is."""
