@@ -161,7 +161,8 @@ class Rerun:
         sized = [
             check
             for check in self._parent.checks
-            if check.reason == OTHER_SHAPE and (check.port.layer, check.port.call) == this and is_input(check.port.slot)
+            if check.reason == OTHER_SHAPE and not check.by_effect and is_input(check.port.slot)
+            if (check.port.layer, check.port.call) == this
         ]
         if this in self._parent.kept and not asked and not sized:
             output, counts, mark, changes = self._parent.kept[this]

@@ -113,7 +113,8 @@ class Doubts:
         for key in asked:
             errors = ({c.port: c.error for c in checks if _comes_of(c.port, key)} for checks in (before, after))
             first, second = errors
-            self.right |= {key} if first and first == second else set()
+            told = key in self._values.moved and any(0.0 < error < math.inf for error in first.values())
+            self.right |= {key} if told and first == second else set()
 
     def lent(self, asked: Set[Key], after: Sequence[Check]) -> None:
         """Those in the place of which the reference's were lent are not to blame, if a layer is wrong with these too:

@@ -77,6 +77,8 @@ class Values:
         self.instead: Mapping[Key, bool] = {}
         """Arguments in another form in the place of which this run, of which nothing is kept, hands on others: the
         reference's, or the same numbers in other places."""
+        self.moved: set[Key] = set()
+        """Those whose numbers were in other places, and that are no masks."""
         self.disturb: Optional[Change] = None
         self.watched: Optional[Callable[[Check, Array, str], None]] = None
         self.borders = Borders(plan.uses)
@@ -378,6 +380,7 @@ class Values:
         other = next((o for o in (flat[::-1], np.roll(flat, 1)) if not np.array_equal(o, flat)), None)
         if other is None:
             return None
+        self.moved |= {found.key} - self.words.keys()
         return self._adapter.from_numpy(np.ascontiguousarray(other.reshape(found.shape)), found.dtype)
 
     def _mend(self, tensor: object, other: object, array: Array) -> None:
