@@ -12,6 +12,7 @@ import numpy as np
 from aligner.adapter import Adapter
 from aligner.compare.casts import is_short
 from aligner.dtypes import DTYPES, decode
+from aligner.errors import Reason
 from aligner.fingerprint import HUGE, LARGEST, Fingerprint, fingerprint, print_of
 from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event, Site, Story, pieces
 from aligner.mending.memory import Memory
@@ -175,7 +176,11 @@ class Heard:
         return told
 
     def _read(self, tensor: object) -> _Told:
-        array, dtype = self._values.read(tensor), self._values.dtype(tensor)
+        try:
+            array, dtype = self._values.read(tensor), self._values.dtype(tensor)
+        except Reason:  # a parameter whose numbers are made when it is first used
+            mark = f"unread {len(self.story.values)}".encode()
+            return _Told(mark, None, tuple(getattr(tensor, "shape", ())), True)
         values = decode(array, dtype) if dtype in DTYPES and array.size <= LARGEST else None
         floats = values is not None and not DTYPES[dtype].exact
         rough = values is None or (floats and (is_short(dtype) or bool((np.abs(values) >= HUGE).any())))

@@ -7,6 +7,7 @@ not kept, nor what shares their memory. What is told as proved is run once more 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import BuiltinFunctionType, MethodType, ModuleType
 from typing import Any, Optional
 
@@ -96,7 +97,9 @@ class Memory(Care):
         if key is not None and keeps and made:
             self._made[key] = output, [*made, *given]
             self._held += [function, *args, *kwargs.values(), output]
-            self._bytes += sum(getattr(self.values.read(one), "nbytes", 0) for one in made)
+            for one in made:
+                with suppress(ValueError):  # it has no values to read
+                    self._bytes += int(self.values.read(one).nbytes)
         return output
 
     def keeps(self, value: object) -> bool:

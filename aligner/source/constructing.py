@@ -7,7 +7,7 @@ import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, Optional
 from weakref import WeakKeyDictionary
@@ -189,7 +189,9 @@ class Building:
     def _mark(self, value: Any) -> object:
         """What tells a value from others; None for what is no tensor, number, or list of them."""
         if self._values.holds(value):
-            return self._values.dtype(value), print_of(self._values.read(value))
+            with suppress(ValueError):  # it may have no values to read
+                return self._values.dtype(value), print_of(self._values.read(value))
+            return None
         if isinstance(value, (bool, int, float)):
             return type(value), value
         if isinstance(value, (tuple, list)):
