@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Optional, Protocol
 
 from aligner.compare.checks import Check
 from aligner.compare.net import CallId
-from aligner.record import Call, Key
+from aligner.record import Array, Call, Key
 from aligner.structure import Tensors
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ class Plan(Protocol):
     @property
     def layers(self) -> Mapping[str, str]:
         """The reference's layer by the port's."""
+
+    @property
+    def made(self) -> Callable[[CallId, Array], bool]:
+        """Whether the reference's code makes a value inside of a call of its own."""
 
     @property
     def short(self) -> Optional[str]:

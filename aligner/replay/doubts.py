@@ -93,7 +93,10 @@ class Doubts:
         for place in blamed if frame.around is not None else ():
             check = self._values.known_wrong(frame.around, self._values.checks[place])
             odd = _is_strange(check, self._values) or check.port in self._values.indices
-            self._values.checks[place] = replace(check, by_effect=odd and frame.inner)
+            whole = (
+                frame.inner or (frame.path, frame.number) in self._values.odd
+            )  # it makes its own of what it is given
+            self._values.checks[place] = replace(check, by_effect=odd and whole)
         if frame.around is None or frame.around.call is None or frame.call is None or frame.doubtful:
             return
         owner, between = frame.around.call.layer, (frame.before, frame.call.layer)

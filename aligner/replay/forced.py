@@ -133,7 +133,9 @@ class ForcedPass:
         if not asked:
             return
         self._answered |= asked
-        self._doubts.moved(asked, self.checks[known:], self._tried(step, call, known, asked, False))
+        outer = {key for key in asked if not any(key.layer.startswith(f"{other.layer}.") for other in asked)}
+        for part in (outer, asked - outer):  # what is moved inside a layer is none of its own arguments' doing
+            self._doubts.moved(part, self.checks[known:], self._tried(step, call, known, part, False))
         left = (asked & self._doubts.strange) - self._doubts.right
         if left:
             self._doubts.lent(left, self._tried(step, call, known, left, True))

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from typing import Optional
 
-from aligner.compare.checks import OTHER_FORM, Check
+from aligner.compare.checks import OTHER_FORM, OTHER_SHAPE, Check
 from aligner.compare.held import Held
 from aligner.compare.net import CallId, is_input
 from aligner.dtypes import DTYPES
 from aligner.record import Array, Key
 from aligner.replay import prints
-from aligner.replay.frames import Plan
+from aligner.replay.borders import excused
+from aligner.replay.frames import Frame, Plan
 
 Made = Callable[[CallId, Array], bool]
 """Whether the reference's code makes a value inside of a call of its own."""
@@ -52,6 +53,26 @@ class Own:
         elif value not in self._values:
             return None
         return replace(check, error=0.0, deviation=None, reason=OTHER_FORM)
+
+    def inside(self, check: Check, found: Held, frame: Frame, checks: list[Check]) -> Optional[Check]:
+        """The check of what a call hands on in another shape, where the reference's code around makes just that value:
+        it stands at another border, and so does what the call was given in another shape.
+        """
+        around = None if frame.around is None else frame.around.call
+        if check.reason != OTHER_SHAPE or is_input(check.port.slot) or around is None:
+            return None
+        if DTYPES[found.dtype].exact or not self._made(around, found.load()):
+            return None
+        for at in range(frame.first, len(checks)):
+            one = checks[at]
+            if (
+                one.suspicious
+                and one.reason == OTHER_SHAPE
+                and (one.port.layer, one.port.call) == (frame.path, frame.number)
+            ):
+                checks[at] = excused(one)
+        frame.doubtful = [at for at in frame.doubtful if checks[at].suspicious]
+        return excused(check)
 
     @staticmethod
     def asked(checks: Sequence[Check], plan: Plan) -> set[Key]:

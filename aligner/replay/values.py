@@ -134,7 +134,8 @@ class Values:
         check = judged(self.plan.coarsest(place[1]), wanted, found, place, same)
         check = replace(check, isolated=not (owner is not None and owner.loose))
         check = self._overflow.judged(check, entry, wanted, (found.dtype, self.plan.short), frame)
-        if (own := self.own.excused(check, found, frame.call)) is not None:
+        own = self.own.excused(check, found, frame.call) or self.own.inside(check, found, frame, self.checks)
+        if own is not None:
             self.checks.append(own)
             return None
         if frame.around is not None and not check.suspicious and (put := repeated(wanted, found)) is not None:
