@@ -91,7 +91,8 @@ def operated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
 
 def sliced(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
     """Slices and items of the function around this line, the nearest lines first: one further along, from the other
-    end, an item beside that of a variable number. All slices of an expression as one, then each alone.
+    end, all but as many there, an item beside that of a variable number. All slices of an expression as one, then each
+    alone.
     """
     for statement in statements(sources.text(file), line):
         for node in own(statement):
@@ -121,6 +122,10 @@ def _otherwise(part: ast.expr) -> Iterator[str]:
         if end is None or None not in ends:
             continue
         yield _from_other_side(end, said or "", form) + step
+        if form == "{}:" and isinstance(end, ast.Constant):
+            yield f":-{said}{step}"
+        elif form == ":{}" and isinstance(end, ast.UnaryOp) and isinstance(end.op, ast.USub):
+            yield f"{ast.unparse(end.operand)}:{step}"
         if not isinstance(end, ast.Constant):
             yield from (form.format(f"{said} {sign} 1") + step for sign in "+-")
 

@@ -136,9 +136,12 @@ class ForcedPass:
         outer = {key for key in asked if not any(key.layer.startswith(f"{other.layer}.") for other in asked)}
         for part in (outer, asked - outer):  # what is moved inside a layer is none of its own arguments' doing
             self._doubts.moved(part, self.checks[known:], self._tried(step, call, known, part, False))
+        heard = self.values.own.heard
+        self._doubts.right |= {key for key in asked if heard.get(key)}
         left = (asked & self._doubts.strange) - self._doubts.right
         if left:
-            self._doubts.lent(left, self._tried(step, call, known, left, True))
+            after = self._tried(step, call, known, left, True)
+            self._doubts.lent({key for key in left if after or heard.get(key) is not False}, after)
         if asked & self._doubts.right:
             del self.checks[known:]
             self._held_run(step, call)

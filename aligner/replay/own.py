@@ -33,6 +33,8 @@ class Own:
         self.apart: set[Key] = set()
         """Those that are right in neither reading, of calls that get more or fewer than the reference's: what their
         layers make of them comes of that."""
+        self.heard: dict[Key, bool] = {}
+        """Of numbers with a point in another form whether the reference's code makes them anywhere."""
         self._made = made
         self._heard: set[Key] = set()
         self._values: set[prints.Print] = set()
@@ -53,6 +55,11 @@ class Own:
         elif value not in self._values:
             return None
         return replace(check, error=0.0, deviation=None, reason=OTHER_FORM)
+
+    def look(self, found: Held) -> None:
+        """See whether the reference's code makes an argument in another form anywhere."""
+        if not DTYPES[found.dtype].exact and found.key not in self.heard:
+            self.heard[found.key] = self._made(CallId("", 0), found.load())
 
     def inside(self, check: Check, found: Held, frame: Frame, checks: list[Check]) -> Optional[Check]:
         """The check of what a call hands on in another shape, where the reference's code around makes just that value:

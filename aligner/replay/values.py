@@ -375,6 +375,7 @@ class Values:
 
     def _instead(self, wanted: Held, found: Held) -> Optional[object]:
         """What is handed on in the place of an argument in another form; None for what it is."""
+        self.own.look(found)
         if self.instead[found.key]:
             return self._other(wanted, found.raw(), found.dtype, as_it_is=True)
         flat = found.raw().reshape(-1)

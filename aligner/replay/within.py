@@ -26,7 +26,7 @@ class Within:
         self._known: dict[str, list[Prints]] = {}
 
     def makes(self, call: CallId, array: Array) -> bool:
-        """Whether a value is made in this layer, or in one inside it."""
+        """Whether a value is made in this layer, or in one inside it; "" is the net, which has all."""
         value = fingerprint(array)
         if value is None or array.size < LEAST or array.min() == array.max():
             return False
@@ -37,6 +37,6 @@ class Within:
             found = self._known[layer] = []
             for name, facts in self._trails:
                 with suppress(LookupError, TypeError, ValueError):
-                    if f"{name}.".startswith(f"{layer}."):
+                    if not layer or f"{name}.".startswith(f"{layer}."):
                         found.append(Prints(Trail.parsed(facts).values))
         return self._known[layer]

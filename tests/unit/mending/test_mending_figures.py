@@ -62,6 +62,8 @@ def test_other_signs(tmp_path, line, others):
 @pytest.mark.parametrize(
     ("line", "others"),
     [
+        ("x[:, :, 1:]", ["x[:, :, :-1]"]),
+        ("x[:-1] + y", ["x[1:] + y"]),
         ("x[2:4]", ["x[3:5]", "x[1:3]"]),
         ("x[:, i]", ["x[:, i + 1]", "x[:, i - 1]"]),
         ("x[:, a - h:, b - w:]", ["x[:, :h, :w]", "x[:, :h, b - w:]"]),
