@@ -17,7 +17,7 @@ from aligner.mending.constants import reordered
 from aligner.mending.dropped import dropped
 from aligner.mending.events import HELPER, Event, Site
 from aligner.mending.figures import counted, operated, rounded, sliced, valued
-from aligner.mending.halves import paired
+from aligner.mending.halves import paired, spread
 from aligner.mending.matching import Matching
 from aligner.mending.regrouped import regrouped, unturned
 from aligner.mending.results import kept
@@ -231,7 +231,7 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
             for late, edits in enumerate(itertools.islice(repeated(self._sources, site.file, site.line), MOVED)):
                 yield Candidate(EXCHANGE + 0.1 * late, edits, MISSING, (), 9)
-            for split in (unturned, paired, regrouped):
+            for split in (unturned, spread, paired, regrouped):
                 for late, edits in enumerate(itertools.islice(split(self._sources, site.file, site.line), SWAPPED)):
                     yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
             for late, edits in enumerate(itertools.islice(kept(self._sources, site.file, site.line), SWAPPED)):

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Optional
 
+from aligner.mending.halves import worked_on
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import bound, own, statements
 from aligner.source.written import modules, parsed
@@ -24,7 +25,8 @@ def dropped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
         if _changes(one) and id(one) in after and id(after[id(one)]) in inside:
             yield (Edit(file, sources.span(file, one)[0], sources.span(file, after[id(one)])[0], ""),)
         for node in own(one):
-            kept = [node.left, node.right] if isinstance(node, ast.BinOp) else [_worked_on(node, modules(text))]
+            kept: list[Optional[ast.expr]] = [node.left, node.right] if isinstance(node, ast.BinOp) else []
+            kept += [worked_on(node, modules(text))[0]] if isinstance(node, ast.Call) else []
             for part in kept:
                 if part is not None and not isinstance(part, (ast.Constant, ast.Starred, ast.List, ast.Tuple)):
                     start, end = sources.span(file, node)
@@ -52,15 +54,3 @@ def _changes(statement: ast.stmt) -> bool:
         return False
     name = statement.targets[0].id
     return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(statement.value))
-
-
-def _worked_on(node: ast.AST, imported: frozenset[str]) -> Optional[ast.expr]:
-    """x of x.f(...) and of f(x, ...)."""
-    if not isinstance(node, ast.Call):
-        return None
-    owner: Optional[ast.expr] = node.func.value if isinstance(node.func, ast.Attribute) else None
-    root = owner
-    while isinstance(root, ast.Attribute):
-        root = root.value
-    is_function = owner is None or (isinstance(root, ast.Name) and root.id in (*imported, "self"))
-    return owner if not is_function else node.args[0] if node.args else None

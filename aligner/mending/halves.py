@@ -1,4 +1,6 @@
-"""Two halves of an axis as every other of its elements, and the other way round: gates, rotations, fused weights."""
+"""Two halves of an axis as every other of its elements, and the other way round: gates, rotations, fused weights. What
+is repeated as a whole, element by element.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,8 @@ CUTTING, SEEING = ("chunk", "split", "tensor_split"), ("reshape", "view")
 
 JOINING, STACKING = ("cat", "concat", "concatenate"), "stack"
 
+TILING, REPEATING, RANKS = ("tile", "repeat"), "repeat_interleave", (3, 4, 5)
+
 EVEN, ODD = ("0::2", "::2"), "1::2"
 
 
@@ -28,6 +32,58 @@ def paired(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]
     yield from ((*cut, *join) for cut in cuts for join in joins)
     yield from cuts
     yield from joins
+
+
+def spread(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """In the function around a line: tile(x, (1, n, 1)) as repeat_interleave(x, n, 1), and the other way round; all of
+    them at once, then each.
+    """
+    found = [[*_repeated(sources, file, node)] for node in _nodes(sources.text(file), line)]
+    found = [ways for ways in found if ways]
+    for way in range(max(map(len, found), default=0)):
+        edits = [ways[way] for ways in found if way < len(ways)]
+        yield from [tuple(edits)] * (len(edits) > 1)
+        yield from ((edit,) for edit in edits)
+
+
+def _repeated(sources: Sources, file: str, node: ast.AST) -> Iterator[Edit]:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return
+    owner, given = worked_on(node, modules(sources.text(file)))
+    if owner is None or not given:
+        return
+    prefix = "" if owner is node.func.value else sources.words(file, node.func.value) + "."
+    base, span = sources.words(file, owner), sources.span(file, node)
+    if node.func.attr in TILING:
+        sizes = list(given[0].elts) if isinstance(given[0], (ast.Tuple, ast.List)) else given
+        more = [(at, one) for at, one in enumerate(sizes) if whole_number(one) != 1]
+        if len(more) == 1:
+            at, times = more[0][0], sources.words(file, more[0][1])
+            axis = at - len(sizes) if at == len(sizes) - 1 else at
+            inside = f"{base}, {times}, {axis}" if prefix else f"{times}, {axis}"
+            yield Edit(file, *span, f"{prefix or base + '.'}{REPEATING}({inside})")
+    elif node.func.attr == REPEATING:
+        axes = [*given[1:2], *(one.value for one in node.keywords if one.arg in ("axis", "dim"))]
+        axis = whole_number(axes[0]) if axes else None
+        times = sources.words(file, given[0])
+        if axis is not None:
+            for rank in RANKS if axis >= 0 else (-axis,):
+                ones = ["1"] * rank
+                if axis < rank:
+                    ones[axis] = times
+                    text = f"({times},)" if rank == 1 else f"({', '.join(ones)})"
+                    yield Edit(file, *span, f"{prefix or base + '.'}{TILING[0]}({base + ', ' if prefix else ''}{text})")
+
+
+def worked_on(call: ast.Call, imported: frozenset[str]) -> tuple[Optional[ast.expr], list[ast.expr]]:
+    """x of x.f(...) and of f(x, ...), and what else is given without a name."""
+    owner: Optional[ast.expr] = call.func.value if isinstance(call.func, ast.Attribute) else None
+    root = owner
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    if owner is None or (isinstance(root, ast.Name) and root.id in (*imported, "self")):
+        return (call.args[0], call.args[1:]) if call.args else (None, [])
+    return owner, list(call.args)
 
 
 def _chunks(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
@@ -47,16 +103,10 @@ def _cut(call: ast.Call, imported: frozenset[str]) -> Optional[tuple[ast.expr, i
     """What is cut in parts, and along which axis."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in CUTTING:
         return None
-    owner, given = call.func.value, list(call.args)
-    root = owner
-    while isinstance(root, ast.Attribute):
-        root = root.value
-    if isinstance(root, ast.Name) and root.id in imported and given:
-        owner, given = given[0], given[1:]
+    owner, given = worked_on(call, imported)
     axes = [*given[1:2], *(one.value for one in call.keywords if one.arg in ("axis", "dim"))]
     axis = whole_number(axes[0]) if axes else 0
-    plain = isinstance(owner, (ast.Name, ast.Attribute))
-    return (owner, axis) if plain and axis is not None else None
+    return (owner, axis) if isinstance(owner, (ast.Name, ast.Attribute)) and axis is not None else None
 
 
 def _slices(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:

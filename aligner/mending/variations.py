@@ -186,7 +186,7 @@ def _nested(text: str, line: int) -> Sequence[tuple[ast.stmt, ast.Call, str]]:
 def drawn_in(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
     """y = f(x), then z = g(y) + y as z = g(f(x)) + x: what is added is what there was before. The last ones first."""
     for statement, target, call, first, use in _used_twice(sources.text(file), line):
-        said, after = sources.words(file, call), sources.span(file, use)
+        said, after = bound(sources, file, call), sources.span(file, use)
         start, end = sources.span(file, statement)
         if target == first:
             last = sources.text(file).find("\n", end) + 1
@@ -198,20 +198,24 @@ def drawn_in(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
 
 
 @lru_cache(maxsize=64)
-def _used_twice(text: str, line: int) -> Sequence[tuple[ast.stmt, str, ast.Call, str, ast.Name]]:
-    """Calls that are given a variable and get a name, and each use of that in the next statement."""
-    found: list[tuple[ast.stmt, str, ast.Call, str, ast.Name]] = []
+def _used_twice(text: str, line: int) -> Sequence[tuple[ast.stmt, str, ast.expr, str, ast.Name]]:
+    """Calls that are given a variable and get a name, or what gives a variable another value of its own, and each use
+    of that in the next statement.
+    """
+    found: list[tuple[ast.stmt, str, ast.expr, str, ast.Name]] = []
     for node in ast.walk(parsed(text)):
         if not isinstance(node, (ast.FunctionDef, ast.For)) or not node.lineno < line <= (node.end_lineno or 0):
             continue
         for one, other in zip(node.body, node.body[1:]):
             if one.lineno > line or other.lineno != (one.end_lineno or 0) + 1 or not isinstance(one, ast.Assign):
                 continue
-            target, call = one.targets[0], one.value
-            first = call.args[0] if isinstance(call, ast.Call) and call.args else None
-            if isinstance(call, ast.Call) and isinstance(target, ast.Name) and isinstance(first, ast.Name):
+            target, value = one.targets[0], one.value
+            first = value.args[0] if isinstance(value, ast.Call) and value.args else None
+            named = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
+            if isinstance(target, ast.Name) and (isinstance(first, ast.Name) or target.id in named):
+                name = target.id if target.id in named or not isinstance(first, ast.Name) else first.id
                 uses = (each for each in own(other) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
-                found += [(one, target.id, call, first.id, each) for each in uses if each.id == target.id]
+                found += [(one, target.id, value, name, each) for each in uses if each.id == target.id]
     return sorted(found, key=lambda each: -each[0].lineno)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligner.mending.halves import paired
+from aligner.mending.halves import paired, spread
 from aligner.mending.sources import Sources
 
 NET = """
@@ -55,3 +55,23 @@ def said(folder, line) -> list[str]:
     file.write_text(NET.format(line), encoding="utf-8")
     sources = Sources({})
     return [sources.edited(edits).text(str(file)) for edits in paired(sources, str(file), 7)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("y = ops.tile(x, (1, n, 1, 1))", "y = ops.repeat_interleave(x, n, 1)"),
+        ("y = x.repeat(1, 1, 2)", "y = x.repeat_interleave(2, -1)"),
+        ("y = mint.repeat_interleave(x, n // 2, dim=1)", "y = mint.tile(x, (1, n // 2, 1, 1))"),
+        ("y = x.repeat_interleave(2, -1)", "y = x.tile((2,))"),
+        (
+            "y = mint.tile(x, (1, 2)), mint.tile(n, (2, 1))",
+            "y = mint.repeat_interleave(x, 2, -1), mint.repeat_interleave(n, 2, 0)",
+        ),
+    ],
+)
+def test_what_is_repeated_as_a_whole_is_repeated_one_by_one(tmp_path, wrong, right):
+    file = tmp_path / "net.py"
+    file.write_text(NET.format(wrong), encoding="utf-8")
+    found = [Sources({}).edited(edits).text(str(file)) for edits in spread(Sources({}), str(file), 7)]
+    assert NET.format(right) in found
