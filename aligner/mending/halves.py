@@ -59,8 +59,8 @@ def _repeated(sources: Sources, file: str, node: ast.AST) -> Iterator[Edit]:
         more = [(at, one) for at, one in enumerate(sizes) if whole_number(one) != 1]
         if len(more) == 1:
             at, times = more[0][0], sources.words(file, more[0][1])
-            axis = at - len(sizes) if at == len(sizes) - 1 else at
-            inside = f"{base}, {times}, {axis}" if prefix else f"{times}, {axis}"
+            last = at == len(sizes) - 1
+            inside = f"{base}, {times}, {-1 if last else at}" if prefix else f"{times}, {-1 if last else at}"
             yield Edit(file, *span, f"{prefix or base + '.'}{REPEATING}({inside})")
     elif node.func.attr == REPEATING:
         axes = [*given[1:2], *(one.value for one in node.keywords if one.arg in ("axis", "dim"))]
