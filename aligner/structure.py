@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Optional
 
 IsTensor = Callable[[object], bool]
 Tensors = list[tuple[str, object]]
@@ -85,11 +85,39 @@ def _plain_key(key: object) -> object:
     return key if isinstance(key, (str, int)) else str(key)
 
 
-def rebuild(structure: Any, tensor: Callable[[str], object]) -> object:
-    """The value again, with `tensor(slot)` in the tensors' places; named tuples and dataclasses come back as tuples.
+def opaque(args: tuple[object, ...], kwargs: Mapping[str, object], is_tensor: IsTensor) -> list[object]:
+    """The opaque ones among arguments, in the order of their structure."""
+    found: list[object] = []
+
+    def look(value: object, around: tuple[object, ...]) -> None:
+        told = _flatten(value, "", is_tensor, [], around)
+        if isinstance(told, dict) and "opaque" in told:
+            found.append(value)
+            return
+        fields = getattr(value, "_fields", ()) if isinstance(value, tuple) else ()
+        if isinstance(value, Mapping):
+            items: Iterable[object] = value.values()
+        elif isinstance(value, (tuple, list)):
+            items = [getattr(value, name) for name in fields] if fields else value
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            items = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+        else:
+            return
+        for item in items:
+            look(item, (*around, value))
+
+    for value in (*args, *kwargs.values()):
+        if not is_tensor(value):
+            look(value, ())
+    return found
+
+
+def rebuild(structure: Any, tensor: Callable[[str], object], objects: Optional[Iterator[object]] = None) -> object:
+    """The value again, with `tensor(slot)` in the tensors' places and the next of the `objects` in those of opaque
+    values; named tuples and dataclasses come back as tuples.
 
     Raises:
-        LookupError: at an opaque value, which no dump can give back; the message is its class name.
+        LookupError: at an opaque value for which there is none; the message is its class name.
     """
     if "tensor" in structure:
         return tensor(structure["tensor"])
@@ -98,20 +126,26 @@ def rebuild(structure: Any, tensor: Callable[[str], object]) -> object:
     if "value" in structure:
         return structure["value"]
     if "list" in structure:
-        return [rebuild(item, tensor) for item in structure["list"]]
+        return [rebuild(item, tensor, objects) for item in structure["list"]]
     if "tuple" in structure:
-        return tuple(rebuild(item, tensor) for item in structure["tuple"])
+        return tuple(rebuild(item, tensor, objects) for item in structure["tuple"])
     if "dict" in structure:
-        return {key: rebuild(item, tensor) for key, item in structure["dict"]}
+        return {key: rebuild(item, tensor, objects) for key, item in structure["dict"]}
     if "fields" in structure:
-        return tuple(rebuild(item, tensor) for _, item in structure["fields"])
-    raise LookupError(str(structure.get("opaque", structure)))
+        return tuple(rebuild(item, tensor, objects) for _, item in structure["fields"])
+    known = next(objects, None) if objects is not None and "opaque" in structure else None
+    if known is None:
+        raise LookupError(str(structure.get("opaque", structure)))
+    return known
 
 
-def rebuild_arguments(structure: Any, tensor: Callable[[str], object]) -> tuple[tuple[object, ...], dict[str, object]]:
-    """The arguments of a call: what `flatten_arguments` took apart."""
-    args = tuple(rebuild(item, tensor) for item in structure["args"])
-    return args, {name: rebuild(item, tensor) for name, item in structure.get("kwargs", [])}
+def rebuild_arguments(
+    structure: Any, tensor: Callable[[str], object], given: Iterable[object] = ()
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """The arguments of a call: what `flatten_arguments` took apart; `given` are its objects, None for what is lost."""
+    objects = iter(given)
+    args = tuple(rebuild(item, tensor, objects) for item in structure["args"])
+    return args, {name: rebuild(item, tensor, objects) for name, item in structure.get("kwargs", [])}
 
 
 def substitute_arguments(

@@ -29,6 +29,7 @@ from aligner.replay.forms import laid, laid_out
 from aligner.replay.frames import Plan
 from aligner.replay.judgement import as_entry, judged
 from aligner.replay.masks import hides_as_before, is_additive, say_the_same
+from aligner.replay.objects import copied
 from aligner.source.owning import is_own
 from aligner.structure import Tensors, flatten_result, rebuild_arguments
 
@@ -69,7 +70,11 @@ class Alone:
         Raises:
             LookupError: an argument of it is in no dump.
         """
-        return rebuild_arguments(call.inputs, lambda slot: self._argument(call, slot, None))
+        return self._rebuilt(call, lambda slot: self._argument(call, slot, None))
+
+    def _rebuilt(self, call: Call, tensor: Callable[[str], object]) -> tuple[tuple[object, ...], dict[str, object]]:
+        objects = self.plan.objects.get((call.step, CallId(call.layer, call.number)), ())
+        return rebuild_arguments(call.inputs, tensor, (copied(one, self._adapter.is_tensor) for one in objects))
 
     def before(self, call: Call) -> Mapping[str, int]:
         """How often each layer had run in its step when this call began."""
@@ -167,7 +172,7 @@ class Alone:
         """
         call = self._calls[check.port.step, check.port.layer, check.port.call]
         copy = self._changed(call.layer, check.key.layer, suspect, dtype)
-        args, kwargs = rebuild_arguments(call.inputs, lambda slot: self._argument(call, slot, dtype, check.axes))
+        args, kwargs = self._rebuilt(call, lambda slot: self._argument(call, slot, dtype, check.axes))
         if added is not None:
             args, kwargs = self._with(args, kwargs, added)
         output = self._run(copy, args, kwargs)
@@ -206,7 +211,7 @@ class Alone:
         """
         around = self.parent(check)
         copy = self._changed(around.layer, check.owner, suspect, dtype)
-        args, kwargs = rebuild_arguments(around.inputs, lambda slot: self._wide(around, slot, dtype, given))
+        args, kwargs = self._rebuilt(around, lambda slot: self._wide(around, slot, dtype, given))
         before = numbers_before(self._calls.values(), around)
         code = Code(self._adapter, self.plan, copy, around, before, given, self._single)
         made = code.value(check, lambda: self._run(copy, args, kwargs))
@@ -224,7 +229,7 @@ class Alone:
         def run(step: int) -> None:
             for call in sorted(self._calls.values(), key=lambda call: call.first):
                 if (call.step, call.layer) == (step, ""):
-                    args, kwargs = rebuild_arguments(call.inputs, partial(self._wide, call, dtype=dtype, given=dtype))
+                    args, kwargs = self._rebuilt(call, partial(self._wide, call, dtype=dtype, given=dtype))
                     self._run(copy, args, kwargs)
 
         return copy, run

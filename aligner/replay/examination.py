@@ -105,7 +105,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
                 forced.values.settle, forced.values.unheard = code.settle, code.unheard
                 for step in subject.steps:
                     forced.run(step, lambda step=step: subject.run(step))  # type: ignore[misc]  # bound now
-            plan = forced.plan
+            plan = replace(forced.plan, objects=forced.objects.known)
             checks = _explained(subject, path, plan, forced)
         checks = _cast(checks, subject, path, plan)
         checks = _rounded(checks, path, plan, _lonely(subject, port, plan), subject.reference)

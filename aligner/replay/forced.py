@@ -32,6 +32,7 @@ from aligner.replay.frames import Frame, Plan
 from aligner.replay.handed import LEAST_PARTS, in_effect, in_one_piece, shape_of, takes_more
 from aligner.replay.judgement import Place, wrong_places
 from aligner.replay.noise import Change
+from aligner.replay.objects import Objects
 from aligner.replay.values import Values
 from aligner.replay.written import Written
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
@@ -75,6 +76,7 @@ class ForcedPass:
         self._trusted: set[Key] = set()
         """Values that have gone for right at another border, and rightly: held, no less would be wrong."""
         self._doubts = Doubts(self.values)
+        self.objects = Objects(adapter.is_tensor)
         self._answered: set[Key] = set()
         """Those of them of which it is known."""
 
@@ -319,6 +321,7 @@ class ForcedPass:
             around.inner = True
             frame.before = around.last
             place = ("glue", around.call.layer if around.call else "", (around.last, frame.call.layer))
+        self.objects.keep(self._step, CallId(path, number), args, kwargs)
         frame.joined = self._joined(frame, found)
         frame.own = [shape_of(tensor) for slot, tensor in found if not self._has_counterpart(frame, slot)]
         others = self._replaced(frame, around, found, place)

@@ -50,6 +50,8 @@ class Plan:
     orders: Mapping[Key, Axes] = field(default_factory=dict)
     """By the port's address: the order of axes in which it has the reference's value, where that was seen."""
 
+    objects: Mapping[tuple[int, CallId], Sequence[object]] = field(default_factory=dict)
+    """What calls of the port were given that is neither a value nor a list of some, by step; None for what is lost."""
     made: Callable[[CallId, Array], bool] = lambda call, array: False
     """Whether the reference's code makes a value inside of a call of its own."""
 

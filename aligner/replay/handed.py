@@ -61,20 +61,24 @@ def in_one_piece(missing: Sequence[Entry], given: Iterable[tuple[Array, str]]) -
 
 def takes_more(function: Any, given: tuple[tuple[object, ...], Mapping[str, object]], structure: object) -> bool:
     """Whether a call of this function leaves something open: a parameter that it has a value of its own for, None among
-    what is given, an object that nobody looks into. Else nothing that it takes was forgotten."""
+    what is given. Else nothing that it takes was forgotten. What an object that nobody looks into holds is not known.
+    """
+    if "opaque" in _gaps(structure):
+        return False
     try:
         parameters = [*inspect.signature(function).parameters.values()]
         bound = inspect.signature(function).bind(*given[0], **given[1]).arguments
     except (TypeError, ValueError):
         return True
     anything = any(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
-    return anything or any(one.name not in bound for one in parameters) or _has_gaps(structure)
+    return anything or any(one.name not in bound for one in parameters) or "none" in _gaps(structure)
 
 
-def _has_gaps(structure: object) -> bool:
+def _gaps(structure: object) -> set[str]:
+    """Words for what is given and is no value."""
     if isinstance(structure, Mapping):
-        return bool({"none", "opaque"} & {*structure}) or any(map(_has_gaps, structure.values()))
-    return isinstance(structure, list) and any(map(_has_gaps, structure))
+        return ({"none", "opaque"} & {*structure}).union(*map(_gaps, structure.values()))
+    return set[str]().union(*map(_gaps, structure)) if isinstance(structure, list) else set()
 
 
 def lacking(missing: Sequence[Entry], own: Sequence[tuple[int, ...]]) -> Sequence[Entry]:

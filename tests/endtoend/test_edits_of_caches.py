@@ -80,3 +80,92 @@ def test_a_mistake_beside_a_cache_has_its_edit(tmp_path, capsys, mistake):
     assert all(one["edit"] is not None and one["edit"]["confirmed"] for one in told)
     assert len({str(one["edit"]["lines"]) for one in told}) == 1  # what it writes and what it hands on are one mistake
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+TUPLES = """
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.q, self.kv, self.o, self.layer = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8), layer
+
+    def forward(self, x, cache):
+        q = self.q(x).unflatten(-1, (4, 4)).transpose(1, 2)
+        k, v = (one.unflatten(-1, (2, 4)).transpose(1, 2) for one in self.kv(x).chunk(2, -1))
+        k, v = self.appended(cache, k, v)
+        k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+        return self.o((q @ k.transpose(-1, -2)).softmax(-1).matmul(v).transpose(1, 2).flatten(2))
+
+    def appended(self, cache, k, v):
+        if cache[self.layer] is not None:
+            k, v = (torch.cat(pair, 2) for pair in zip(cache[self.layer], (k, v)))
+        cache[self.layer] = k, v
+        return k, v
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(17, 8), nn.Linear(8, 17)
+        self.layers = nn.ModuleList([Attention(n) for n in range(2)])
+
+    def forward(self, tokens):
+        cache, made = [None, None], []
+        for step in range(3):
+            x = self.words(tokens)
+            for layer in self.layers:
+                x = x + layer(x, cache)
+            made.append(self.head(x[:, -1]))
+            tokens = made[-1].argmax(-1, keepdim=True)
+        return torch.stack(made, 1)
+
+
+def build():
+    torch.manual_seed(8)
+    return Net().eval(), (torch.randint(0, 17, (3, 5)),)
+"""
+OBJECT = (
+    ("k, v = self.appended(cache, k, v)", "k, v = cache.appended(self.layer, k, v)"),
+    (
+        """class Net(nn""",
+        """class Cache:
+    def __init__(self, size):
+        self.seen, self.name = [None] * size, "keys and values"
+
+    def appended(self, layer, k, v):
+        if self.seen[layer] is not None:
+            k, v = (torch.cat(pair, 2) for pair in zip(self.seen[layer], (k, v)))
+        self.seen[layer] = k, v
+        return k, v
+
+
+class Net(nn""",
+    ),
+    ("cache, made = [None, None], []", "cache, made = Cache(2), []"),
+)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        (
+            "k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)",
+            "k, v = k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1)",
+        ),
+        ("k, v = (one.unflatten", "v, k = (one.unflatten"),
+    ],
+)
+def test_a_mistake_beside_a_cache_that_is_an_object_is_one_origin_with_its_edit(tmp_path, capsys, mistake):
+    text = TUPLES
+    for pair in (*OBJECT, mistake):
+        assert text.count(pair[0]) == 1
+        text = text.replace(*pair)
+    (tmp_path / "ref.py").write_text(TUPLES, encoding="utf-8")
+    (tmp_path / "port.py").write_text(text, encoding="utf-8")
+    told = answer(tmp_path, capsys)["origins"]
+    assert {one["layer"] for one in told} <= {"layers.0", "layers.1"}
+    assert all(one["edit"] is not None and one["edit"]["confirmed"] for one in told)
+    assert is_right_with_the_patch(tmp_path, capsys)
