@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
-from aligner.compare.checks import OTHER_SHAPE, Check
+from aligner.compare.checks import OTHER_FORM, OTHER_SHAPE, Check
 from aligner.compare.net import CallId, is_input
 from aligner.dtypes import DTYPES, decode
 from aligner.effects import Change, Effects, repeated
-from aligner.fingerprint import print_of
+from aligner.fingerprint import apart, fingerprint, print_of
 from aligner.mending.events import RETURN, Event
 from aligner.mending.heard import Heard
 from aligner.mending.memory import Arguments
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 KEPT = 64 << 20
 """Bytes of what layers hand on that are kept from one run to the next."""
+
+SAME = 1e-5
+"""Fingerprints of a value that edits leave as it is are as near."""
 
 Vain = Callable[[Key, float], bool]
 """Of a value and how far it is off: whether an edit that makes it is none."""
@@ -228,8 +231,21 @@ class Rerun:
                 if isinstance(self._listener, Heard):
                     self.found[key] = self._listener.number(tensors[key.slot])
                     self.at[key] = len(self._listener.story.events), self._user(this)
-                if not check.by_effect:
+                if check.reason == OTHER_FORM:
+                    self._note(key, self._changed(key, tensors[key.slot]))
+                elif not check.by_effect:
                     self._note(key, self._ground.off(check, tensors[key.slot]))
+
+    def _changed(self, key: Key, tensor: object) -> float:
+        """Of a value that is right in a form of its own: whether edits make it another one."""
+        word = self._adapter.dtype(tensor)
+        value = fingerprint(decode(self._adapter.to_numpy(tensor), word)) if word in DTYPES else None
+        if not self._edited:
+            self._parent.forms[key] = value
+        known = self._parent.forms.get(key)
+        if known is None or (value is not None and value.size == known.size and apart(known, value) <= SAME):
+            return 0.0
+        return math.inf
 
     def _look_at_effect(self, this: CallId, asked: Sequence[Check], found: Tensors) -> None:
         """How far off what a call makes of arguments is."""

@@ -16,6 +16,7 @@ from aligner.adapter import Adapter
 from aligner.compare.checks import Check
 from aligner.compare.net import CallId
 from aligner.effects import Change, Effects
+from aligner.fingerprint import Fingerprint
 from aligner.mending.care import Care
 from aligner.mending.ground import Ground
 from aligner.mending.heard import Deaf, Heard
@@ -115,6 +116,8 @@ class Parent:
         """What layers handed on, what tells whether it is that still, and what they changed in what they were given."""
         self.changing: set[CallId] = set()
         """Calls that hand on what the code writes into."""
+        self.forms: dict[Key, Optional[Fingerprint]] = {}
+        """Values in a form of the port's own, as its code makes them without edits."""
         self.bytes = 0
         self.given: dict[CallId, object] = {}
         """What the port's own code gives to the layers that it calls."""

@@ -64,9 +64,6 @@ LESS, FAR = 0.6, 100.0
 ALIKE = 2.0
 """What it costs to change a line that stands in the reference's code as it is."""
 
-FORMS = (OTHER_BORDER, OTHER_FORM)
-"""Reasons of checks that say no more than that the value has another form, or is another one."""
-
 
 class ByFramework(NamedTuple):
     """A wrong value, and the framework's operation that makes it."""
@@ -349,9 +346,12 @@ def _limit(check: Check) -> float:
 
 
 def wrong_of(checks: Iterable[Check], errors: Mapping[Key, float]) -> list[Check]:
-    """Values that are off, and those that were not made."""
+    """Values that are off, and those that were not made; of those in a form of their own what edits made another."""
     return [
-        check for check in checks if check.reason not in FORMS and not errors.get(check.port, math.inf) <= _limit(check)
+        check
+        for check in checks
+        if check.reason != OTHER_BORDER
+        if not errors.get(check.port, 0.0 if check.reason == OTHER_FORM else math.inf) <= _limit(check)
     ]
 
 

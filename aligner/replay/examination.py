@@ -105,7 +105,8 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
                 forced.values.settle, forced.values.unheard = code.settle, code.unheard
                 for step in subject.steps:
                     forced.run(step, lambda step=step: subject.run(step))  # type: ignore[misc]  # bound now
-            plan = replace(forced.plan, objects=forced.objects.known)
+            known = [check.port for check in forced.checks if check.fails]
+            plan = replace(forced.plan, objects=forced.objects.trusted(port.calls, known))
             checks = _explained(subject, path, plan, forced)
         checks = _cast(checks, subject, path, plan)
         checks = _rounded(checks, path, plan, _lonely(subject, port, plan), subject.reference)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -51,12 +52,10 @@ def say_the_same(wanted: Held, array: Array, dtype: str) -> bool:
     if not one.size or not other.size:
         return False
     if is_additive(one) or is_additive(other):
-        sides = _hidden(one), _hidden(other)
-        if sides[0] is None or sides[1] is None:
-            return False
-        one, other = sides[0], sides[1]
-    cores = _cores(one, other)
-    return cores is not None and bool(np.array_equal(*cores))
+        pairs = [(first, second) for first in _hidden(one) for second in _hidden(other)]
+    else:
+        pairs = [(one, other)]
+    return any((cores := _cores(*pair)) is not None and np.array_equal(*cores) for pair in pairs)
 
 
 def hides_as_before(wanted: Held, own: Array, found: Array) -> bool:
@@ -77,14 +76,15 @@ def _numbers(mask: Array) -> Numbers:
     return mask
 
 
-def _hidden(mask: Numbers) -> Optional[Truths]:
-    """Where a mask hides; None where it does not tell."""
+def _hidden(mask: Numbers) -> Sequence[Truths]:
+    """Where a mask hides; both readings where each hides some row as a whole, none where it does not tell."""
     if (mask <= -HIDDEN).any():
-        return np.asarray(mask <= -HIDDEN)
+        return [np.asarray(mask <= -HIDDEN)]
     if np.unique(mask).size != TWO:
-        return None
-    readings = [side for side in (mask == mask.min(), mask == mask.max()) if not side.all(axis=-1).any()]
-    return readings[0] if len(readings) == 1 else None
+        return []
+    both = [np.asarray(mask == mask.min()), np.asarray(mask == mask.max())]
+    readings = [side for side in both if not side.all(axis=-1).any()]
+    return [] if len(readings) == TWO else readings or both
 
 
 def _cores(one: Numbers, other: Numbers) -> Optional[tuple[Numbers, Numbers]]:

@@ -1,16 +1,17 @@
 """Objects of a program's own that calls are given, as they were then: a cache before anything is in it.
 
-What the code of a layer has put into one may be wrong when it is called again, so tensors are kept for first calls
-only: then others have put them there.
+What the code of a layer has put into one may be wrong when it is called again: with tensors they are kept for the first
+call, when others have put them there, and for the second, if nothing was wrong before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Optional
 
 from aligner.compare.net import CallId
+from aligner.record import Call, Key
 from aligner.structure import opaque
 
 MOST = 1000
@@ -23,19 +24,32 @@ Lost = LookupError
 
 
 class Objects:
-    """Those of the calls of a port."""
+    """Those of the calls of a port, by step and call in the order of the arguments; None for what is lost."""
 
     def __init__(self, is_tensor: Callable[[object], bool]) -> None:
-        self.known: dict[tuple[int, CallId], list[object]] = {}
-        """By step and call, in the order of the arguments; None for what is lost."""
+        self._known: dict[tuple[int, CallId], list[object]] = {}
+        self._grown: set[tuple[int, CallId]] = set()
+        """Second calls that are given some with tensors."""
         self._is_tensor = is_tensor
 
     def keep(self, step: int, call: CallId, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """A call begins."""
         found = opaque(args, kwargs, self._is_tensor)
-        if found and (step, call) not in self.known:
-            tensors = TENSORS if call.number == 0 else 0
-            self.known[step, call] = [copied(one, self._is_tensor, tensors) for one in found]
+        if not found or (step, call) in self._known:
+            return
+        plain = [copied(one, self._is_tensor, 0) for one in found]
+        if None in plain and call.number <= 1:
+            self._grown |= {(step, call)} if call.number else set()
+            plain = [copied(one, self._is_tensor) for one in found]
+        self._known[step, call] = plain
+
+    def trusted(self, calls: Iterable[Call], wrong: Iterable[Key]) -> Mapping[tuple[int, CallId], Sequence[object]]:
+        """Without those that may be wrong, as values of the port's are wrong that were made before."""
+        order = {(call.step, CallId(call.layer, call.number)): call.first for call in calls}
+        places = [order.get((key.step, CallId(key.layer, key.call)), 0) for key in wrong]
+        first = min(places, default=max(order.values(), default=0))
+        stale = {call for call in self._grown if order.get(call, 0) > first}
+        return {call: found for call, found in self._known.items() if call not in stale}
 
 
 def copied(value: object, is_tensor: Callable[[object], bool], tensors: int = TENSORS) -> Optional[object]:

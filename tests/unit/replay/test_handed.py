@@ -33,7 +33,7 @@ def rest(x, *others):
         (layer, (1.0, (2.0, 3.0)), {}, True),
         (layer, (1.0, (2.0, 3.0), None), {}, True),
         (plain, (1.0, {"mask": None}), {}, True),
-        (plain, (1.0, Opaque()), {}, True),
+        (layer, (1.0, Opaque()), {}, False),  # what it holds is not known
         (rest, (1.0,), {}, True),
         (rest, (1.0, 2.0), {}, True),
         (7, (1.0,), {}, True),  # what has no signature may take anything

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from aligner.compare.net import CallId
+from aligner.record import Call, Key, Phase
 from aligner.replay.objects import Objects, copied
 
 
@@ -44,12 +45,22 @@ def test_what_is_no_plain_object_is_lost(value):
     assert copied(value, is_tensor) is None
 
 
-def test_a_cache_with_values_is_kept_for_the_first_call_of_a_layer():
+def test_a_cache_with_values_is_kept_for_the_first_call_of_a_layer_and_while_nothing_is_wrong():
     found = Objects(is_tensor)
-    for number, cache in enumerate((Cache(), Cache(np.ones(3)), Cache(np.ones(3)))):
-        found.keep(0, CallId(f"layers.{min(number, 1)}", number // 2), (np.ones(3), [cache]), {"other": Cache()})
-    known = [[type(one) for one in row] for row in found.known.values()]
-    assert known == [[Cache, Cache], [Cache, Cache], [type(None), Cache]]
+    rows = [("a", 0, Cache()), ("b", 0, Cache(np.ones(3))), ("b", 1, Cache(np.ones(3))), ("b", 2, Cache(np.ones(3)))]
+    calls = [
+        Call(0, Phase.FORWARD, layer, number, first, first, None, None) for first, (layer, number, _) in enumerate(rows)
+    ]
+    for layer, number, cache in rows:
+        found.keep(0, CallId(layer, number), (np.ones(3), [cache]), {"other": Cache()})
+
+    def known(*wrong):
+        keys = [Key(0, Phase.FORWARD, layer, number, "output.0") for layer, number in wrong]
+        return {tuple(call): [one is not None for one in row] for (_, call), row in found.trusted(calls, keys).items()}
+
+    assert known() == {("a", 0): [True] * 2, ("b", 0): [True] * 2, ("b", 1): [True] * 2, ("b", 2): [False, True]}
+    assert known(("b", 1)) == known()
+    assert ("b", 1) not in known(("a", 0), ("b", 2))
 
 
 def test_lists_and_dataclasses_are_no_objects():
@@ -60,4 +71,4 @@ def test_lists_and_dataclasses_are_no_objects():
     found = Objects(is_tensor)
     found.keep(0, CallId("", 0), ([np.ones(3)], Box(np.ones(3)), {"a": None}, "text"), {})
     found.keep(0, CallId("", 1), (Box(Cache()),), {})
-    assert list(found.known) == [(0, CallId("", 1))]
+    assert list(found.trusted([], [])) == [(0, CallId("", 1))]
