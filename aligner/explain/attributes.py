@@ -35,6 +35,7 @@ def suspects(case: Case) -> Iterable[Suspect]:
     found = list(_differences(case))
     groups = _grouped(found)
     yield from (_suspect(case, group) for group in groups)
+    yield from (_suspect(case, [each]) for each in _padded_before(case, found))
     together = [each for each in found if not _harmless(each, case) and each.name not in setting_rules.SIZES]
     if len(together) > 1 and together not in groups:
         yield _suspect(case, together)
@@ -60,6 +61,15 @@ def _differences(case: Case) -> Iterator[Difference]:
         found = _plain(name, case.port.attributes[own], case.rank)
         if not setting_rules.same(value, found):
             yield Difference(name, own, _to_give(name, wanted, value), case.port.attributes[own])
+
+
+def _padded_before(case: Case, differences: list[Difference]) -> Iterator[Difference]:
+    """The padding that keeps the size, where the reference's convolution has none: a layer before it pads there."""
+    for each in differences:
+        if each.name == "padding" and each.port == "same" and not setting_rules.pads(each.reference):
+            around = setting_rules.around(case.port)
+            if around:
+                yield each._replace(reference=around)
 
 
 def _grouped(differences: list[Difference]) -> list[list[Difference]]:

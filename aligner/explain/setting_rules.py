@@ -73,6 +73,19 @@ def _is_same_mode(difference: Difference, port: LayerSpec) -> bool:
     return bool(pairs) and any(totals) and same(difference.port, pairs)
 
 
+def pads(value: Attribute) -> bool:
+    """Whether there is a number other than zero in it."""
+    return any(_numbers(value))
+
+
+def around(port: LayerSpec) -> tuple[tuple[int, int], ...]:
+    """As much before as behind, so that an odd kernel keeps the size; nothing for another kernel."""
+    kernel, dilation = (_numbers(port.attributes.get(name)) for name in ("kernel_size", "dilation"))
+    totals = [spread * (size - 1) for size, spread in zip(kernel, dilation or (1,) * len(kernel))]
+    even = any(totals) and not any(total % 2 for total in totals)
+    return tuple((total // 2, total // 2) for total in totals) if even else ()
+
+
 def _is_transposed_same_mode(_difference: Difference, port: LayerSpec) -> bool:
     """The port cuts what pad_mode "same" cuts: kernel less stride."""
     kernel, stride, dilation, padding = (

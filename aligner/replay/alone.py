@@ -293,9 +293,10 @@ class Alone:
             elif exact[0] or dtype is None:
                 value, word = encode(decode(value, word), own.dtype), own.dtype
         axes = self.plan.orders.get(address) if axes is None else axes
-        moved = None if wanted is None or axes is None or value.ndim != len(axes) else value.transpose(axes)
-        if own is not None and moved is not None and moved.shape == own.shape:
-            value = np.ascontiguousarray(moved)
+        if own is not None and wanted is not None and axes is not None and value.size == math.prod(own.shape):
+            held = Held(address, 0, word, value)
+            turned = laid(held, axes, own.shape) if len(axes) in (value.ndim, len(own.shape)) else held
+            value = turned.raw() if turned.shape == own.shape else value
         if own is not None and value.size == math.prod(own.shape) and value.ndim != len(own.shape):
             value = value.reshape(own.shape)
         return self._adapter.from_numpy(value, word)
@@ -366,7 +367,7 @@ class Alone:
         """How far off a value is that has a counterpart."""
         held: Any = Held(address, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
         entry = self.plan.entries[address]
-        if axes is not None and len(axes) == len(entry.shape):
+        if axes is not None and len(axes) in (len(entry.shape), len(held.shape)) and _size(entry) == _size(held):
             wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())
             return read(Pair(as_entry(laid(wanted, axes, held.shape)), held), self._rule).severity
         if entry.shape != held.shape:
@@ -375,6 +376,10 @@ class Alone:
             if order is not None:
                 return read(Pair(as_entry(laid(wanted, order, held.shape)), held), self._rule).severity
         return read(Pair(entry, held), self._rule).severity
+
+
+def _size(value: Any) -> int:
+    return math.prod(value.shape)
 
 
 def _reformed(parts: Iterable[Part]) -> Mapping[Key, Optional[Formed]]:

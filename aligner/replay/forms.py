@@ -70,8 +70,13 @@ def laid_out(wanted: Held, array: Array, dtype: str, limit: float) -> Optional[A
 
 
 def laid(wanted: Held, order: Axes, shape: tuple[int, ...]) -> Held:
-    """The reference's value with its axes in this order, and then in this shape."""
-    raw = wanted.raw().transpose(order).reshape(shape)
+    """The reference's value with its axes in this order, and then in this shape; where it has fewer axes than that,
+    these are taken apart first.
+    """
+    raw = wanted.raw()
+    if raw.ndim != len(order) == len(shape):
+        raw = raw.reshape([shape[order.index(axis)] for axis in range(len(order))])
+    raw = raw.transpose(order).reshape(shape)
     return Held(wanted.key, wanted.order, wanted.dtype, np.ascontiguousarray(raw))
 
 
