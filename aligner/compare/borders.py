@@ -53,8 +53,10 @@ def excuse_borders(readings: Sequence[Reading], reference: Net, port: Net, pairi
                 _cover(reading, "covered-border-effect")
             elif reading.pair.key.layer in guessed and reading.check is None:
                 _taken_up(reading, readings, spans)
-    results = [(_moment(r.pair.reference), r.over) for r in readings if r.pair.reference is not None and _is_result(r)]
-    agreeing = {moment for moment, _ in results} - {moment for moment, over in results if over}
+    results = [(_moment(r.pair.reference), r) for r in readings if r.pair.reference is not None and _is_result(r)]
+    agreeing = {moment for moment, r in results if r.deviation is not None} - {
+        moment for moment, r in results if r.over
+    }
     inward = [reading for reading in borders if is_input(reading.pair.key.slot) and not reading.covered]
     harmful = {_contents(reading) for reading in inward if _moment(reading.pair.entry) not in agreeing}
     for reading in inward:
@@ -142,8 +144,9 @@ def _elsewhere(
         entry = user.pair.reference
         if entry is not None and (one.order < entry.order <= end if inward else entry.order > end):
             users.append(user)
-    if users and not any(user.over for user in users) and telling(one):
-        key = users[0].pair.key
+    compared = [user for user in users if user.deviation is not None]
+    if compared and not any(user.over for user in users) and telling(one):
+        key = compared[0].pair.key
         _cover(reading, "covered-border")
         reading.facts = {**reading.facts, "user": display(key.layer), "slot": key.slot}
 
