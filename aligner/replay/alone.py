@@ -25,7 +25,7 @@ from aligner.record import Array, Call, Key, LayerSpec, Phase
 from aligner.replay.answering import Made
 from aligner.replay.built import built
 from aligner.replay.code import Again, Code, numbers_before
-from aligner.replay.forms import laid, laid_out
+from aligner.replay.forms import laid, laid_out, mask_like
 from aligner.replay.frames import Plan
 from aligner.replay.judgement import as_entry, judged
 from aligner.replay.masks import hides_as_before, is_additive, say_the_same
@@ -111,7 +111,7 @@ class Alone:
         if DTYPES[wanted.dtype].exact != DTYPES[found.dtype].exact:
             if own is not None and is_additive(own.load()) and not is_additive(decode(found.raw(), found.dtype)):
                 return math.inf
-            if say_the_same(wanted, found.raw(), found.dtype):
+            if mask_like(wanted) and say_the_same(wanted, found.raw(), found.dtype):  # scores may hide as well
                 return 0.0
             if own is not None and wanted.dtype == "bool" and is_additive(own.load()):
                 return 0.0 if hides_as_before(wanted, own.load(), decode(found.raw(), found.dtype)) else math.inf
