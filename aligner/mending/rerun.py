@@ -169,14 +169,15 @@ class Rerun:
             if (check.port.layer, check.port.call) == this
         ]
         if this in self._parent.kept and not asked and not sized:
-            output, counts, mark, changes = self._parent.kept[this]
-            if self._mark((output,), {}) == mark:
+            output, counts, mark, taken, changes = self._parent.kept[this]
+            whole = self._mark((output,), {}) == mark
+            if whole and taken in (None, self._mark(args, kwargs)):
                 self._counts.update(counts)
                 repeated(changes, args, kwargs)
                 return output
-            del self._parent.kept[this]  # the code writes into it
-            self._parent.changing.add(this)
-        before = dict(self._counts)
+            del self._parent.kept[this]  # the code writes into it, or it makes something of its own of what it gets
+            self._parent.changing |= set() if whole else {this}
+        before, taken = dict(self._counts), self._mark(args, kwargs)
         given = self._ground.others(self.call, this, found)
         given = {slot: value for slot, value in given.items() if slot not in {check.port.slot for check in asked}}
         others = substitute_arguments(args, kwargs, given)
@@ -198,7 +199,10 @@ class Rerun:
         for check in sized if own else ():
             self._note(check.port, math.inf)  # of the reference's value it makes another size: it does not take it so
         if not asked and not own:
-            self._keep(this, output, found, before, changes)
+            lone = any(
+                Key(self.call.step, Phase.FORWARD, *this, slot) not in self._ground.plan.entries for slot, _ in found
+            )
+            self._keep(this, output, found, before, taken if lone else None, changes)
         return output
 
     def _is_own(self, this: CallId, slot: str, tensor: object) -> bool:
@@ -207,13 +211,19 @@ class Rerun:
         return entry is not None and math.prod(entry.shape) != math.prod(self._adapter.to_numpy(tensor).shape)
 
     def _keep(
-        self, this: CallId, output: Any, found: Tensors, before: Mapping[str, int], changes: Sequence[Change]
+        self,
+        this: CallId,
+        output: Any,
+        found: Tensors,
+        before: Mapping[str, int],
+        taken: object,
+        changes: Sequence[Change],
     ) -> None:
         size = sum(self._adapter.to_numpy(tensor).nbytes for _, tensor in found)
         if self._parent.bytes + size <= KEPT and this not in self._parent.changing:
             self._parent.bytes += size
             counts = {path: count for path, count in self._counts.items() if before.get(path, 0) != count}
-            self._parent.kept[this] = output, counts, self._mark((output,), {}), changes
+            self._parent.kept[this] = output, counts, self._mark((output,), {}), taken, changes
 
     def _user(self, this: CallId) -> Optional[Event]:
         if self._depth == 0:

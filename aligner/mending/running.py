@@ -112,8 +112,10 @@ class Parent:
 
     def __init__(self, running: Running, call: Call, checks: Sequence[Check]) -> None:
         self.running, self.call, self.checks = running, call, checks
-        self.kept: dict[CallId, tuple[Any, dict[str, int], object, Sequence[Change]]] = {}
-        """What layers handed on, what tells whether it is that still, and what they changed in what they were given."""
+        self.kept: dict[CallId, tuple[Any, dict[str, int], object, object, Sequence[Change]]] = {}
+        """What layers handed on, what tells whether it is that still, what they were given if some of it is their own,
+        and what they changed in that.
+        """
         self.changing: set[CallId] = set()
         """Calls that hand on what the code writes into."""
         self.forms: dict[Key, Optional[Fingerprint]] = {}

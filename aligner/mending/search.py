@@ -367,12 +367,13 @@ class Search:
         name = slot.partition(".")[2]
         if not isinstance(event.node, ast.Call) or event.site is None:
             return
-        try:
+        with suppress(LookupError):
             text = self._texts.text(value, Anchor(event.node, None, event, 0, event.inputs))
-        except LookupError:
-            return
-        for number, said in enumerate(dict.fromkeys([_RESHAPED.sub("", text), text])):  # axes of one are anywhere
-            yield from self._passed(event, name, said, 2.0 + 0.1 * number)
+            for number, said in enumerate(dict.fromkeys([_RESHAPED.sub("", text), text])):  # axes of one are anywhere
+                yield from self._passed(event, name, said, 2.0 + 0.1 * number)
+        shapes, wanted = self._matching.theirs.shapes, self._matching.ours.shapes[value]
+        for said in (said for said, its in self._texts.names(event) if shapes[its] == wanted):  # in a form of its own
+            yield from self._passed(event, name, said, 3.0)
 
     def _passed(self, event: Event, name: str, text: str, cost: float) -> Iterator[Candidate]:
         """A call of a layer with this argument."""
