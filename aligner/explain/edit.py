@@ -25,14 +25,15 @@ class Edit:
     """What was changed, and the error of the value before and after.
 
     `broken` are layers that run the same lines, are right, and would not be with the edit: there it is no change to be
-    made, but tells what should happen here. `like` says that it was found at another layer, and puts this one right as
-    well.
+    made, but tells what should happen here. `unseen` are calls of the layer that could not be run with it. `like` says
+    that it was found at another layer, and puts this one right as well.
     """
 
     hunks: tuple[Hunk, ...]
     before: float
     after: float
     broken: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
     like: bool = False
     sizes: tuple[int, ...] = ()
     """Numbers that the edit writes, and that are sizes of the values at hand: right for this input."""
@@ -61,7 +62,7 @@ class Edit:
             )
             for one in facts.get("edits", ())
         )
-        broken = tuple(map(str, facts.get("broken", ())))
+        broken, unseen = (tuple(map(str, facts.get(name, ()))) for name in ("broken", "unseen"))
         sizes = tuple(map(int, facts.get("sizes", ())))
         right = frozenset(
             Key(int(step), Phase.FORWARD, str(layer), int(call), str(slot))
@@ -72,6 +73,7 @@ class Edit:
             float(facts["before"]),
             float(facts["after"]),
             broken,
+            unseen,
             "like" in facts,
             sizes,
             right,

@@ -338,6 +338,7 @@ class Mending:
         result.broken = [one.owner for one in earlier] or [*self._others.broken(group, self._sources, sources)]
         if result.broken:
             return
+        result.unseen = self._others.unseen(group)
         for head in left_out:
             head.edits, head.like = (), result.owner
         for _, one in self._proved:

@@ -26,6 +26,8 @@ class Mended:
     edits: Sequence[Mapping[str, Any]] = ()
     broken: Sequence[str] = ()
     """Layers that run the same lines and are right, and would not be with the edits."""
+    unseen: Sequence[str] = ()
+    """Wrong calls of the same layer that cannot be run again, as their objects hold what this code made."""
     like: str = ""
     home: str = ""
     """The reference's layer inside whose code it is, if the port has that code and no such layer."""
@@ -48,7 +50,7 @@ class Mended:
             "proved": self.proved,
             "trials": self.trials,
         }
-        for name in ("edits", "why", "broken", "sizes"):
+        for name in ("edits", "why", "broken", "unseen", "sizes"):
             if getattr(self, name):
                 facts[name] = [*getattr(self, name)]
         if self.home:

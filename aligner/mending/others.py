@@ -76,6 +76,18 @@ class Others:
             if wrong is None or (not wrong <= was and not other.fails):
                 yield other.owner if other.owner != group.owner else f"{other.owner} #{other.call.number}"
 
+    def unseen(self, group: Group) -> list[str]:
+        """Other wrong calls of this layer that cannot be run again, as objects of the user's are lost."""
+        same = [one for one in self._groups if one is not group and one.fails and one.call.layer == group.call.layer]
+        return [f"{other.owner} #{other.call.number}" for other in same if self._is_lost(other.call)]
+
+    def _is_lost(self, call: Call) -> bool:
+        try:
+            self._running.ground.arguments(call)
+        except LookupError:
+            return True
+        return False
+
     def _leaves(self, other: Group, before: Sources, sources: Sources) -> bool:
         was, wrong = self._wrong(other, before, sources)
         return wrong is None or (bool(was) and was <= wrong)

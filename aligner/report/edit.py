@@ -32,6 +32,8 @@ def edit_rows(edit: Edit, fork: Optional[Fork], language: str) -> list[Row]:
         rows.append((say("label-proof", language), say("edit-proof", language, before=before, after=after)))
     if edit.sizes:
         rows.append(("", say("edit-sizes", language, sizes=", ".join(map(str, edit.sizes)))))
+    if edit.unseen:
+        rows.append(("", say("edit-unseen", language, calls=", ".join(map(printable, edit.unseen[:3])))))
     if edit.broken:
         layers = ", ".join(printable(display(layer)) for layer in edit.broken[:3])
         rows.append(("", say("edit-broken-setting" if edit.setting else "edit-broken", language, layers=layers)))

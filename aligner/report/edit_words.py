@@ -12,6 +12,10 @@ EDITS: dict[str, tuple[str, str]] = {
         "{sizes} is a size of this input: write what it comes from where another input may have another",
         "{sizes} 是当前输入的尺寸：若输入尺寸可能变化，请改写为其来源",
     ),
+    "edit-unseen": (
+        "not run: {calls}, whose objects hold what this code has made before; capture again with the change",
+        "未运行：{calls}，其对象中存有这段代码先前的结果；请修改后重新采集",
+    ),
     "edit-broken-setting": (
         "only here: the same line builds {layers}, which are not to have this; what is wrong is what it is given",
         "仅限此处：同一行还构造了 {layers}，它们不应如此设置；应当修改的是传给它的内容",

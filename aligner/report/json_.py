@@ -247,6 +247,7 @@ def _edit(edit: Edit) -> dict[str, Any]:
         "error_after": edit.after,
         "lines": [asdict(hunk) for hunk in edit.hunks],
         "only_here": list(edit.broken),
+        "not_run": list(edit.unseen),
         "sizes": list(edit.sizes),
         "like": edit.like,
     }

@@ -167,5 +167,6 @@ def test_a_mistake_beside_a_cache_that_is_an_object_is_one_origin_with_its_edit(
     (tmp_path / "port.py").write_text(text, encoding="utf-8")
     told = answer(tmp_path, capsys)["origins"]
     assert {one["layer"] for one in told} <= {"layers.0", "layers.1"}
+    assert "layers.0 #1" in {call for one in told for call in one["edit"]["not_run"]}  # its cache has what was wrong
     assert all(one["edit"] is not None and one["edit"]["confirmed"] for one in told)
     assert is_right_with_the_patch(tmp_path, capsys)

@@ -93,7 +93,7 @@ def found(*args, **kwargs):
 
 @pytest.mark.parametrize(("kind", "reference", "other", "cause"), NAMED)
 def test_a_difference_has_a_name_and_the_change_that_undoes_it(kind, reference, other, cause):
-    (suspect,) = found(kind, reference, {**reference, **other}, inputs=[np.zeros((2, 3, 4, 5))])
+    suspect, *_ = found(kind, reference, {**reference, **other}, inputs=[np.zeros((2, 3, 4, 5))])
     assert suspect.cause == cause
     changed = {name: reference[name] for name in other}
     assert {name: suspect.change[name] for name in changed} == changed
@@ -101,13 +101,21 @@ def test_a_difference_has_a_name_and_the_change_that_undoes_it(kind, reference, 
 
 @pytest.mark.parametrize(("kind", "reference", "other", "cause"), NAMED)
 def test_its_sentences_are_whole_and_quote_both_values(kind, reference, other, cause):
-    (suspect,) = found(kind, reference, {**reference, **other}, inputs=[np.zeros((2, 3, 4, 5))])
+    suspect, *_ = found(kind, reference, {**reference, **other}, inputs=[np.zeros((2, 3, 4, 5))])
     for language in LANGUAGES:
         texts = sentences(suspect.cause, suspect.facts, language)
         assert not any("<" in text for text in texts), texts
     assert suspect.facts["port_value"]
     assert suspect.facts["reference_value"]
     assert suspect.facts["written"].endswith(")")
+
+
+def test_a_layer_before_may_pad_for_a_convolution():
+    plain = {"kernel_size": (3, 5), "stride": (2, 2), "dilation": (1, 1), "padding": ((0, 0), (0, 0))}
+    told = found("Conv2d", plain, {**plain, "padding": "same"}, inputs=[np.zeros((2, 3, 4, 5))])
+    assert [one.change["padding"] for one in told] == [((0, 0), (0, 0)), ((1, 1), (2, 2))]
+    even = {**plain, "kernel_size": (2, 2)}
+    assert len(found("Conv2d", even, {**even, "padding": "same"}, inputs=[np.zeros((2, 3, 4, 5))])) == 1
 
 
 def test_every_cause_of_the_tables_is_in_the_catalogue():
