@@ -102,9 +102,7 @@ class Care:
                 yield rows[..., axis], given[0].shape[axis] if axis < len(given[0].shape) else 1
         elif name in ("getitem", "setitem"):
             items = args[1] if isinstance(args[1], tuple) else (args[1],)
-            for axis, item in enumerate(items):
-                if item is None or item is ...:
-                    break
+            for axis, item in _along(items, len(args[0].shape)):
                 if self.values.holds(item):
                     yield from self._index(item, args[0].shape, axis)
 
@@ -118,3 +116,18 @@ class Care:
         found: Tensors = []
         flatten_arguments(args, kwargs, self.values.holds, found)
         return [one for _, one in found]
+
+
+def _along(items: Sequence[object], rank: int) -> Iterator[tuple[int, object]]:
+    """What stands in brackets, each with its axis; behind an ellipsis these are the last ones."""
+    at = next((place for place, item in enumerate(items) if item is ...), len(items))
+    axes = 0
+    for item in items[:at]:
+        if item is not None:
+            yield axes, item
+            axes += 1
+    axes = rank
+    for item in reversed(items[at + 1 :]):
+        if item is not None:
+            axes -= 1
+            yield axes, item

@@ -27,6 +27,9 @@ VALUES = Values(load("torch"))
         ("unsorted_segment_sum", (torch.zeros(3, 2), torch.tensor([0, 1, 4]), 4)),
         ("gather_nd", (torch.zeros(4, 6), torch.tensor([[0, 5], [4, 0]]))),
         ("getitem", (torch.zeros(4, 6), (slice(None), torch.tensor([6])))),
+        ("getitem", (torch.zeros(2, 4, 6), (..., torch.tensor([6])))),
+        ("getitem", (torch.zeros(2, 4, 6), (..., torch.tensor([4]), slice(None)))),
+        ("getitem", (torch.zeros(4, 6), (None, torch.tensor([4])))),
     ],
 )
 def test_what_a_kernel_may_die_of_is_not_run(word, args):
@@ -49,6 +52,8 @@ def test_values_without_elements_are_run_where_the_code_has_them_anyway():
         ("gather", (torch.zeros(4, 6), torch.tensor([0, -4]), 0)),
         ("embedding", (torch.tensor([6]), torch.zeros(7, 2))),
         ("getitem", (torch.zeros(4, 6), (slice(None), torch.tensor([5])))),
+        ("getitem", (torch.zeros(2, 4, 6), (..., torch.tensor([5]), None))),
+        ("getitem", (torch.zeros(2, 4, 6), (0, ..., torch.tensor([3]), slice(1, 9)))),
         ("getitem", (torch.zeros(4, 6), torch.zeros(4, dtype=torch.bool))),
         ("truediv", (torch.arange(4), 0)),
     ],
