@@ -13,7 +13,7 @@ from aligner.compare.checks import OTHER_FORM, OTHER_SHAPE, Check
 from aligner.compare.net import CallId, is_input
 from aligner.dtypes import DTYPES, decode
 from aligner.effects import Change, Effects, repeated
-from aligner.fingerprint import apart, fingerprint, print_of
+from aligner.fingerprint import Fingerprint, apart, fingerprint, print_of
 from aligner.mending.events import RETURN, Event
 from aligner.mending.heard import Heard
 from aligner.mending.memory import Arguments
@@ -245,21 +245,29 @@ class Rerun:
                 if isinstance(self._listener, Heard):
                     self.found[key] = self._listener.number(tensors[key.slot])
                     self.at[key] = len(self._listener.story.events), self._user(this)
+                if check.by_effect and not self._edited:
+                    self._parent.forms[key] = self._print(tensors[key.slot])
                 if check.reason == OTHER_FORM:
                     self._note(key, self._changed(key, tensors[key.slot]))
                 elif not check.by_effect:
                     self._note(key, self._ground.off(check, tensors[key.slot]))
 
     def _changed(self, key: Key, tensor: object) -> float:
-        """Of a value that is right in a form of its own: whether edits make it another one."""
-        word = self._adapter.dtype(tensor)
-        value = fingerprint(decode(self._adapter.to_numpy(tensor), word)) if word in DTYPES else None
+        """Of a value that is right in a form of its own: whether edits make it another one. Where it is what is wrong
+        elsewhere, they are to do so: nobody uses it here.
+        """
+        value = self._print(tensor)
         if not self._edited:
             self._parent.forms[key] = value
         known = self._parent.forms.get(key)
-        if known is None or (value is not None and value.size == known.size and apart(known, value) <= SAME):
+        wrong = (self._parent.forms.get(check.port) for check in self._parent.checks if check.by_effect)
+        if known is None or _is_same(known, value) or any(_is_same(known, one) for one in wrong):
             return 0.0
         return math.inf
+
+    def _print(self, tensor: object) -> Optional[Fingerprint]:
+        word = self._adapter.dtype(tensor)
+        return fingerprint(decode(self._adapter.to_numpy(tensor), word)) if word in DTYPES else None
 
     def _look_at_effect(self, this: CallId, asked: Sequence[Check], found: Tensors) -> None:
         """How far off what a call makes of arguments is."""
@@ -287,3 +295,7 @@ class Rerun:
             raise InVainError
         if key == self._until:
             raise EnoughError
+
+
+def _is_same(one: Fingerprint, other: Optional[Fingerprint]) -> bool:
+    return other is not None and one.size == other.size and apart(one, other) <= SAME
