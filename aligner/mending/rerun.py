@@ -177,7 +177,10 @@ class Rerun:
                 return output
             del self._parent.kept[this]  # the code writes into it, or it makes something of its own of what it gets
             self._parent.changing |= set() if whole else {this}
-        before, taken = dict(self._counts), self._mark(args, kwargs)
+        before = dict(self._counts)
+        taken = None if self._edited else self._parent.given.get(this)
+        if self._edited and this in self._parent.lone:
+            taken = self._mark(args, kwargs)
         given = self._ground.others(self.call, this, found)
         given = {slot: value for slot, value in given.items() if slot not in {check.port.slot for check in asked}}
         others = substitute_arguments(args, kwargs, given)
@@ -186,7 +189,7 @@ class Rerun:
         try:
             output = inner(*others[0], **others[1])
         except Exception:
-            if not sized or this not in self._parent.kept:
+            if len(sized) < 2 or this not in self._parent.kept:
                 raise
             return self._parent.kept[this][0]  # of several arguments with other sizes another one may be due
         finally:
@@ -206,7 +209,9 @@ class Rerun:
             lone = any(
                 Key(self.call.step, Phase.FORWARD, *this, slot) not in self._ground.plan.entries for slot, _ in found
             )
-            self._keep(this, output, found, before, taken if lone else None, changes)
+            self._parent.lone |= {this} if lone else set()
+            if taken is not None or not lone:
+                self._keep(this, output, found, before, taken if lone else None, changes)
         return output
 
     def _is_own(self, this: CallId, slot: str, tensor: object) -> bool:

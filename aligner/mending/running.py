@@ -116,6 +116,8 @@ class Parent:
         """What layers handed on, what tells whether it is that still, what they were given if some of it is their own,
         and what they changed in that.
         """
+        self.lone: set[CallId] = set()
+        """Calls that hand on something of their own beside the reference's values."""
         self.changing: set[CallId] = set()
         """Calls that hand on what the code writes into."""
         self.forms: dict[Key, Optional[Fingerprint]] = {}

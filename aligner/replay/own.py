@@ -36,7 +36,7 @@ class Own:
         self.heard: dict[Key, bool] = {}
         """Of numbers with a point in another form whether the reference's code makes them anywhere."""
         self._made = made
-        self._heard: set[Key] = set()
+        self._made_inside: set[Key] = set()
         self._values: set[prints.Print] = set()
 
     def begin(self) -> None:
@@ -51,7 +51,7 @@ class Own:
         if check.port in self.keys:
             self._values.add(value)
             if call is not None and not DTYPES[found.dtype].exact and self._made(call, found.load()):
-                self._heard.add(check.port)
+                self._made_inside.add(check.port)
         elif value not in self._values:
             return None
         return replace(check, error=0.0, deviation=None, reason=OTHER_FORM)
@@ -101,7 +101,7 @@ class Own:
             if checks
             else set()
         )
-        found = clean | (self._heard & asked)
+        found = clean | (self._made_inside & asked)
         left = asked - found
         self.apart |= {key for key in left if (key.step, CallId(key.layer, key.call)) in plan.uneven}
         return found
@@ -111,8 +111,8 @@ class Own:
         itself what its layer makes of it tells whether it is right.
         """
         contents = {entry.content for key in self.apart if (entry := plan.entries.get(key)) is not None}
-        given = [check.port for check in checks if is_input(check.port.slot)] if contents else []
-        given = [key for key in given if (entry := plan.entries.get(key)) is not None and entry.content in contents]
+        ports = (check.port for check in checks if is_input(check.port.slot))
+        given = {key for key in ports if (entry := plan.entries.get(key)) is not None and entry.content in contents}
         layers = {(key.layer, key.call) for key in given}
         found = []
         for check in checks:

@@ -8,7 +8,7 @@ from aligner.compare.net import CallId
 from aligner.dump.reader import Dump
 from aligner.explain.trail import Trail
 from aligner.findings import CODE
-from aligner.fingerprint import Prints, fingerprint
+from aligner.fingerprint import LARGEST, Prints, fingerprint
 from aligner.record import Array
 
 SAME = 1e-5
@@ -27,10 +27,10 @@ class Within:
 
     def makes(self, call: CallId, array: Array) -> bool:
         """Whether a value is made in this layer, or in one inside it; "" is the net, which has all."""
-        value = fingerprint(array)
-        if value is None or array.size < LEAST or array.min() == array.max():
+        if not LEAST <= array.size <= LARGEST or array.min() == array.max():
             return False
-        return any((one.apart(value) <= SAME).any() for one in self._of(call.layer))
+        value = fingerprint(array)
+        return value is not None and any((one.apart(value) <= SAME).any() for one in self._of(call.layer))
 
     def _of(self, layer: str) -> list[Prints]:
         if layer not in self._known:
