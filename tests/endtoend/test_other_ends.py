@@ -91,5 +91,7 @@ def test_a_port_whose_blocks_end_elsewhere_is_right(tmp_path, capsys):
 def test_what_is_wrong_before_them_is_the_origin(tmp_path, capsys, mistake):
     written(tmp_path, *mistake)
     found = answer(tmp_path, capsys)
-    assert [origin["layer"] for origin in found["origins"]] == ["pillars"]
+    assert [(origin["layer"], origin["between"]) for origin in found["origins"]] == [
+        ("pillars", ["", "pillars.layers.0"])
+    ]
     assert is_right_with_the_patch(tmp_path, capsys)
