@@ -87,16 +87,24 @@ def worked_on(call: ast.Call, imported: frozenset[str]) -> tuple[Optional[ast.ex
 
 
 def _chunks(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """a, b = chunk(x, 2, -1) as x[..., 0::2], x[..., 1::2]"""
+    """a, b = chunk(x, 2, -1) as x[..., 0::2], x[..., 1::2]; what is made and cut at once gets the first name before."""
     for node in _nodes(sources.text(file), line):
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
-        call = node.value if isinstance(node, ast.Assign) else None
-        if isinstance(target, ast.Tuple) and len(target.elts) == 2 and isinstance(call, ast.Call):
-            given = _cut(call, modules(sources.text(file)))
-            if given is not None:
-                base, axis = sources.words(file, given[0]), given[1]
-                texts = (f"{base}[{_along(axis, each)}]" for each in (EVEN[0], ODD))
-                yield (Edit(file, *sources.span(file, call), ", ".join(texts)),)
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        target = node.targets[0]
+        given = _cut(node.value, modules(sources.text(file)))
+        if given is None or not isinstance(target, ast.Tuple) or len(target.elts) != 2:
+            continue
+        whole, axis = given
+        base, first = sources.words(file, whole), target.elts[0]
+        named: list[Edit] = []
+        if not isinstance(whole, (ast.Name, ast.Attribute)):
+            if not isinstance(first, ast.Name):
+                continue
+            start = sources.span(file, node)[0]
+            named, base = [Edit(file, start, start, f"{first.id} = {base}\n" + " " * node.col_offset)], first.id
+        texts = (f"{base}[{_along(axis, each)}]" for each in (EVEN[0], ODD))
+        yield (*named, Edit(file, *sources.span(file, node.value), ", ".join(texts)))
 
 
 def _cut(call: ast.Call, imported: frozenset[str]) -> Optional[tuple[ast.expr, int]]:
@@ -106,7 +114,7 @@ def _cut(call: ast.Call, imported: frozenset[str]) -> Optional[tuple[ast.expr, i
     owner, given = worked_on(call, imported)
     axes = [*given[1:2], *(one.value for one in call.keywords if one.arg in ("axis", "dim"))]
     axis = whole_number(axes[0]) if axes else 0
-    return (owner, axis) if isinstance(owner, (ast.Name, ast.Attribute)) and axis is not None else None
+    return (owner, axis) if owner is not None and axis is not None else None
 
 
 def _slices(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:

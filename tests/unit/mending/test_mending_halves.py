@@ -23,6 +23,10 @@ class Net:
     [
         ("a, y = ops.chunk(x, 2, axis=-1)", "a, y = x[..., 0::2], x[..., 1::2]"),
         ("a, y = mint.split(x, n, dim=1)", "a, y = x[:, 0::2], x[:, 1::2]"),
+        (
+            "a, y = mint.chunk(self.both(x), 2, -1)",
+            "a = self.both(x)\n        a, y = a[..., 0::2], a[..., 1::2]",
+        ),
         ("a, y = x.chunk(2, -1)", "a, y = x[..., 0::2], x[..., 1::2]"),
         ("y = x[..., :n] * ops.sin(x[..., n:])", "y = x[..., 0::2] * ops.sin(x[..., 1::2])"),
         ("y = x[:, ::2] * x[:, 1::2]", "y = x[:, :x.shape[1] // 2] * x[:, x.shape[1] // 2:]"),
