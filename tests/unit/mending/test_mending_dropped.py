@@ -5,17 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aligner.mending.dropped import dropped
-from aligner.mending.sources import Sources
-
-NET = """
-from mindspore import mint, ops
-
-
-class Net:
-    def construct(self, x, n):
-        {}
-        return y
-"""
+from tests.unit.mending.edited import NET, edited
 
 
 @pytest.mark.parametrize(
@@ -34,16 +24,9 @@ class Net:
     ],
 )
 def test_a_step_is_left_out(tmp_path, wrong, right):
-    assert NET.format(right) in said(tmp_path, wrong)
+    assert NET.format(right) in edited(tmp_path, dropped, wrong)
 
 
 @pytest.mark.parametrize("line", ["y = ops.concat([x, n])", "y = x", "y = ops.zeros(3)"])
 def test_nothing_is_left_of_what_works_on_nothing(tmp_path, line):
-    assert said(tmp_path, line) == []
-
-
-def said(folder, lines) -> list[str]:
-    file = folder / "net.py"
-    file.write_text(NET.format(lines), encoding="utf-8")
-    sources = Sources({})
-    return [sources.edited(edits).text(str(file)) for edits in dropped(sources, str(file), 7)]
+    assert edited(tmp_path, dropped, line) == []

@@ -5,17 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aligner.mending.halves import paired, spread
-from aligner.mending.sources import Sources
-
-NET = """
-from mindspore import mint, ops
-
-
-class Net:
-    def construct(self, x, n):
-        {}
-        return y
-"""
+from tests.unit.mending.edited import NET, edited
 
 
 @pytest.mark.parametrize(
@@ -45,20 +35,13 @@ class Net:
     ],
 )
 def test_halves_are_read_as_every_other(tmp_path, wrong, right):
-    found = said(tmp_path, wrong)
+    found = edited(tmp_path, paired, wrong)
     assert NET.format(right) == found[0]
 
 
 @pytest.mark.parametrize("line", ["a, y = ops.chunk(x, 2, axis=n)", "y = ops.concat([x, n, x], axis=-1)", "y = x[:n]"])
 def test_nothing_is_made_of_what_is_not_cut_into_two(tmp_path, line):
-    assert said(tmp_path, line) == []
-
-
-def said(folder, line) -> list[str]:
-    file = folder / "net.py"
-    file.write_text(NET.format(line), encoding="utf-8")
-    sources = Sources({})
-    return [sources.edited(edits).text(str(file)) for edits in paired(sources, str(file), 7)]
+    assert edited(tmp_path, paired, line) == []
 
 
 @pytest.mark.parametrize(
@@ -75,7 +58,4 @@ def said(folder, line) -> list[str]:
     ],
 )
 def test_what_is_repeated_as_a_whole_is_repeated_one_by_one(tmp_path, wrong, right):
-    file = tmp_path / "net.py"
-    file.write_text(NET.format(wrong), encoding="utf-8")
-    found = [Sources({}).edited(edits).text(str(file)) for edits in spread(Sources({}), str(file), 7)]
-    assert NET.format(right) in found
+    assert NET.format(right) in edited(tmp_path, spread, wrong)
