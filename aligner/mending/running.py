@@ -126,20 +126,25 @@ class Parent:
         self.given: dict[CallId, object] = {}
         """What the port's own code gives to the layers that it calls."""
         self._memory: Optional[Memory] = None
+        self._errors: dict[frozenset[tuple[str, str]], Mapping[Key, float]] = {}
+        """Of each text that was run in earnest."""
         self._empty: Optional[bool] = None
         """Whether its own code has values without elements."""
         self.before = running.ground.before(call)
         self.used: frozenset[FunctionType] = frozenset()
         """The user's functions that the last run went through."""
 
-    def trial(self, sources: Sources, vain: Vain = lambda key, error: False) -> Mapping[Key, float]:
-        """How far off each value is that is looked at.
+    def trial(self, sources: Sources) -> Mapping[Key, float]:
+        """How far off each value is that is looked at. It is run once: code that divides by next to nothing makes some
+        other rounding of it each time.
 
         Raises:
-            InVainError: of one of them `vain` says that there is no need to go on.
             FailedError: the code raises.
         """
-        return self._run(sources, Deaf(), vain, None).errors
+        texts = frozenset(sources.texts.items())
+        if texts not in self._errors:
+            self._errors[texts] = self._run(sources, Deaf(), lambda key, error: False, None).errors
+        return self._errors[texts]
 
     def heard(self, sources: Sources) -> tuple[Heard, Rerun]:
         """The same, and what happened. What was made is remembered."""
@@ -155,7 +160,12 @@ class Parent:
         return listener
 
     def tried(self, sources: Sources, vain: Vain, until: Optional[Key] = None) -> Mapping[Key, float]:
-        """What `trial` gives, from memory where it can, and up to a value."""
+        """What `trial` gives, from memory where it can, and up to a value.
+
+        Raises:
+            InVainError: of one of them `vain` says that there is no need to go on.
+            FailedError: the code raises.
+        """
         return self._run(sources, Deaf(), vain, self._remembered(), until).errors
 
     def heard_again(self, sources: Sources, until: Optional[Key] = None) -> tuple[Heard, Rerun]:

@@ -30,8 +30,12 @@ def understood(doubtful: Sequence[Check], inside: Sequence[Check], entries: Mapp
     """Whether each of these arguments went on to a call inside that got it as the reference's did, and is right.
 
     What is wrong then around that call does not come of the argument: an encoder layer whose norms stand in another
-    place is wrong, whatever its mask is written as.
+    place is wrong, whatever its mask is written as. One that some call inside gets wrong was not understood, though it
+    is right further inside, where that call was given the reference's.
     """
+    spoiled = [entries.get(check.port) for check in inside if check.suspicious and is_input(check.key.slot)]
+    if any(_same(entries.get(check.port), other) for check in doubtful for other in spoiled):
+        return False
     wrong = {(check.key.layer, check.key.call) for check in inside if check.suspicious and not is_input(check.key.slot)}
     taken = [entries.get(check.port) for check in inside if _is_taken(check, wrong)]
     return all(any(_same(entries.get(check.port), other) for other in taken) for check in doubtful)
