@@ -6,7 +6,9 @@ reference's call is given is none of this: in which order that joins it is known
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Optional
 
 import numpy as np
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from aligner.compare.formed import Formed
     from aligner.compare.layers import Pairing
     from aligner.dump.reader import Dump, Entry
+
+MOST = 10
+"""Arguments of a call that are looked at in turn."""
 
 NEAR = 1e-2
 """Pieces of one of several values differ from it by no more than this part."""
@@ -41,9 +46,28 @@ def pieces(reference: Dump, port: Dump, pairing: Pairing) -> Iterator[tuple[list
                 [Part(Single(whole, along, n, e.shape), as_part(e), (whole.key, e.key)) for n, e in enumerate(group)],
                 {entry.key: Single(whole, along, n, entry.shape) for n, entry in enumerate(group)},
             )
-        for whole, group, along in () if given else _found(other, one):
+        for whole, group, along in _in_turn(one, other) if given else _found(other, one):
             row, first, *rest = Row(group, along, whole.shape), *(entry.key for entry in group)
             yield [Part(row, as_part(whole), (first, whole.key), (rest, ()))], {whole.key: row}
+
+
+def _in_turn(parts: Sequence[Entry], wholes: Sequence[Entry]) -> Iterator[tuple[Entry, list[Entry], Along]]:
+    """Arguments one after the other, each the counterpart of one of the other side's, or joined with those next to it:
+    gates as three values or as one. Of several ways the one in which the numbers are nearest.
+    """
+    if not 1 < len(wholes) < len(parts) <= MOST or any(e.key.slot.count(".") != 1 for e in (*parts, *wholes)):
+        return
+    ways: list[list[tuple[Entry, list[Entry], Along]]] = []
+    for cuts in combinations(range(1, len(parts)), len(wholes) - 1):
+        groups = [[*parts[start:end]] for start, end in zip((0, *cuts), (*cuts, len(parts)))]
+        pairs = [*zip(wholes, groups)]
+        if all(math.prod(whole.shape) == math.prod(group[0].shape) for whole, group in pairs if len(group) == 1):
+            joined = [(whole, _concatenated(group, whole)) for whole, group in pairs if len(group) > 1]
+            found = [(whole, *way) for whole, way in joined if way is not None]
+            ways += [found] if len(found) == len(joined) else []
+    if len(ways) > 1:
+        ways.sort(key=lambda way: sum(apart(along, group, whole) for whole, group, along in way))
+    yield from ways[0] if ways else ()
 
 
 def _ends(dump: Dump) -> _Ends:

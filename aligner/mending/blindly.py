@@ -14,12 +14,13 @@ import numpy as np
 from aligner.mending.callers import around
 from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OTHER, Candidate
 from aligner.mending.constants import reordered
+from aligner.mending.constructor import set_up
 from aligner.mending.dropped import dropped
 from aligner.mending.events import HELPER, Event, Site
 from aligner.mending.figures import counted, operated, rounded, sliced, valued
 from aligner.mending.halves import paired, spread
 from aligner.mending.matching import Matching
-from aligner.mending.regrouped import regrouped, unturned
+from aligner.mending.regrouped import moved_in, regrouped, unturned
 from aligner.mending.results import kept
 from aligner.mending.search import FAR, Search
 from aligner.mending.sources import Edit, Sources
@@ -96,7 +97,7 @@ class Blindly:
                     for edit in self._along(event, other, other - rank if rank - 1 in (axis, other) else other):
                         yield Candidate(cost, (edit,), ARGUMENT, (), 9)
             if anchor.node is event.node and event.word == "reshape" and isinstance(event.node, ast.Call):
-                for edit in self._turned(event):
+                for edit in (*self._turned(event), *self._turned_after(event, event.node)):
                     yield Candidate(TURN + 0.1 * min(anchor.late, FAR), (edit,), MISSING, (), 9)
             if anchor.node is event.node and event.word in ELEMENTWISE:
                 for edit in self._across(event):
@@ -140,6 +141,15 @@ class Blindly:
                         text = self._texts.transposed(event, self._texts.source(event, node), perm)
                         edit = self._search.edit(event, node, text)
                         yield from [edit] if edit is not None else []
+
+    def _turned_after(self, event: Event, call: ast.Call) -> Iterator[Edit]:
+        """What is reshaped to channels in front, which are behind, and turned after."""
+        for sizes, order in moved_in(self._sources, event.site.file, call) if event.site is not None else ():
+            start, end = self._sources.span(sizes.file, call)
+            said = self._sources.words(sizes.file, call)
+            inside = said[: sizes.start - start] + sizes.new + said[sizes.end - start :]
+            with suppress(LookupError):
+                yield Edit(sizes.file, start, end, self._texts.transposed(event, inside, order))
 
     def _across(self, event: Event) -> Iterator[Edit]:
         """One side of a sum or a product along the other one of the last two axes: rows for columns."""
@@ -243,7 +253,7 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.1 * late, edits, OTHER, (), 9)
             for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
                 yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
-            for way in (sliced, rounded, dropped):
+            for way in (sliced, rounded, dropped, set_up):
                 for late, edits in enumerate(itertools.islice(way(self._sources, site.file, site.line), COUNTED)):
                     yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
             numbers = valued(self._sources, site.file, site.line, self._matching.numbers)

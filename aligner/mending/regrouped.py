@@ -7,8 +7,10 @@ before its channels: what comes of it has the same shape, and other values.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import permutations
 from typing import NamedTuple, Optional
 
 from aligner.mending.halves import whole_number
@@ -17,7 +19,10 @@ from aligner.mending.variations import statements
 
 SPLITTING, TURNING, EXCHANGING = ("reshape", "view"), ("transpose", "permute"), ("swapaxes", "transpose")
 
-FEWEST = 3
+Named = Mapping[str, ast.expr]
+"""What a function gives names to, once each."""
+
+FEWEST, MOST = 3, 5
 """Axes that can be split otherwise and turned to match."""
 
 
@@ -68,17 +73,34 @@ def unturned(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
             )
 
 
+def moved_in(sources: Sources, file: str, call: ast.Call) -> Iterator[tuple[Edit, Sequence[int]]]:
+    """What is reshaped, with one of its sizes in another place; and the order of axes that puts it back."""
+    sizes, _ = _parts(call, SPLITTING)
+    for one, other in permutations(range(len(sizes or ())), 2) if FEWEST <= len(sizes or ()) <= MOST else ():
+        if sizes is not None and other != one + 1:  # as the other one moved the other way
+            order = [*range(len(sizes))]
+            order.insert(other, order.pop(one))
+            start, end = sources.span(file, sizes[0])[0], sources.span(file, sizes[-1])[1]
+            text = ", ".join(sources.words(file, sizes[at]) for at in order)
+            yield Edit(file, start, end, text), [order.index(at) for at in range(len(order))]
+
+
 @lru_cache(maxsize=64)
-def _all(text: str, line: int, kind: Callable[[ast.Call], Optional[_Split]]) -> list[_Split]:
+def _all(text: str, line: int, kind: Callable[[ast.Call, Named], Optional[_Split]]) -> list[_Split]:
     """Of the function around a line, the nearest ones first."""
-    calls = (node for one in statements(text, line) for node in ast.walk(one) if isinstance(node, ast.Call))
-    found = ((call.lineno, call.end_col_offset, split) for call in calls if (split := kind(call)) is not None)
+    around = statements(text, line)
+    made = [one for one in around if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)]
+    times = Counter(ast.unparse(one.targets[0]) for one in made)
+    named = {name: one.value for one in made if times[name := ast.unparse(one.targets[0])] == 1}
+    calls = (node for one in around for node in ast.walk(one) if isinstance(node, ast.Call))
+    found = ((call.lineno, call.end_col_offset, split) for call in calls if (split := kind(call, named)) is not None)
     return [*{(row, column): split for row, column, split in found}.values()]
 
 
-def _split(call: ast.Call) -> Optional[_Split]:
-    """x.reshape(a, b, c).transpose(0, 2, 1), or the same by functions; None for anything else."""
+def _split(call: ast.Call, named: Named) -> Optional[_Split]:
+    """x.reshape(a, b, c).transpose(0, 2, 1), or the same by functions, or in two statements; None for anything else."""
     turning, inner = _parts(call, TURNING)
+    inner = named.get(inner.id) if isinstance(inner, ast.Name) else inner
     if turning is None or not isinstance(inner, ast.Call):
         return None
     sizes, _ = _parts(inner, SPLITTING)
@@ -88,7 +110,7 @@ def _split(call: ast.Call) -> Optional[_Split]:
     return _Split(inner, call, sizes, turning, order)
 
 
-def _exchange(call: ast.Call) -> Optional[_Split]:
+def _exchange(call: ast.Call, named: Named) -> Optional[_Split]:
     """x.reshape(a, b, c).swapaxes(1, 2), also with sizes that are added: (a, b) + x.shape[1:]."""
     turning, inner = _parts(call, EXCHANGING)
     if turning is None or len(turning) != 2 or not isinstance(inner, ast.Call):

@@ -42,6 +42,8 @@ class Running:
         self._paths = {id(layer): path for path, layer in adapter.layers(model)}
         self._state: Optional[Rerun] = None
         self._buildings: dict[str, Optional[Building]] = {}
+        self._known: dict[Building, bool] = {}
+        """Whether layers have what these make."""
 
     @contextmanager
     def installed(self) -> Iterator[Running]:
@@ -75,10 +77,17 @@ class Running:
         if path not in self._buildings:
             self._buildings[path] = None
             building = Building.of(self.adapter, self.ground.layer(path))
-            with suppress(Exception):  # then what it has is what it is
-                if building is not None and building.heard(self.ear(Deaf(), Sources({}), None)):
-                    self._buildings[path] = building
+            known = building is not None and (not building.has_tables or self.known(building))
+            self._buildings[path] = building if known else None
         return self._buildings[path]
+
+    def known(self, building: Building) -> bool:
+        """Whether a layer has what it is seen to be built with."""
+        if building not in self._known:
+            self._known[building] = False
+            with suppress(Exception):  # then what it has is what it is
+                self._known[building] = building.heard(self.ear(Deaf(), Sources({}), None))
+        return self._known[building]
 
     def run(self, state: Rerun) -> None:
         """Run a call once."""
@@ -215,7 +224,8 @@ class Parent:
         concerned = [
             building
             for building in self.running.buildings(self.call.layer)
-            if isinstance(listener, Heard) or building.concerns(sources.texts)
+            if (building.has_tables and isinstance(listener, Heard)) or building.concerns(sources.texts)
+            if self.running.known(building)
         ]
         with ExitStack() as instead:
             for building in concerned:

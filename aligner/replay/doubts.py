@@ -134,7 +134,8 @@ class Doubts:
         """Whether a layer is given its arguments in another order of axes, and so may take them: a norm of the last
         axis.
 
-        What it makes is in that order nearly what it should be. If not, it is asked what it makes of other orders.
+        What it makes is in that order nearly what it should be. If not, it is asked what it makes of other orders; what
+        is in none, and has other sizes along as many axes, is to blame.
         """
         turned = {self._values.checks[place].port for place in frame.doubtful}
         if not turned <= self._values.turned.known.keys():
@@ -142,6 +143,7 @@ class Doubts:
         results = [check.deviation for check in self._values.checks[made:]]
         if not all(found is not None and found.rel_l2 < NEARLY for found in results):
             self.turned |= turned
+            return not turned <= self._values.turned.mixed
         return True
 
     def _taken_elsewhere(self, frame: Frame, missing: Sequence[Entry]) -> bool:

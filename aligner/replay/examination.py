@@ -108,6 +108,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
             known = [check.port for check in forced.checks if check.fails]
             plan = replace(forced.plan, objects=forced.objects.trusted(port.calls, known))
             checks = _explained(subject, path, plan, forced)
+            forced.values.lent.returned()
         checks = _cast(checks, subject, path, plan)
         checks = _rounded(checks, path, plan, _lonely(subject, port, plan), subject.reference)
         if plan.short is not None or plan.cast or any(check.cast for check in checks):

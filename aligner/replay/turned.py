@@ -26,6 +26,8 @@ class Turned:
     known: dict[Key, Sequence[Optional[Axes]]] = field(default_factory=dict)
     """Arguments that are the reference's in another order of axes; and which else they may have to be in (None: the
     reference's)."""
+    mixed: set[Key] = field(default_factory=set)
+    """Of these the ones that are in no other order, and have other sizes along as many axes: reshaped."""
     instead: dict[Key, Optional[Axes]] = field(default_factory=dict)
     """The order that such an argument is given in, where the layer does not take the one that it came in."""
     _seen: dict[Shapes, Axes] = field(default_factory=dict)
@@ -52,6 +54,8 @@ class Turned:
         if is_input(check.port.slot):
             self.known[check.port] = [None, *other_orders(wanted.shape, order, found.shape)]
             right = joined(wanted.shape, order, found.shape)
+            straight = order == (*range(len(found.shape)),) and wanted.shape != found.shape
+            self.mixed |= {check.port} if straight and not right else set()
             return (replace(check, error=0.0, reason=OTHER_FORM) if right else check), wanted
         return replace(judgement, error=0.0, reason=OTHER_FORM), put
 

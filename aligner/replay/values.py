@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Optional
 
@@ -34,6 +33,7 @@ from aligner.replay.forms import (
 )
 from aligner.replay.frames import Frame, Plan
 from aligner.replay.judgement import Place, judged, unexcused, without_effect
+from aligner.replay.lent import Lent
 from aligner.replay.masks import say_the_same, spread_out
 from aligner.replay.noise import Change
 from aligner.replay.overflow import Overflow
@@ -105,12 +105,12 @@ class Values:
         self._right: set[prints.Print] = set()
         """Values of the reference that the port has got into its hands in this run."""
         self._overflow = Overflow()
-        self._owned: set[int] = set()
-        """The model's own tensors, which no pass may write to."""
+        self.lent = Lent(adapter)
 
     def begin(self, step: int, owned: set[int]) -> None:
         """A run begins."""
-        self._step, self._owned = step, owned
+        self._step = step
+        self.lent.begin(step, owned)
         self._right, self.taken, self._overflow, self.odd = set(), False, Overflow(), set()
         self._told, self._said = set(), {}
         self.borders.begin()
@@ -389,10 +389,9 @@ class Values:
         """What the code around keeps is made right as well, where it is this very tensor."""
         taken = prints.taken(array) in self._right
         self.taken |= taken
-        if id(tensor) not in self._owned and not (taken and self.spared.get(self._step)):
+        if not (taken and self.spared.get(self._step)):
             self.settle()
-            with suppress(ValueError):  # it keeps its own; a difference handed on is known again by its values
-                self._adapter.overwrite(tensor, other)
+            self.lent.lend(self._step, tensor, other, array)
 
 
 def _held(entry: Entry, shape: Optional[tuple[int, ...]] = None) -> Held:

@@ -113,15 +113,17 @@ class Building:
         """What a layer has before it has anything of the user's."""
         self._used: set[FunctionType] = set()
         """Functions of the user's that ran for it."""
+        self.has_tables = self._has_tables()
+        """Else it has numbers at most: nobody need hear how it is built, until the constructor is edited."""
 
     @staticmethod
     def of(adapter: Adapter, layer: Any) -> Optional[Building]:
-        """None where it is not known what it was built with, it has no tables, or it is too large."""
+        """None where it is not known what it was built with, it has nothing of the user's, or it is too large."""
         arguments = _OF_LAYER.get(layer, _OF_CLASS.get(type(layer)))
-        if arguments is None:
+        if arguments is None or not isinstance(getattr(type(layer), "__init__", None), FunctionType):
             return None
         building = Building(adapter, layer, arguments)
-        return building if building._has_tables() and not building._is_hard() else None
+        return None if building._is_hard() else building
 
     def run(self, ear: Ear) -> Built:
         """Another one, as the code says now. All that it keeps was read: MindSpore may raise no sooner.
@@ -155,7 +157,8 @@ class Building:
 
     def concerns(self, texts: Mapping[str, str]) -> bool:
         """Whether these texts of files have other code for it."""
-        return any(functions.differs(one, None, texts.get(one.__code__.co_filename)) for one in self._used)
+        used = self._used or {type(self._layer).__init__}
+        return any(functions.differs(one, None, texts.get(one.__code__.co_filename)) for one in used)
 
     @contextmanager
     def instead(self, made: Built) -> Iterator[None]:

@@ -16,6 +16,9 @@ EDITS = ("the line", "elsewhere", "none")
 LINES = ("the line", "between", "none", "another")
 NAMED = 2  # a reader looks at so many causes
 EDITED = "code-edit"
+FRAMEWORK = "framework-differs"
+"""What is said of an operation of the framework's that makes something else of the same values."""
+
 LINE_CAUSES = {"line-differs", "line-argument", "line-operand", "line-missing", "line-extra"}
 
 Json = Mapping[str, Any]
@@ -114,8 +117,15 @@ def alarm(net: str, precision: str, exit_code: int, answer: Json) -> Alarm:
 
 
 def _named(answer: Json) -> list[Json]:
-    """The places called wrong: over the tolerance first, then those below it."""
-    return [*answer["origins"], *answer.get("suspects", ())]
+    """The places called wrong: over the tolerance first, then those below it, but for what is said to be no mistake of
+    the port's there: an operation of the framework's that makes something else of the same values.
+    """
+    below = answer.get("suspects", ())
+    return [*answer["origins"], *(entry for entry in below if FRAMEWORK not in _first_cause(entry))]
+
+
+def _first_cause(entry: Json) -> list[str]:
+    return [cause["id"] for cause in (entry.get("causes") or ())[:1]]
 
 
 def _chosen(origins: Sequence[Origin], named: Sequence[Json]) -> list[Optional[Json]]:

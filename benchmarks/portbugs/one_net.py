@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 import corpus
-from judge import Alarm, Judgement, alarm, failed, judge
+from judge import FRAMEWORK, Alarm, Judgement, alarm, failed, judge
 
 from aligner import cli
 
 PRECISIONS = {"float32": "build", "float16": "build_float16"}
 ANSWERED = (0, 1)
-FRAMEWORK = "framework-differs"
-"""What is said of an operation of the framework's that makes something else of the same values."""
 
 
 class CaseError(Exception):

@@ -116,9 +116,14 @@ def test_a_copy_is_built_as_the_last_of_its_class(module):
     assert torch.equal(Building.of(load("torch"), net).run(ear(net)).layer.table, net.table)
 
 
-def test_without_tables_or_around_other_layers_nothing_is_built(module):
+def test_around_other_layers_nothing_is_built(module):
     net = noted(lambda: module.Around(module.Plain()))
-    assert Building.of(load("torch"), net) is Building.of(load("torch"), net.layer) is None
+    assert Building.of(load("torch"), net) is None
+
+
+def test_without_tables_it_is_built_for_its_numbers_alone(module):
+    assert not Building.of(load("torch"), noted(lambda: module.Plain())).has_tables
+    assert Building.of(load("torch"), noted(lambda: module.Own(3))).has_tables
 
 
 def test_building_draws_no_random_numbers(module):
