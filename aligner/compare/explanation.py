@@ -221,9 +221,10 @@ def _cause(suspect: Suspect, trial: Mapping[str, Any], apart: Optional[float], c
     limit = LIMIT * case.rounding
     # What is wrong with a layer's parameter is known of the parameter; what it does to the layer, a trial tells.
     told = None if case.where == "layer" and suspect.parameters else suspect.error
-    after = _number(trial.get("after"))
     seen = told is not None and told <= limit and case.where in ("parameters", "inputs")
-    proved = trial.get("proved") is True or seen
+    proved = trial.get("proved") is True
+    after = None if seen and not proved else _number(trial.get("after"))  # a layer that makes another shape says nothing
+    proved = proved or seen
     facts = suspect.facts if case.words == MINDSPORE else {**suspect.facts, "words": case.words}
     return Cause(
         suspect.cause, proved, facts, before, told if after is None else after, suspect.change, after is not None

@@ -248,6 +248,8 @@ class Trace:
             same = [n for n, each in enumerate(self.births) if each.place[:2] == (check.owner, "glue")]
             known = tuple(n for n in same[-1:] if id(self.births[n].reading) in self.reached)  # the others are small
             births = known if same else self._nearest(sources, 0.0)
+            if not births and reading.over:  # what it was given agrees in another form alone
+                births = tuple(range(len(self.births))[-1:])
         elif reading.nonfinite and not (sources.nonfinite or sources.births):
             return replace(self._born(reading, birth), time=time)
         elif reading.severity > JUMP * max(reading.own, self._coarse) or reading.over:

@@ -1,4 +1,5 @@
-"""What a call of one side hands over in one piece, and its counterpart as a list or a tuple of pieces.
+"""What a call of one side hands over in one piece, and its counterpart as a list or a tuple of pieces; what one of
+them is given padded.
 
 A block may join what it has before it hands it on, or leave that to the one that uses it. A list that only the
 reference's call is given is none of this: in which order that joins it is known where it is used (replay.inner).
@@ -16,6 +17,7 @@ import numpy as np
 from aligner.compare.along import Along, Row, Single, apart, stacks
 from aligner.compare.folded import as_part
 from aligner.compare.net import CallId, is_input
+from aligner.compare.padded import padded
 from aligner.compare.reformed import Part
 from aligner.record import Key, Phase
 
@@ -40,6 +42,9 @@ def pieces(reference: Dump, port: Dump, pairing: Pairing) -> Iterator[tuple[list
         counterpart = pairing.calls.get(call) if call.layer else None
         other = theirs.get((step, counterpart, given), []) if counterpart is not None else []
         if len(one) == len(other):
+            value = padded(one[0], other[0], (reference, port)) if given and len(one) == 1 else None
+            if value is not None:
+                yield [Part(value, as_part(other[0]), (one[0].key, other[0].key))], {other[0].key: value}
             continue
         for whole, group, along in _found(one, other):
             yield (

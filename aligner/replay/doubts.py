@@ -77,7 +77,8 @@ class Doubts:
         self.right |= {check.port for check in doubts if self._values.content(check) in inside}  # it only hands them on
         ports = {check.port for check in doubts}
         wrong = wrong and not (ports and ports <= self.right)
-        self.open |= ports - self.right if wrong and not misled and frame.around is not None else set()
+        told = self.right | self._values.turned.mixed  # of these a step that works on each number by itself makes right
+        self.open |= ports - told if wrong and not misled and frame.around is not None else set()
         formed = frame.inner and not any(check.reason for _, check in mine)
         others = {self._values.checks[place].port for place in frame.misled}
         counted = self._values.indices - others  # each of the reference's is always the same other one

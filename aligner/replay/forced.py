@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.adapter import Adapter, Arguments
-from aligner.compare.checks import Check
+from aligner.compare.checks import OTHER_SHAPE, Check
 from aligner.compare.net import CallId
 from aligner.dtypes import DTYPES
 from aligner.errors import DumpError
@@ -227,6 +227,7 @@ class ForcedPass:
         return better
 
     def _held_run(self, step: int, call: Callable[[], object]) -> None:
+        first: list[Check] = []
         for attempt in range(ATTEMPTS):
             known = len(self.checks)
             try:
@@ -234,12 +235,20 @@ class ForcedPass:
             except Exception as error:
                 if step == self._stopped and not isinstance(error, DumpError):
                     return self._stop()  # as the free run did: what it did until then has been looked at
+                first = first or self.checks[known:]
                 del self.checks[known:]
                 if not isinstance(error, DumpError) and self.values.unheard():  # it may look at its own frame
                     return self._held_run(step, call)
                 last = attempt == ATTEMPTS - 2
-                if isinstance(error, DumpError) or not (self._loosened() if last else self._yielded()):
+                if isinstance(error, DumpError):
                     raise  # a full disk is none of the port's affairs
+                if attempt == ATTEMPTS - 1 or not (self._loosened() if last else self._yielded()):
+                    at = next((n for n, check in enumerate(first) if check.fails and check.reason == OTHER_SHAPE), None)
+                    if at is None:
+                        raise
+                    self.checks.extend(first[: at + 1])  # with as many numbers as the port has there nothing goes on
+                    self.checks.extend(replace(check, follows=True) for check in first[at + 1 :])
+                    return None
         return None
 
     def _stop(self) -> None:

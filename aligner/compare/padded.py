@@ -1,0 +1,104 @@
+"""What a convolution or a pooling is given, where one side pads it before and the other one in the layer.
+
+The reference's value with zeros around it, or without those that it has, is what the port's layer is to get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any, Optional
+
+import numpy as np
+
+from aligner.compare.formed import Formed
+from aligner.record import Array
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump, Entry
+    from aligner.record import LayerSpec
+
+Numbers = tuple[tuple[int, int], ...]
+"""Zeros before and behind, of each axis."""
+
+KINDS = ("Conv", "MaxPool", "AvgPool")
+"""How the kinds of layers are called that may pad by themselves."""
+
+WIDEST = 64
+"""Zeros of both ends that are looked at."""
+
+
+class Padded(Formed):
+    """A value with so many zeros around it, or without them."""
+
+    def __init__(self, entry: Entry, zeros: Numbers, more: bool) -> None:
+        key = entry.key._replace(slot=f"{entry.key.slot}[{'padded' if more else 'unpadded'}]")
+        sign = 1 if more else -1
+        shape = tuple(size + sign * (before + behind) for size, (before, behind) in zip(entry.shape, zeros))
+        super().__init__(key, entry, shape, (entry.content, zeros, more))
+        self._entry, self._zeros, self._more = entry, zeros, more
+
+    def raw(self) -> Array:
+        """The exact bits."""
+        value = self._entry.raw()
+        return np.pad(value, self._zeros) if self._more else np.ascontiguousarray(value[inside(value, self._zeros)])
+
+
+def inside(value: Array, zeros: Numbers) -> tuple[slice, ...]:
+    """Where the rest lies."""
+    return tuple(slice(before, size - behind) for size, (before, behind) in zip(value.shape, zeros))
+
+
+def padded(one: Entry, other: Entry, dumps: Sequence[Dump]) -> Optional[Padded]:
+    """What the port's layer is to get in the place of the reference's value `one`; None where that is no such value."""
+    specs = [dump.layers[entry.key.layer].spec for dump, entry in zip(dumps, (one, other))]
+    apart = [b - a for a, b in zip(one.shape, other.shape)]
+    if len(one.shape) != len(other.shape) or not any(apart) or any(apart[:2]) or one.dtype != other.dtype:
+        return None
+    if min(apart) < 0 < max(apart) or sum(map(abs, apart)) > WIDEST or not all(map(_pads, specs)):
+        return None
+    if max(apart) > 0:
+        return _with_zeros(one, other, apart)
+    return _without(one, [-size for size in apart], specs)
+
+
+def _pads(spec: LayerSpec) -> bool:
+    return spec.kind.startswith(KINDS) and spec.attributes.get("padding_mode", "zeros") == "zeros"
+
+
+def _without(one: Entry, fewer: Sequence[int], specs: Sequence[LayerSpec]) -> Optional[Padded]:
+    """The port's layer pads more by itself: the zeros that the reference's value has."""
+    pads = [_numbers(spec, len(fewer)) for spec in specs]
+    zeros = tuple((size // 2, size - size // 2) for size in fewer)
+    if None not in pads:
+        more = [[(b[0] - a[0], b[1] - a[1]) for a, b in zip(pads[0], pads[1])]]  # type: ignore[arg-type]  # none is None
+        zeros = next((tuple(way) for way in more if [sum(pair) for pair in way] == [*fewer]), zeros)
+    value = one.load()
+    border = np.ones(value.shape, np.bool_)
+    border[inside(value, zeros)] = False
+    return Padded(one, zeros, False) if min(map(min, zeros)) >= 0 and not value[border].any() else None
+
+
+def _with_zeros(one: Entry, other: Entry, more: Sequence[int]) -> Optional[Padded]:
+    """The port's value has the zeros: of the ways in which they may lie, the one in which the rest is nearest."""
+    value, found = (entry.load() for entry in (one, other))
+    ways: list[tuple[float, Numbers]] = []
+    for zeros in _ways(more):
+        within = inside(found, zeros)
+        border = np.ones(found.shape, np.bool_)
+        border[within] = False
+        if not found[border].any():
+            ways.append((float(np.abs(found[within].astype(np.float64) - value).sum()), zeros))
+    return Padded(one, min(ways)[1], True) if ways else None
+
+
+def _ways(more: Sequence[int]) -> Iterator[Numbers]:
+    each = [[(before, size - before) for before in {0, size // 2, size - size // 2, size}] for size in more]
+    yield from product(*each)
+
+
+def _numbers(spec: LayerSpec, axes: int) -> Optional[Sequence[tuple[int, int]]]:
+    """Zeros before and behind of each axis that a layer adds; None where it is not written in numbers."""
+    said: Any = spec.attributes.get("padding")
+    known = isinstance(said, tuple) and len(said) == axes - 2 and all(isinstance(one, tuple) for one in said)
+    return [(0, 0), (0, 0), *said] if known else None
