@@ -11,12 +11,13 @@ from aligner.record import Array
 Change = Callable[[Array, str], Array]
 
 
-def noise(scale: float, seed: int = 0) -> Change:
-    """A change that rounding could have made, of this relative size."""
+def noise(scale: float, seed: int = 0, zeros: bool = False) -> Change:
+    """A change that rounding could have made, of this relative size; of zeros as a part of the largest, if any."""
     random = np.random.default_rng(seed)
 
     def change(array: Array, dtype: str) -> Array:
-        factors = 1.0 + scale * random.uniform(-1.0, 1.0, array.shape)
-        return np.asarray(np.multiply(array, factors))
+        drawn = scale * random.uniform(-1.0, 1.0, array.shape)
+        found = np.asarray(np.multiply(array, 1.0 + drawn))
+        return np.where(array == 0, drawn * np.abs(array).max(initial=0.0), found) if zeros else found
 
     return change
