@@ -88,7 +88,8 @@ def _with_zeros(one: Entry, other: Entry, more: Sequence[int]) -> Optional[Padde
         border = np.ones(found.shape, np.bool_)
         border[within] = False
         if not found[border].any():
-            ways.append((float(np.abs(found[within].astype(np.float64) - value).sum()), zeros))
+            apart = np.subtract(found[within], value, dtype=np.float64)
+            ways.append((float(np.abs(apart).sum()), zeros))
     return Padded(one, min(ways)[1], True) if ways else None
 
 
