@@ -165,31 +165,37 @@ class Mending:
         if not search:
             yield from self._likewise(group, parent, plain)
             return
-        given = self._of_framework(group, parent, story, plain)
+        given = self._of_framework(group, parent, story, plain, Sources({}))
         yield from given
+        with suppress(FailedError):
+            edited = self._sources
+            errors = parent.trial(edited) if edited.texts and not given else {}
+            given = given or self._of_framework(group, parent, story, errors, edited)
         if given:  # what its code may be off by is another by now
             parent = self._running.parent(group.call, group.checks)
             plain = parent.trial(Sources({}))
         yield from self._one(group, parent, story, plain)
 
-    def _of_framework(self, group: Group, parent: Parent, story: Story, plain: Errors) -> Sequence[Mended]:
+    def _of_framework(
+        self, group: Group, parent: Parent, story: Story, errors: Errors, sources: Sources
+    ) -> Sequence[Mended]:
         """A small difference that an operation of the framework's makes: all that this code makes may have it."""
-        small = [check for check in wrong_of(group.checks, plain) if plain.get(check.port, math.inf) <= SMALL]
-        found = self._differing(group, small, parent, story, plain) if small else []
+        small = [check for check in wrong_of(group.checks, errors) if errors.get(check.port, math.inf) <= SMALL]
+        found = self._differing(group, small, parent, story, errors, sources) if small else []
         if found:
             least = ALLOWED * found[0].before / LIMIT
             group.checks = [replace(check, expected=max(check.expected, least)) for check in group.checks]
         return found
 
     def _differing(
-        self, group: Group, checks: Sequence[Check], parent: Parent, story: Story, plain: Errors
+        self, group: Group, checks: Sequence[Check], parent: Parent, story: Story, errors: Errors, sources: Sources
     ) -> Sequence[Mended]:
         """What operations of the framework's make wrong."""
-        found = [*self._stepping.differing(checks, parent, story)] if self._is_exact else []
+        found = [*self._stepping.differing(checks, parent, story, sources)] if self._is_exact else []
         found[1:] = [one._replace(witness=None) for one in found[1:]]  # a dump has one call's values for each call
-        errors = [plain.get(one.check.port, math.inf) for one in found]
+        off = [errors.get(one.check.port, math.inf) for one in found]
         return [
-            Mended(group.owner, group.call, one.check, error, error, framework=one) for one, error in zip(found, errors)
+            Mended(group.owner, group.call, one.check, error, error, framework=one) for one, error in zip(found, off)
         ]
 
     @property
@@ -220,7 +226,7 @@ class Mending:
             self._take(group, start, heads, way.sources, result)
             result.sizes = sizes(hunks(start, way.sources), story.shapes)
             return [result]
-        by = self._differing(group, group.checks, parent, story, plain) if not likewise else []
+        by = self._differing(group, group.checks, parent, story, plain, Sources({})) if not likewise else []
         return likewise or ([replace(by[0], trials=result.trials), *by[1:]] if by else [result])
 
     def _likewise(self, group: Group, parent: Parent, plain: Errors) -> Sequence[Mended]:

@@ -37,6 +37,9 @@ RIGHT = 2e-6
 """What may be left where an edit is proved: clean code stays below 1e-6, and a second normalisation in a row, which is
 a mistake, changes no more than 3e-6."""
 
+ROUNDED, REST = 2e-5, 1e-4
+"""Of a large error no more than this is left where the code is right, and no more than this part of it."""
+
 FALL = 5.0
 """The error must be this many times smaller."""
 
@@ -263,16 +266,19 @@ class Stepping:
         wanted, error = self._theirs.number(story, entry), state.errors.get(check.port, math.inf)
         return Matching(story, heard.story, heard.story.events[:cut], wanted, found, error), end
 
-    def differing(self, checks: Sequence[Check], parent: Parent, story: Story) -> Iterator[ByFramework]:
+    def differing(
+        self, checks: Sequence[Check], parent: Parent, story: Story, sources: Sources
+    ) -> Iterator[ByFramework]:
         """The framework's operations that make these wrong values of right ones, where the first is made so."""
-        heard, state = parent.heard(Sources({}))
+        heard, state = parent.heard(sources)
         made = [check for check in wrong_of(checks, state.errors) if check.port in state.at]
         for check in sorted(made, key=lambda check: state.at[check.port][0])[:DIFFERING]:
             matching, _ = self._matching(check, heard, state, story)
             found = None if matching is None else differing(matching)
             if found is None:
                 return
-            yield ByFramework(check, found, self._witness(found, heard, parent, story))
+            shown = None if sources.texts else self._witness(found, heard, parent, story)
+            yield ByFramework(check, found, shown)
 
     def _witness(self, found: Differing, heard: Heard, parent: Parent, story: Story) -> Optional[Witness]:
         ours = self._plan.calls[CallId(parent.call.layer, parent.call.number)]
@@ -342,7 +348,8 @@ class Stepping:
 
 
 def _limit(check: Check) -> float:
-    return max(RIGHT, LIMIT * check.expected)
+    """How far off a right value may be: kernels before it in this code may round otherwise than the reference's."""
+    return max(RIGHT, LIMIT * check.expected, min(ROUNDED, REST * check.error))
 
 
 def wrong_of(checks: Iterable[Check], errors: Mapping[Key, float]) -> list[Check]:

@@ -20,6 +20,9 @@ from aligner.replay import prints
 from aligner.replay.borders import excused
 from aligner.replay.frames import Frame, Plan
 
+NEAR = 1e-2
+"""What is off by less is the same thing, made by another kernel."""
+
 Made = Callable[[CallId, Array], bool]
 """Whether the reference's code makes a value inside of a call of its own."""
 
@@ -89,6 +92,7 @@ class Own:
             check.port
             for check in checks
             if check.suspicious and check.where == "glue" and is_input(check.port.slot) and check.deviation is not None
+            if check.error > NEAR
             if CallId(check.port.layer, check.port.call) in plan.calls
             and not {(check.port.layer, check.port.call), (check.port.layer, None)}.isdisjoint(spoiled)
         }
