@@ -59,11 +59,11 @@ class Row(Formed):
         first = entries[0]
         key = first.key._replace(slot=f"{first.key.slot}[#0-{len(entries) - 1}]")
         super().__init__(key, first, shape, (along, *(entry.content for entry in entries)))
-        self._entries, self._along = entries, along
+        self.entries, self.along = entries, along
 
     def raw(self) -> Array:
         """The exact bits."""
-        return np.ascontiguousarray(self._along.joined([entry.raw() for entry in self._entries]))
+        return np.ascontiguousarray(self.along.joined([entry.raw() for entry in self.entries]))
 
 
 class Single(Formed):
@@ -72,8 +72,8 @@ class Single(Formed):
     def __init__(self, entry: Entry, along: Along, number: int, shape: tuple[int, ...]) -> None:
         key = entry.key._replace(slot=f"{entry.key.slot}[#{number}]")
         super().__init__(key, entry, shape, (along, number, entry.content))
-        self._entry, self._along, self._number = entry, along, number
+        self.entry, self.along, self.number = entry, along, number
 
     def raw(self) -> Array:
         """The exact bits."""
-        return np.ascontiguousarray(self._along.single(self._entry.raw(), self._number))
+        return np.ascontiguousarray(self.along.single(self.entry.raw(), self.number))

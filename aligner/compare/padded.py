@@ -36,11 +36,11 @@ class Padded(Formed):
         sign = 1 if more else -1
         shape = tuple(size + sign * (before + behind) for size, (before, behind) in zip(entry.shape, zeros))
         super().__init__(key, entry, shape, (entry.content, zeros, more))
-        self._entry, self._zeros, self._more = entry, zeros, more
+        self.entry, self._zeros, self._more = entry, zeros, more
 
     def raw(self) -> Array:
         """The exact bits."""
-        value = self._entry.raw()
+        value = self.entry.raw()
         return np.pad(value, self._zeros) if self._more else np.ascontiguousarray(value[inside(value, self._zeros)])
 
 

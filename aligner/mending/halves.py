@@ -62,6 +62,8 @@ def _repeated(sources: Sources, file: str, node: ast.AST) -> Iterator[Edit]:
             last = at == len(sizes) - 1
             inside = f"{base}, {times}, {-1 if last else at}" if prefix else f"{times}, {-1 if last else at}"
             yield Edit(file, *span, f"{prefix or base + '.'}{REPEATING}({inside})")
+            if prefix == "mint." and "ops" in modules(sources.text(file)):  # which has no such kernel everywhere
+                yield Edit(file, *span, f"ops.{REPEATING}({inside})")
     elif node.func.attr == REPEATING:
         axes = [*given[1:2], *(one.value for one in node.keywords if one.arg in ("axis", "dim"))]
         axis = whole_number(axes[0]) if axes else None

@@ -6,7 +6,9 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
+from aligner.compare.along import Row, Single
 from aligner.compare.net import CallId, is_input
+from aligner.compare.padded import Padded
 from aligner.compare.tables import Table
 from aligner.explain.trail import EQUAL, Step, Trail
 from aligner.findings import CODE
@@ -120,9 +122,22 @@ class Theirs:
         """The number of a record's value."""
         taken = fingerprint(entry.load()) if math.prod(entry.shape) <= LARGEST else None
         found = self._known(story, taken, entry.shape)
-        if isinstance(entry, Table) and not any(found in event.results for event in story.events):
-            story.events.append(Event(TAKEN, (self.number(story, entry.entry),), (found,)))
+        if not any(found in event.results for event in story.events):
+            story.events += self._formed(story, entry, found)
         return found
+
+    def _formed(self, story: Story, entry: Any, found: int) -> Iterator[Event]:
+        """What makes a value of the port's form of the reference's."""
+        if isinstance(entry, (Table, Padded)):
+            yield Event(TAKEN, (self.number(story, entry.entry),), (found,))
+        elif isinstance(entry, Row):
+            word, parts = "stack" if entry.along.own else "cat", tuple(self.number(story, one) for one in entry.entries)
+            yield Event(word, parts, (found,), {"axis": entry.along.axis})
+        elif isinstance(entry, Single):
+            whole, along = self.number(story, entry.entry), entry.along
+            start = sum(along.sizes[: entry.number])
+            index: Any = start if along.own else (start or None, start + along.sizes[entry.number], 1)
+            yield Event("getitem", (whole,), (found,), {"index": (*((None, None, 1),) * along.axis, index)})
 
     def _known(self, story: Story, value: Optional[Fingerprint], shape: tuple[int, ...] = ()) -> int:
         near: list[int] = []

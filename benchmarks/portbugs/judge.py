@@ -118,10 +118,14 @@ def alarm(net: str, precision: str, exit_code: int, answer: Json) -> Alarm:
 
 def _named(answer: Json) -> list[Json]:
     """The places called wrong: over the tolerance first, then those below it, but for what is said to be no mistake of
-    the port's there: an operation of the framework's that makes something else of the same values.
+    the port's there: an operation of the framework's that makes a little of the same values otherwise.
     """
-    below = answer.get("suspects", ())
-    return [*answer["origins"], *(entry for entry in below if FRAMEWORK not in _first_cause(entry))]
+    named = (*answer["origins"], *answer.get("suspects", ()))
+    return [one for one in named if FRAMEWORK not in _first_cause(one) or not _is_small(one)]
+
+
+def _is_small(entry: Json) -> bool:
+    return (entry["forced"]["error"] or 1.0) < TOLERANCE
 
 
 def _first_cause(entry: Json) -> list[str]:
