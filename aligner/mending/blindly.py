@@ -48,6 +48,9 @@ STARTING = 1.2
 TURN = 3.0
 """What it costs to turn a value before it is reshaped, or where one with an axis of one meets another."""
 
+TURNABLE = (3, 4, 5, 6)
+"""Axes of what is turned before it is reshaped."""
+
 ELEMENTWISE = ("add", "sub", "mul", "div")
 """Words of operations in which such an axis is repeated along the other's."""
 
@@ -133,7 +136,8 @@ class Blindly:
         """What is reshaped, with two of its axes in each other's places before."""
         for node, value in event.inputs[:1]:
             rank = len(self._matching.theirs.shapes[value]) if isinstance(value, int) else 0
-            for one, other in ((1, 2), (rank - 2, rank - 1), (1, 3)) if rank in (3, 4, 5) else ():
+            pairs = dict.fromkeys(((1, 2), (2, 3), (rank - 2, rank - 1), (1, 3), (3, 4)))
+            for one, other in pairs if rank in TURNABLE else ():
                 perm = [*range(rank)]
                 if other < rank:
                     perm[one], perm[other] = other, one

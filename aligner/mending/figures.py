@@ -41,6 +41,9 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
     ones = {id(one.right) for one in lone}
     yield from ((one, [_plain(one.left), f"{_plain(one.left)} {_SIGN_OF[type(one.op)]} 2"]) for one in lone)
     for node in own(statement):
+        given = [*node.args, *(one.value for one in node.keywords)] if isinstance(node, ast.Call) else []
+        given += node.elts if isinstance(node, ast.Tuple) else []
+        yield from ((one, ["-{}"]) for one in given if isinstance(one, ast.Attribute) and _is_named(one))
         if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10:
             yield from [(node, [str(node.value - 1), str(node.value + 1)])] if id(node) not in ones else []
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
@@ -48,12 +51,17 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
             yield from ((one, ["{} + 1", "{} - 1"]) for one in ends)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Mod)):
             yield node.left, ["({} - 1)", "({} + 1)"]
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Name):
-            yield node, [node.operand.id]
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and _is_named(node.operand):
+            yield node, [ast.unparse(node.operand)]
         elif isinstance(node, ast.Compare) and len(node.ops) == 1:
             sides = _plain(node.left), _plain(node.comparators[0])
             signs = [signs[type(node.ops[0])] for signs in (_STRICT, _TURNED) if type(node.ops[0]) in signs]
             yield from [(node, [f" {sign} ".join(sides) for sign in signs])] if signs else []
+
+
+def _is_named(node: ast.expr) -> bool:
+    """A variable, or an attribute of the layer's."""
+    return isinstance(node.value if isinstance(node, ast.Attribute) else node, ast.Name)
 
 
 def valued(sources: Sources, file: str, line: int, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.adapter import Adapter
-from aligner.compare.checks import LIMIT, Check
+from aligner.compare.checks import LIMIT, OTHER_BORDER, Check
 from aligner.compare.net import CallId, is_input
 from aligner.dtypes import DTYPES
 from aligner.mending.events import Story
@@ -59,6 +59,16 @@ class _Way:
     whole: bool = False
 
 
+def ending(checks: Iterable[Check], own: Callable[[str], bool]) -> set[str]:
+    """The user's layers that end elsewhere than their counterparts, and hand on what is the port's own."""
+    others: dict[str, bool] = {}
+    for check in checks:
+        layer = check.port.layer
+        if check.where != "inputs" and layer and (check.by_effect or not is_input(check.port.slot)):
+            others[layer] = others.get(layer, True) and check.reason == OTHER_BORDER
+    return {layer for layer, elsewhere in others.items() if elsewhere and own(layer)}
+
+
 class Mending:
     """Looks for edits of a port that has been through the forced pass."""
 
@@ -77,7 +87,8 @@ class Mending:
         self._adapter, self._ground, self._reference = adapter, ground, reference
         self._plan = ground.plan
         calls = [call for call in port.calls if call.phase is Phase.FORWARD]
-        self._running = Running(adapter, model, ground)
+        checks = [*checks]
+        self._running = Running(adapter, model, ground, ending(checks, own))
         self._theirs = Theirs(reference, self._plan, {call.layer for call in calls})
         self._groups = self._grouped(checks, calls, own, port)
         self._stepping = Stepping(adapter, ground, reference, self._theirs, self._goes_on)
@@ -214,8 +225,12 @@ class Mending:
         result = Mended(group.owner, group.call, wrong[0], before, before)
         result.home = self._stepping.home(wrong[0], parent, story)
         found: list[tuple[_Way, Sources, Sequence[Mended]]] = []
+        own = {check.port for check in wrong}
         for start, heads in self._starts(group):
             way = self._searched(group, parent, story, start, result)
+            left = wrong_of(group.checks, parent.trial(way.sources)) if way is not None else []
+            if own <= {check.port for check in left}:  # what it puts right is what earlier edits broke
+                way = None
             found += [(way, start, heads)] if way is not None and (way.whole or not heads) else []
             if way is not None and way.whole:
                 break
@@ -223,9 +238,11 @@ class Mending:
             way, start, heads = found[-1]
             result.why = way.why
             self._judge(result, wrong_of(group.checks, parent.trial(start)), plain, parent.trial(way.sources))
-            self._take(group, start, heads, way.sources, result)
-            result.sizes = sizes(hunks(start, way.sources), story.shapes)
-            return [result]
+            if result.before > result.after:  # else what is put right is right as the code stands
+                self._take(group, start, heads, way.sources, result)
+                result.sizes = sizes(hunks(start, way.sources), story.shapes)
+                return [result]
+            result = replace(result, check=wrong[0], before=before, after=before, why=(), right=())
         by = self._differing(group, group.checks, parent, story, plain, Sources({})) if not likewise else []
         return likewise or ([replace(by[0], trials=result.trials), *by[1:]] if by else [result])
 
@@ -249,6 +266,7 @@ class Mending:
         """Note what edits put right of what was wrong, and how far off the first of it was and is."""
         left = {check.port for check in wrong_of(wrong, after)}
         right = [check for check in wrong if check.port not in left]
+        right.sort(key=lambda check: not before.get(check.port, math.inf) > after.get(check.port, 0.0))
         result.check = right[0]
         result.before, result.after = (errors.get(right[0].port, math.inf) for errors in (before, after))
         result.right = [check.key for check in right] if left else ()

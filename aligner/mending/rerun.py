@@ -105,6 +105,11 @@ class Rerun:
             return self._more(inner, args, kwargs)
         if same not in self._ground.plan.calls:
             return self._inner(inner, args, kwargs)
+        if path in self._parent.running.ending:
+            found: Tensors = []
+            flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+            self._look(same, found)
+            return self._inner(inner, args, kwargs)
         return self._held(same, inner, args, kwargs)
 
     def _same(self, this: CallId, args: Any, kwargs: Any) -> Optional[CallId]:

@@ -6,7 +6,7 @@ that they hand these on without running.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from types import FunctionType
@@ -35,10 +35,12 @@ from aligner.values import Values
 class Running:
     """Runs calls of the port's layers. To be used as a context: layers run their code through it meanwhile."""
 
-    def __init__(self, adapter: Adapter, model: Any, ground: Ground) -> None:
+    def __init__(self, adapter: Adapter, model: Any, ground: Ground, ending: Set[str] = frozenset()) -> None:
         self.adapter, self.ground = adapter, ground
         self._model = model
         self._plan = ground.plan
+        self.ending = ending
+        """Layers with a counterpart that end elsewhere: what they do after it is code of those around them."""
         self._paths = {id(layer): path for path, layer in adapter.layers(model)}
         self._state: Optional[Rerun] = None
         self._buildings: dict[str, Optional[Building]] = {}
@@ -60,7 +62,8 @@ class Running:
     def counterpart(self, layer: object) -> Optional[str]:
         """The reference's layer that one of the port's is paired with, if its next call is held to it."""
         path = self._paths.get(id(layer))
-        return None if path is None or path not in self._plan.layers else self._plan.layers[path]
+        held = path is not None and path in self._plan.layers and path not in self.ending
+        return self._plan.layers[path] if path is not None and held else None
 
     def parent(self, call: Call, checks: Sequence[Check]) -> Parent:
         """A call that can be run again."""
@@ -69,7 +72,11 @@ class Running:
     def buildings(self, path: str) -> list[Building]:
         """How a layer is built, and those in it whose code is run with its own, as the reference has none like them."""
         inside = f"{path}." if path else ""
-        own = (one for one in self._paths.values() if one.startswith(inside) and one not in self._plan.layers)
+        own = (
+            one
+            for one in self._paths.values()
+            if one.startswith(inside) and (one in self.ending or one not in self._plan.layers)
+        )
         return [building for one in (path, *own) if (building := self._building(one)) is not None]
 
     def _building(self, path: str) -> Optional[Building]:

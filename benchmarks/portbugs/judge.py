@@ -125,7 +125,7 @@ def _named(answer: Json) -> list[Json]:
 
 
 def _is_small(entry: Json) -> bool:
-    return (entry["forced"]["error"] or 1.0) < TOLERANCE
+    return (entry.get("own_error") or 1.0) < TOLERANCE
 
 
 def _first_cause(entry: Json) -> list[str]:
