@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Numbers = tuple[tuple[int, int], ...]
 """Zeros before and behind, of each axis."""
 
+Pads = Sequence[tuple[int, int]]
+"""The same, as a layer adds them."""
+
 KINDS = ("Conv", "MaxPool", "AvgPool")
 """How the kinds of layers are called that may pad by themselves."""
 
@@ -57,18 +60,18 @@ def padded(one: Entry, other: Entry, dumps: Sequence[Dump]) -> Optional[Padded]:
         return None
     if min(apart) < 0 < max(apart) or sum(map(abs, apart)) > WIDEST or not all(map(_pads, specs)):
         return None
+    pads = [_numbers(spec, len(apart)) for spec in specs]
     if max(apart) > 0:
-        return _with_zeros(one, other, apart)
-    return _without(one, [-size for size in apart], specs)
+        return _with_zeros(one, other, apart, pads)
+    return _without(one, [-size for size in apart], pads)
 
 
 def _pads(spec: LayerSpec) -> bool:
     return spec.kind.startswith(KINDS) and spec.attributes.get("padding_mode", "zeros") == "zeros"
 
 
-def _without(one: Entry, fewer: Sequence[int], specs: Sequence[LayerSpec]) -> Optional[Padded]:
+def _without(one: Entry, fewer: Sequence[int], pads: Sequence[Optional[Pads]]) -> Optional[Padded]:
     """The port's layer pads more by itself: the zeros that the reference's value has."""
-    pads = [_numbers(spec, len(fewer)) for spec in specs]
     zeros = tuple((size // 2, size - size // 2) for size in fewer)
     if None not in pads:
         more = [[(b[0] - a[0], b[1] - a[1]) for a, b in zip(pads[0], pads[1])]]  # type: ignore[arg-type]  # none is None
@@ -79,8 +82,10 @@ def _without(one: Entry, fewer: Sequence[int], specs: Sequence[LayerSpec]) -> Op
     return Padded(one, zeros, False) if min(map(min, zeros)) >= 0 and not value[border].any() else None
 
 
-def _with_zeros(one: Entry, other: Entry, more: Sequence[int]) -> Optional[Padded]:
-    """The port's value has the zeros: of the ways in which they may lie, the one in which the rest is nearest."""
+def _with_zeros(one: Entry, other: Entry, more: Sequence[int], pads: Sequence[Optional[Pads]]) -> Optional[Padded]:
+    """The port's value has the zeros: of the ways in which they may lie, the one in which the rest is nearest. In front
+    there are to be as many as the reference's layer adds; where it adds more behind, they are cut off again.
+    """
     value, found = (entry.load() for entry in (one, other))
     ways: list[tuple[float, Numbers]] = []
     for zeros in _ways(more):
@@ -90,7 +95,11 @@ def _with_zeros(one: Entry, other: Entry, more: Sequence[int]) -> Optional[Padde
         if not found[border].any():
             apart = np.subtract(found[within], value, dtype=np.float64)
             ways.append((float(np.abs(apart).sum()), zeros))
-    return Padded(one, min(ways)[1], True) if ways else None
+    if not ways or pads[0] is None or pads[1] is None:
+        return None
+    zeros = min(ways)[1]
+    before = [first[0] - second[0] for first, second in zip(pads[0], pads[1])]
+    return Padded(one, zeros, True) if before == [pair[0] for pair in zeros] else None
 
 
 def _ways(more: Sequence[int]) -> Iterator[Numbers]:
@@ -98,7 +107,7 @@ def _ways(more: Sequence[int]) -> Iterator[Numbers]:
     yield from product(*each)
 
 
-def _numbers(spec: LayerSpec, axes: int) -> Optional[Sequence[tuple[int, int]]]:
+def _numbers(spec: LayerSpec, axes: int) -> Optional[Pads]:
     """Zeros before and behind of each axis that a layer adds; None where it is not written in numbers."""
     said: Any = spec.attributes.get("padding")
     known = isinstance(said, tuple) and len(said) == axes - 2 and all(isinstance(one, tuple) for one in said)

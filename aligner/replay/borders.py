@@ -36,7 +36,7 @@ FIRST = "input.0"
 NEARER = 0.5
 """Of two counterparts a value is set against the other one where it is off from it by so much less."""
 
-LITTLE = 1e-3
+LITTLE = 1e-4
 """What is off by so much less than it would be at its own border stands elsewhere: a kernel rounds otherwise there."""
 
 
@@ -239,7 +239,7 @@ class Borders:
             for one in mine if ends else ():  # it goes on as it is, and so do they
                 one.code = outer
             return (), check
-        if check.suspicious and not all(check.error < LITTLE * one.check.error for one in mine):
+        if check.suspicious and not all(check.error < LITTLE * min(one.check.error, 1.0) for one in mine):
             self._open = [one for one in self._open if all(one is not other for other in mine)]
             self.refuted.update(one.check.port for one in mine if one.comparable or is_input(one.check.port.slot))
             wrong = {one.value for one in mine}
