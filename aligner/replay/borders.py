@@ -214,6 +214,14 @@ class Borders:
             return Moved(check, None)
         return None
 
+    def beyond(self, check: Check, entry: Entry, found: Held, inside: Iterable[object]) -> Optional[Check]:
+        """The check of what a call hands on in another size, where its counterpart's very value is made `inside`: it
+        goes on behind its counterpart's end."""
+        if found.raw().size == _size(entry) or entry.content not in inside:
+            return None
+        self.elsewhere[check.port] = None
+        return excused(check)
+
     def _waits(self, value: prints.Print) -> bool:
         """Whether a layer is handed on what waits already."""
         return any(one.value == value for one in self._open)

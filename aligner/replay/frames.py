@@ -102,3 +102,8 @@ class Frame:
     """Shapes of the arguments that the port alone gives it."""
     misled: list[int] = field(default_factory=list)
     """Those of them that say other things than the reference's, whatever the form."""
+
+    @property
+    def outer(self) -> Optional[tuple[str, int]]:
+        """The call around it, as it is told."""
+        return None if self.around is None else (self.around.path, self.around.number)

@@ -250,8 +250,12 @@ class Values:
     ) -> tuple[Check, Optional[Entry]]:
         """The check of a value that may stand at another border, and its counterpart; None leaves it as it is."""
         other: Optional[Entry] = entry
-        given, here = is_input(check.port.slot), (frame.path, frame.number)
-        around = None if frame.around is None else (frame.around.path, frame.around.number)
+        given = is_input(check.port.slot)
+        if check.suspicious and not given and frame.around is not None:
+            inside = (one for one in self.checks[frame.first :] if not one.suspicious and not is_input(one.port.slot))
+            if (beyond := self.borders.beyond(check, entry, found, map(self.content, inside))) is not None:
+                return beyond, None
+        here, around = (frame.path, frame.number), frame.outer
         if check.suspicious:
             short = self.plan.coarsest(place[1])
 
@@ -259,11 +263,9 @@ class Values:
                 return judged(short, _held(entry, shape), found, place, False)
 
             within = given and frame.path in self.plan.uses.around
-            moved = self.borders.moved(check, entry, found, judge, here if within else around)
-            if moved is not None:
+            if (moved := self.borders.moved(check, entry, found, judge, here if within else around)) is not None:
                 check, other = replace(moved.check, isolated=check.isolated), moved.entry
-        settled = self.borders.settled(check, entry)
-        if settled is not None:
+        if (settled := self.borders.settled(check, entry)) is not None:
             due, check = settled
             if due.suspicious:
                 due = replace(due, kept=self.keep(due.port, found.dtype, found.raw()))
@@ -275,8 +277,7 @@ class Values:
 
     def left(self, frame: Frame) -> None:
         """All that this call hands on was looked at."""
-        around = None if frame.around is None else (frame.around.path, frame.around.number)
-        for check in self.borders.left((frame.path, frame.number), around):
+        for check in self.borders.left((frame.path, frame.number), frame.outer):
             self._amend(check)
 
     def ended(self) -> None:
