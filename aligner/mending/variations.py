@@ -45,7 +45,7 @@ def swapped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
     stand in it; and a call inside another call done the other way round.
     """
     for node in _in_statement(sources.text(file), line):
-        if isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Load):
+        if isinstance(node, (ast.Tuple, ast.List)):  # also names that a value is taken apart into
             for pair in zip(node.elts, node.elts[1:]):
                 yield from _places(sources, file, [pair])
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Call) and node.args[0].args:

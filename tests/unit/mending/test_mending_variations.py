@@ -114,6 +114,13 @@ def test_what_a_statement_works_on_is_swapped(tmp_path, line, others):
     assert all(any(f"y = {other}\n" in one for one in found) for other in others)
 
 
+def test_names_that_a_value_is_taken_apart_into_are_swapped(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text("def f(x):\n    b, c, _, w = x.shape\n", encoding="utf-8")
+    found = [Sources({}).edited(edits).text(str(file)) for edits in swapped(Sources({}), str(file), 2)]
+    assert any("b, c, w, _ = x.shape" in one for one in found)
+
+
 def test_a_residual_is_taken_again(tmp_path):
     file = tmp_path / "net.py"
     text = "def f(x):\n    r = x\n    x = a(x)\n    x = r + x\n    x = b(x)\n    return r + x\n"
