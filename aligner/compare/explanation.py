@@ -223,9 +223,8 @@ def _cause(suspect: Suspect, trial: Mapping[str, Any], apart: Optional[float], c
     told = None if case.where == "layer" and suspect.parameters else suspect.error
     seen = told is not None and told <= limit and case.where in ("parameters", "inputs")
     proved = trial.get("proved") is True
-    after = (
-        None if seen and not proved else _number(trial.get("after"))
-    )  # a layer that makes another shape says nothing
+    untold = seen and not proved  # the trial of a layer that makes another shape says nothing of its parameter
+    after = None if untold else _number(trial.get("after"))
     proved = proved or seen
     facts = suspect.facts if case.words == MINDSPORE else {**suspect.facts, "words": case.words}
     return Cause(

@@ -54,11 +54,12 @@ def inside(value: Array, zeros: Numbers) -> tuple[slice, ...]:
 
 def padded(one: Entry, other: Entry, dumps: Sequence[Dump]) -> Optional[Padded]:
     """What the port's layer is to get in the place of the reference's value `one`; None where that is no such value."""
-    specs = [dump.layers[entry.key.layer].spec for dump, entry in zip(dumps, (one, other))]
+    layers = [dump.layers.get(entry.key.layer) for dump, entry in zip(dumps, (one, other))]
+    specs = [layer.spec for layer in layers if layer is not None]
     apart = [b - a for a, b in zip(one.shape, other.shape)]
     if len(one.shape) != len(other.shape) or not any(apart) or any(apart[:2]) or one.dtype != other.dtype:
         return None
-    if min(apart) < 0 < max(apart) or sum(map(abs, apart)) > WIDEST or not all(map(_pads, specs)):
+    if min(apart) < 0 < max(apart) or sum(map(abs, apart)) > WIDEST or len(specs) < 2 or not all(map(_pads, specs)):
         return None
     pads = [_numbers(spec, len(apart)) for spec in specs]
     if max(apart) > 0:
@@ -73,13 +74,15 @@ def _pads(spec: LayerSpec) -> bool:
 def _without(one: Entry, fewer: Sequence[int], pads: Sequence[Optional[Pads]]) -> Optional[Padded]:
     """The port's layer pads more by itself: the zeros that the reference's value has."""
     zeros = tuple((size // 2, size - size // 2) for size in fewer)
-    if None not in pads:
-        more = [[(b[0] - a[0], b[1] - a[1]) for a, b in zip(pads[0], pads[1])]]  # type: ignore[arg-type]  # none is None
-        zeros = next((tuple(way) for way in more if [sum(pair) for pair in way] == [*fewer]), zeros)
+    if pads[0] is not None and pads[1] is not None:
+        more = tuple((b[0] - a[0], b[1] - a[1]) for a, b in zip(pads[0], pads[1]))
+        zeros = more if [sum(pair) for pair in more] == [*fewer] else zeros
+    if min(map(min, zeros)) < 0:
+        return None
     value = one.load()
     border = np.ones(value.shape, np.bool_)
     border[inside(value, zeros)] = False
-    return Padded(one, zeros, False) if min(map(min, zeros)) >= 0 and not value[border].any() else None
+    return None if value[border].any() else Padded(one, zeros, False)
 
 
 def _with_zeros(one: Entry, other: Entry, more: Sequence[int], pads: Sequence[Optional[Pads]]) -> Optional[Padded]:
@@ -110,5 +113,6 @@ def _ways(more: Sequence[int]) -> Iterator[Numbers]:
 def _numbers(spec: LayerSpec, axes: int) -> Optional[Pads]:
     """Zeros before and behind of each axis that a layer adds; None where it is not written in numbers."""
     said: Any = spec.attributes.get("padding")
-    known = isinstance(said, tuple) and len(said) == axes - 2 and all(isinstance(one, tuple) for one in said)
-    return [(0, 0), (0, 0), *said] if known else None
+    pairs = said if isinstance(said, tuple) and len(said) == axes - 2 else ()
+    known = bool(pairs) and all(isinstance(pair, tuple) and [type(one) for one in pair] == [int, int] for pair in pairs)
+    return [(0, 0), (0, 0), *pairs] if known else None

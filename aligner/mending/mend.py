@@ -25,7 +25,7 @@ from aligner.mending.ground import Ground
 from aligner.mending.hunks import hunks, rebuilt, sizes
 from aligner.mending.mended import Mended
 from aligner.mending.others import BREAKING, Group, Others
-from aligner.mending.rerun import FailedError
+from aligner.mending.rerun import ALLOWED, SMALL, FailedError
 from aligner.mending.running import Parent, Running
 from aligner.mending.sources import Sources
 from aligner.mending.stepping import Stepping, wrong_of
@@ -41,9 +41,6 @@ DEPTH = 4
 
 TELLING = 16
 """So few numbers may be right by chance."""
-
-SMALL, ALLOWED = 1e-4, 4.0
-"""Errors that a kernel of the framework's may make, and how many times as far off others may be for it."""
 
 
 Errors = Mapping[Key, float]

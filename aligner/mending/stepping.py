@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
@@ -20,7 +21,7 @@ from aligner.mending.ground import Ground
 from aligner.mending.heard import Heard
 from aligner.mending.matching import AGREE, Matching
 from aligner.mending.ranking import LONG, Ranking
-from aligner.mending.rerun import FailedError, InVainError
+from aligner.mending.rerun import ALLOWED, SMALL, FailedError, InVainError
 from aligner.mending.running import Parent
 from aligner.mending.search import Search
 from aligner.mending.sources import Sources
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 RIGHT = 2e-6
 """What may be left where an edit is proved: clean code stays below 1e-6, and a second normalisation in a row, which is
 a mistake, changes no more than 3e-6."""
-
-ROUNDED, REST = 2e-5, 1e-4
-"""Of a large error no more than this is left where the code is right, and no more than this part of it."""
 
 FALL = 5.0
 """The error must be this many times smaller."""
@@ -80,7 +78,7 @@ class ByFramework(NamedTuple):
 class _Look:
     """What is heard of a call with some edits, its wrong values in the order of the run, and what is thought of."""
 
-    def __init__(self, checks: Sequence[Check], parent: Parent, sources: Sources) -> None:
+    def __init__(self, checks: list[Check], parent: Parent, sources: Sources) -> None:
         self.checks, self.parent, self.sources = checks, parent, sources
         self.heard, self.state = parent.heard(sources)
         at, last = self.state.at, len(self.heard.story.events)
@@ -101,7 +99,7 @@ class Stepping:
         self._look: Optional[_Look] = None
 
     def ahead(
-        self, checks: Sequence[Check], parent: Parent, story: Story, sources: Sources
+        self, checks: list[Check], parent: Parent, story: Story, sources: Sources
     ) -> Optional[tuple[Candidate, Sources, int]]:
         """In long code the edit that puts its first wrong step right, after how many were tried: up to a later step the
         way to the first wrong value is as the reference has it. What is wrong behind it is another mistake.
@@ -145,7 +143,7 @@ class Stepping:
 
     def step(
         self,
-        checks: Sequence[Check],
+        checks: list[Check],
         parent: Parent,
         story: Story,
         sources: Sources,
@@ -164,7 +162,7 @@ class Stepping:
                 if (best is not None and one.cost >= best[0]) or not self._goes_on(parent.call.layer):
                     continue
                 trials += 1
-                edited = self._right(one, check, look)
+                edited = self._right(one, check, look, story)
                 if edited is None:
                     continue
                 errors = parent.trial(edited)  # from memory it was found, and is to be seen
@@ -178,7 +176,7 @@ class Stepping:
                 return best[1], best[2], trials
         return None, sources, trials
 
-    def _looked(self, checks: Sequence[Check], parent: Parent, sources: Sources) -> _Look:
+    def _looked(self, checks: list[Check], parent: Parent, sources: Sources) -> _Look:
         known = self._look
         if known is None or known.parent is not parent or known.sources is not sources or known.checks is not checks:
             self._look = known = _Look(checks, parent, sources)
@@ -270,7 +268,7 @@ class Stepping:
         self, checks: Sequence[Check], parent: Parent, story: Story, sources: Sources
     ) -> Iterator[ByFramework]:
         """The framework's operations that make these wrong values of right ones, where the first is made so."""
-        heard, state = parent.heard(sources)
+        heard, state = parent.heard_again(sources) if sources.texts else parent.heard(sources)
         made = [check for check in wrong_of(checks, state.errors) if check.port in state.at]
         for check in sorted(made, key=lambda check: state.at[check.port][0])[:DIFFERING]:
             matching, _ = self._matching(check, heard, state, story)
@@ -304,19 +302,33 @@ class Stepping:
         """The port's layer."""
         return self._ground.layer(self._ports.get(reference, reference))
 
-    @staticmethod
-    def _right(one: Candidate, check: Check, look: _Look) -> Optional[Sources]:
+    def _right(self, one: Candidate, check: Check, look: _Look, story: Story) -> Optional[Sources]:
         """The sources with an edit, if the value is right then."""
         before = look.state.errors.get(check.port, math.inf)
+        found: list[float] = []
 
         def vain(key: Key, error: float) -> bool:
+            found.extend([error] if key == check.port else [])
             return key == check.port and not _is_right(check, error, before)
 
         try:
             trial = look.sources.edited(one.edits)
             return trial if _is_right(check, look.parent.tried(trial, vain).get(check.port), before) else None
-        except (InVainError, FailedError, SyntaxError):
+        except InVainError:
+            small = bool(found) and found[-1] <= SMALL and found[-1] * FALL <= before
+            return trial if small and self._is_by_kernel(check, found[-1], trial, look, story) else None
+        except (FailedError, SyntaxError):
             return None
+
+    def _is_by_kernel(self, check: Check, error: float, trial: Sources, look: _Look, story: Story) -> bool:
+        """Whether a kernel of the framework's is seen to make the little that an edit leaves; all that this code makes
+        may be as far off from then on."""
+        with suppress(FailedError):
+            if next(self.differing([check], look.parent, story, trial), None) is not None:
+                least = ALLOWED * error / LIMIT
+                look.checks[:] = [replace(one, expected=max(one.expected, least)) for one in look.checks]
+                return True
+        return False
 
     @staticmethod
     def witnessed(parent: Parent, story: Story, trial: Sources, one: Candidate, strictly: bool = False) -> bool:
@@ -348,8 +360,7 @@ class Stepping:
 
 
 def _limit(check: Check) -> float:
-    """How far off a right value may be: kernels before it in this code may round otherwise than the reference's."""
-    return max(RIGHT, LIMIT * check.expected, min(ROUNDED, REST * check.error))
+    return max(RIGHT, LIMIT * check.expected)
 
 
 def wrong_of(checks: Iterable[Check], errors: Mapping[Key, float]) -> list[Check]:

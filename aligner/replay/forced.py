@@ -247,7 +247,7 @@ class ForcedPass:
                     if at is None:
                         raise
                     self.checks.extend(first[: at + 1])  # with as many numbers as the port has there nothing goes on
-                    self.checks.extend(replace(check, follows=True) for check in first[at + 1 :])
+                    self.checks.extend(replace(check, follows=check.suspicious) for check in first[at + 1 :])
                     return None
         return None
 

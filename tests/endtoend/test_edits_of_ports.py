@@ -83,6 +83,16 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def ported(folder, net, edits):
+    """A net, and its port: the same text with these pieces of it, each of which it has once, in other words."""
+    text = net
+    for old, new in edits:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    (folder / "ref.py").write_text(net, encoding="utf-8")
+    (folder / "port.py").write_text(text, encoding="utf-8")
+
+
 def answer(tmp_path, capsys):
     shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
     assert main(["capture", "ref.py:build", "-o", "ref.h5", "--force", "--quiet"]) == 0

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.endtoend.test_edits_of_ports import answer, is_right_with_the_patch  # noqa: E402 - only after it is there
+from tests.endtoend.test_edits_of_ports import answer, is_right_with_the_patch, ported  # noqa: E402 - only after it is there
 from tests.endtoend.test_edits_of_settings import _here  # noqa: E402, F401 - as above
 
 NET = """
@@ -72,24 +72,15 @@ ENDS = (
 )
 
 
-def written(folder, *mistake):
-    text = NET
-    for pair in (*ENDS, *([mistake] if mistake else [])):
-        assert text.count(pair[0]) == 1
-        text = text.replace(*pair)
-    (folder / "ref.py").write_text(NET, encoding="utf-8")
-    (folder / "port.py").write_text(text, encoding="utf-8")
-
-
 def test_a_port_whose_blocks_end_elsewhere_is_right(tmp_path, capsys):
-    written(tmp_path)
+    ported(tmp_path, NET, ENDS)
     found = answer(tmp_path, capsys)
     assert (found["outcome"], found["origins"], found["suspects"]) == ("aligned", [], [])
 
 
 @pytest.mark.parametrize("mistake", [("/ 0.3) * mask", "/ 0.3)"), ("/ 0.3) * mask", "/ 0.2) * mask")])
 def test_what_is_wrong_before_them_is_the_origin(tmp_path, capsys, mistake):
-    written(tmp_path, *mistake)
+    ported(tmp_path, NET, (*ENDS, mistake))
     found = answer(tmp_path, capsys)
     assert [(origin["layer"], origin["between"]) for origin in found["origins"]] == [
         ("pillars", ["", "pillars.layers.0"])

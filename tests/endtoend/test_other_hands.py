@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.endtoend.test_edits_of_ports import _here, answer, is_right_with_the_patch  # noqa: E402, F401 - as above
+from tests.endtoend.test_edits_of_ports import _here, answer, is_right_with_the_patch, ported  # noqa: E402, F401 - as above
 
 NET = """
 import torch
@@ -124,17 +124,8 @@ MISTAKES = {
 }
 
 
-def written(folder, *mistake):
-    text = NET
-    for pair in (*PORT, *mistake):
-        assert text.count(pair[0]) == 1
-        text = text.replace(*pair)
-    (folder / "ref.py").write_text(NET, encoding="utf-8")
-    (folder / "port.py").write_text(text, encoding="utf-8")
-
-
 def test_the_port_is_right(tmp_path, capsys):
-    written(tmp_path)
+    ported(tmp_path, NET, PORT)
     found = answer(tmp_path, capsys)
     assert (found["outcome"], found["origins"], found["suspects"]) == ("aligned", [], [])
 
@@ -142,7 +133,7 @@ def test_the_port_is_right(tmp_path, capsys):
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_found_at_its_place_and_the_patch_is_right(tmp_path, capsys, mistake):
     edit, layer = MISTAKES[mistake]
-    written(tmp_path, edit)
+    ported(tmp_path, NET, (*PORT, edit))
     found = answer(tmp_path, capsys)
     assert [origin["layer"] for origin in found["origins"]] == [layer]
     assert is_right_with_the_patch(tmp_path, capsys)
