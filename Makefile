@@ -26,10 +26,11 @@ test: setup ## the tests of the main environment
 test-all: test ## the main environment, then the others of the table in CONTRIBUTING.md
 	sh tests/environments.sh old bare39 bare311 mindtorch mindnlp
 
-lint: setup ## ruff and mypy
+lint: setup ## ruff and mypy, and whether the oldest Python that is supported can read it, where there is one
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	! python3.9 -c pass 2>/dev/null || python3.9 -m compileall -q aligner hooks tests
 
 bench: setup ## every figure of the README, each next to its limit
 	$(RUN) benchmarks/run_all.py

@@ -91,7 +91,7 @@ def _all(text: str, line: int, kind: Callable[[ast.Call, Named], Optional[_Split
     around = statements(text, line)
     made = [one for one in around if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)]
     times = Counter(ast.unparse(one.targets[0]) for one in made)
-    named = {name: one.value for one in made if times[name := ast.unparse(one.targets[0])] == 1}
+    named = {name: one.value for one in made if times[(name := ast.unparse(one.targets[0]))] == 1}
     calls = (node for one in around for node in ast.walk(one) if isinstance(node, ast.Call))
     found = ((call.lineno, call.end_col_offset, split) for call in calls if (split := kind(call, named)) is not None)
     return [*{(row, column): split for row, column, split in found}.values()]
