@@ -30,7 +30,9 @@ lint: setup ## ruff and mypy, and whether the oldest Python that is supported ca
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
-	! python3.9 -c pass 2>/dev/null || python3.9 -m compileall -q aligner hooks tests
+	@for python in python3.9 $$HOME/.pyenv/versions/3.9.*/bin/python; do \
+		! "$$python" -c pass 2>/dev/null || exec "$$python" -m compileall -q aligner hooks tests; \
+	done
 
 bench: setup ## every figure of the README, each next to its limit
 	$(RUN) benchmarks/run_all.py
