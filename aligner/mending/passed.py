@@ -1,14 +1,16 @@
-"""A setting of a layer of the user's, changed where it is given: in the call that builds the layer, or one around it.
+"""A setting that comes of what a class of the user's is given, changed where it is given: in the call that builds that
+class, or one around it.
 
 `self.add = shortcut and ins == outs` is set by an argument that may come from far: `Bottleneck(w, w, shortcut)` in a
-stage that is built with `shortcut=True`, by default. The layer whose call is changed is built again, to see that it
-does.
+stage that is built with `shortcut=True`, by default. So is the dilation of a convolution that a `Unit(planes, planes)`
+builds. The layer whose call is changed is built again, to see that it does.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Optional
@@ -16,10 +18,9 @@ from typing import Any, NamedTuple, Optional
 from aligner.adapter import Adapter
 from aligner.compare.net import ancestors
 from aligner.explain.setting_rules import same
-from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.record import Attribute
 from aligner.source import constructing, sites
-from aligner.words.spelling import written
+from aligner.source.owning import is_own
 
 DEEPEST = 6
 """Calls through which an argument is handed on."""
@@ -27,60 +28,78 @@ DEEPEST = 6
 LARGE = 1 << 22
 """Elements of parameters of a layer that is built again."""
 
+Change = Mapping[str, Attribute]
+
 
 class Passed(NamedTuple):
-    """The call that is changed, by the layer that it builds, and the change."""
+    """The layer whose call is changed, and the argument; the layer that is so set, by its path in that one."""
 
-    path: str
+    owner: str
     place: sites.Place
-    edits: Sequence[Edit]
+    call: ast.Call
+    parameter: str
+    value: Attribute
+    below: str
 
 
-def passed(adapter: Adapter, layers: Mapping[str, Any], path: str, change: Mapping[str, Attribute]) -> Optional[Passed]:
-    """Of one setting; None where no argument is found that makes it so."""
-    if len(change) != 1:
+def passed(adapter: Adapter, layers: Mapping[str, Any], path: str, change: Change) -> Optional[Passed]:
+    """None where no argument is found that makes the layer's settings so."""
+    owner = path if is_own(adapter, layers[path]) else _around(layers, path)
+    if owner is None:
         return None
-    ((name, value),) = change.items()
-    for parameter in _parameters(layers[path]):
-        if not _makes(adapter, layers[path], parameter, value, "", name):
-            continue
-        for other, its, call in _calls(layers, path, parameter):
-            edit = _edit(sites.built(layers[other]), call, type(layers[other]), its, value)
-            below = path[len(other) + 1 if other else 0 :] if path != other else ""
-            if edit is not None:
-                right = _makes(adapter, layers[other], its, value, below, name)
-                built = sites.built(layers[other])
-                return Passed(other, built.place, (edit,)) if right and built is not None else None
+    for parameter, value in _arguments(adapter, layers, path, owner, change):
+        for other, its, call in _calls(layers, owner, parameter):
+            built, below = sites.built(layers[other]), inside(path, other)
+            if built is not None and makes(adapter, layers[other], {its: value}, below, change):
+                return Passed(other, built.place, call, its, value, below)
     return None
 
 
-def _parameters(layer: Any) -> list[str]:
+def inside(path: str, owner: str) -> str:
+    return "" if path == owner else path[len(owner) + 1 if owner else 0 :]
+
+
+def _arguments(
+    adapter: Adapter, layers: Mapping[str, Any], path: str, owner: str, change: Change
+) -> Iterator[tuple[str, Attribute]]:
+    for parameter in parameters(layers[owner]):
+        for value in values(change):
+            if makes(adapter, layers[owner], {parameter: value}, inside(path, owner), change):
+                yield parameter, value
+
+
+def values(change: Change) -> list[Attribute]:
+    """What it sets, the plain numbers first: one where it is the same for each axis."""
+    found = [one for whole in change.values() for one in _single(whole)]
+    return sorted({(type(one), one): one for one in found}.values(), key=lambda one: isinstance(one, tuple))
+
+
+def _single(value: Attribute) -> Iterator[Attribute]:
+    yield value
+    if isinstance(value, tuple) and len({*value}) == 1:
+        yield from _single(value[0])
+
+
+def parameters(layer: Any) -> list[str]:
     with suppress(TypeError, ValueError):
         return [*inspect.signature(type(layer)).parameters]
     return []
 
 
-def _makes(adapter: Adapter, layer: Any, parameter: str, value: Attribute, below: str, name: str) -> bool:
-    """Whether the layer, built with this argument and else as it was, has that setting in the layer `below`."""
+def makes(adapter: Adapter, layer: Any, given: Mapping[str, Attribute], below: str, change: Change) -> bool:
+    """Whether the layer, built with these arguments and else as it was, has those settings in the layer `below`."""
     known = constructing.given(layer)
-    if known is None or sum(_size(one) for one in adapter.parameters(layer)) > LARGE:
+    if known is None or sum(math.prod(one.shape) for one in adapter.parameters(layer)) > LARGE:
         return False
     try:
         bound = inspect.signature(type(layer)).bind(*known[0], **known[1])
-        bound.arguments[parameter] = value
+        bound.arguments.update(given)
         with constructing.undrawn(adapter):
             made = type(layer)(*bound.args, **bound.kwargs)
         found = adapter.spec(dict(adapter.layers(made))[below]).attributes
     except Exception:  # the user's constructor may raise whatever it likes
         return False
-    return name in found and same(found[name], value) and type(found[name]) is type(value)
-
-
-def _size(parameter: Any) -> int:
-    size = 1
-    for one in parameter.shape:
-        size *= one
-    return size
+    return all(n in found and same(found[n], v) and type(found[n]) is type(v) for n, v in change.items())
 
 
 def _calls(layers: Mapping[str, Any], path: str, parameter: str) -> Iterator[tuple[str, str, ast.Call]]:
@@ -91,17 +110,23 @@ def _calls(layers: Mapping[str, Any], path: str, parameter: str) -> Iterator[tup
         call = sites.call(built.place, type(layer).__name__) if built is not None else None
         if built is None or call is None or any(isinstance(one, ast.Starred) for one in call.args):
             return
-        node = _argument(call, _parameters(layer), parameter)
+        node = _argument(call, parameters(layer), parameter)
         if node is None or isinstance(node, ast.Constant):
             yield path, parameter, call
             return
         if not isinstance(node, ast.Name):
             return
-        around = (one for one in ancestors(path) if one in layers and node.id in _parameters(layers[one]))
-        outer = next((one for one in around if _holds(type(layers[one]), built.place)), None)
-        if outer is None:
+        outer = _around(layers, path)
+        if outer is None or node.id not in parameters(layers[outer]):
             return
         path, parameter = outer, node.id
+
+
+def _around(layers: Mapping[str, Any], path: str) -> Optional[str]:
+    """The layer in whose constructor this one is built."""
+    built = sites.built(layers[path])
+    around = (one for one in ancestors(path) if one in layers)
+    return None if built is None else next((one for one in around if _holds(type(layers[one]), built.place)), None)
 
 
 def _holds(kind: type, place: sites.Place) -> bool:
@@ -116,14 +141,3 @@ def _holds(kind: type, place: sites.Place) -> bool:
 def _argument(call: ast.Call, names: Sequence[str], parameter: str) -> Optional[ast.expr]:
     named = {str(one.arg): one.value for one in call.keywords}
     return {**dict(zip(names, call.args)), **named}.get(parameter)
-
-
-def _edit(built: Optional[sites.Built], call: ast.Call, kind: type, parameter: str, value: Attribute) -> Optional[Edit]:
-    if built is None:
-        return None
-    sources, file = Sources({}), built.place.file
-    node = _argument(call, [*inspect.signature(kind).parameters], parameter)
-    if node is not None:
-        return edit_of(sources, file, node, written(parameter, value))
-    end = sources.span(file, call)[1] - 1
-    return Edit(file, end, end, f"{', ' * bool(call.args or call.keywords)}{parameter}={written(parameter, value)}")

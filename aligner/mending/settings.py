@@ -16,12 +16,13 @@ from typing import Any, NamedTuple, Optional
 from aligner.adapter import Adapter
 from aligner.explain.setting_rules import same
 from aligner.mending.hunks import hunks
-from aligner.mending.passed import passed
+from aligner.mending.passed import Passed, makes, parameters, passed, values
 from aligner.mending.sources import Edit, Sources, edit_of
-from aligner.record import LayerSpec
+from aligner.record import Attribute, LayerSpec
 from aligner.source import sites
 from aligner.source.constructing import undrawn
 from aligner.source.owning import is_own
+from aligner.words.spelling import written as literal
 
 WAYS = ("{}", "{} // 2", "({} - 1) // 2")
 """What may be made of something that has a name: a padding of a kernel's size."""
@@ -34,6 +35,9 @@ LARGE = 1 << 22
 
 Wanted = Callable[[str], Optional[str]]
 """The call that builds a layer of the port's as the reference has it, as far as it is to change; None if not known."""
+
+Changes = Callable[[str], Optional[Mapping[str, Attribute]]]
+"""The settings that it says."""
 
 
 class Written(NamedTuple):
@@ -49,40 +53,66 @@ class Settings:
     def __init__(self, adapter: Adapter, layers: Mapping[str, Any]) -> None:
         self._adapter, self._layers = adapter, layers
         self._edits: dict[sites.Place, Sequence[Edit]] = {}
-        self._done: dict[tuple[sites.Place, object], Optional[Written]] = {}
+        self._done: dict[tuple[sites.Place, Sequence[Edit]], Written] = {}
 
-    def written(self, path: str, text: str, aim: LayerSpec, wanted: Wanted) -> Optional[Written]:
+    def written(self, path: str, text: str, aim: LayerSpec, wanted: Wanted, changes: Changes) -> Optional[Written]:
         """The change that builds the layer as `text` says: "nn.Conv2d(..., padding=2)", or all of another kind.
 
-        `aim` is its kind and what is to be other than it was. None if that cannot be written.
+        `aim` is its kind and what is to be other than it was; `changes` is the same of any layer. None if that cannot
+        be written.
         """
         layer = self._layers.get(path)
         built = sites.built(layer) if layer is not None else None
         if built is None:
             return None
-        known = built.place, text
-        if known not in self._done:
-            own = is_own(self._adapter, layer) and "..." in text
-            self._done[known] = (
-                self._given(path, text, aim, wanted) if own else self._made(path, built, text, aim, wanted)
-            )
-        return self._done[known]
+        if is_own(self._adapter, layer) and "..." in text:
+            return self._given(path, aim, changes)
+        return self._made(path, built, text, aim, wanted, changes)
 
-    def _given(self, path: str, text: str, aim: LayerSpec, wanted: Wanted) -> Optional[Written]:
-        """The same of a layer of the user's: the argument that its setting comes of, wherever it is given."""
+    def _given(self, path: str, aim: LayerSpec, changes: Changes) -> Optional[Written]:
+        """The argument of a class of the user's that a setting comes of, wherever it is given."""
         found = passed(self._adapter, self._layers, path, aim.attributes)
-        if found is None or found.place in self._edits:
+        if found is None:
             return None
-        beside = self._beside(found.place, found.path)
-        broken = [other for other in beside if found.path != path or wanted(other) != text]
-        return self._taken(found.place, found.edits, broken)
+        asks = {found.owner: {found.parameter: literal(found.parameter, found.value)}}
+        broken = list[str]()
+        for other in self._beside(found.place, found.owner):
+            inner = f"{other}.{found.below}" if found.below else other
+            text = self._argument(other, found, changes(inner) or {})
+            if text is None:
+                broken.append(inner)
+            else:
+                asks[other] = {found.parameter: text}
+        said = self._named(asks)
+        if said is None:
+            said = asks[found.owner]
+            broken += [other for other, its in asks.items() if its != said]
+        names = parameters(self._layers[found.owner])
+        edits = _written(found.place.file, found.call, names, said)
+        return self._taken(found.place, edits, broken)
 
-    def _taken(self, place: sites.Place, edits: Sequence[Edit], broken: Sequence[str]) -> Written:
+    def _argument(self, other: str, found: Passed, change: Mapping[str, Attribute]) -> Optional[str]:
+        """What the same argument is to be for another layer that the call builds."""
+        for value in values(change):
+            if makes(self._adapter, self._layers[other], {found.parameter: value}, found.below, change):
+                return literal(found.parameter, value)
+        return None
+
+    def _taken(self, place: sites.Place, edits: Sequence[Edit], broken: Sequence[str]) -> Optional[Written]:
+        """None where the line is to say something else already: what says two things is right for none."""
+        known = place, tuple(edits)
+        if known in self._done:
+            return self._done[known]
+        if not edits or place in self._edits:
+            return None
         before, after = (Sources({}).edited(_all(some)) for some in (self._edits, {**self._edits, place: edits}))
         self._edits[place] = edits
-        return Written([*hunks(before, after)], broken)
+        self._done[known] = Written([*hunks(before, after)], broken)
+        return self._done[known]
 
-    def _made(self, path: str, built: sites.Built, text: str, aim: LayerSpec, wanted: Wanted) -> Optional[Written]:
+    def _made(
+        self, path: str, built: sites.Built, text: str, aim: LayerSpec, wanted: Wanted, changes: Changes
+    ) -> Optional[Written]:
         layer = self._layers[path]
         call = sites.call(built.place, type(layer).__name__)
         if call is None:
@@ -92,15 +122,14 @@ class Settings:
             edits, broken = self._set(path, built, call, text, others)
             if broken and (far := self._around(path, built, call, text, wanted)) is not None:
                 return far
+            if broken and (far := self._given(path, aim, changes)) is not None and not far.broken:
+                return far
         else:
             edits, broken = _replaced(built, call, text), [other for other, its in others.items() if its != text]
-        known = built.place, tuple(edits)
-        if edits and known in self._done:  # the same by another way
-            return self._done[known]
-        if not edits or built.place in self._edits or not self._builds(layer, built, call, edits, aim):
-            return None  # a line that says two things is right for none
-        self._done[known] = self._taken(built.place, edits, broken)
-        return self._done[known]
+        known = (built.place, tuple(edits)) in self._done
+        return (
+            self._taken(built.place, edits, broken) if known or self._builds(layer, built, call, edits, aim) else None
+        )
 
     def _set(
         self, path: str, built: sites.Built, call: ast.Call, text: str, others: Mapping[str, Optional[str]]
@@ -138,8 +167,8 @@ class Settings:
         method = isinstance(outer.func, ast.Attribute) and built.parameters[:1] in (("self",), ("cls",))
         parameters = built.parameters[method:]
         edits = _written(built.around.file, outer, parameters, {names[name]: value for name, value in said.items()})
-        values = {(names[name], value) for name, value in said.items()}
-        if broken or not edits or len(values) > len({*names.values()}) or built.around in self._edits:
+        given = {(names[name], value) for name, value in said.items()}
+        if broken or len(given) > len({*names.values()}):
             return None
         return self._taken(built.around, edits, ())
 

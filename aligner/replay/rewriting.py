@@ -10,7 +10,7 @@ from aligner.explain import port_words
 from aligner.explain.suspect import Suspect
 from aligner.findings import EDIT
 from aligner.mending.settings import Settings
-from aligner.record import LayerSpec
+from aligner.record import Attribute, LayerSpec
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
@@ -45,8 +45,13 @@ class Rewriting:
             known = spec is not None and set(names) <= set(spec.attributes)
             return port_words.spelled(self._words, spec, names) if known and spec is not None else None
 
+        def changes(other: str) -> Optional[Mapping[str, Attribute]]:
+            spec = self._spec(self._alone.plan.layers.get(other, ""))
+            known = {} if spec is None else spec.attributes
+            return {n: known[n] for n in suspect.change} if set(suspect.change) <= set(known) else None
+
         aim = LayerSpec(theirs.kind, suspect.change) if suspect.change else LayerSpec(ours.kind, {})
-        written = self._settings.written(path, text, aim, wanted)
+        written = self._settings.written(path, text, aim, wanted, changes)
         if written is None:
             return
         self.layers.add(layer)

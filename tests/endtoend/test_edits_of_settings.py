@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from aligner.cli import main  # noqa: E402 - only after it is known to be there
-from tests.endtoend.test_edits_of_ports import answer, is_right_with_the_patch  # noqa: E402 - as above
+from tests.endtoend.test_edits_of_ports import answer, is_right_with_the_patch, ported  # noqa: E402 - as above
 
 REFERENCE = """
 import torch
@@ -64,15 +64,9 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setenv("ALIGNER_LANG", "en")
 
 
-def written(folder, reference, edit):
-    (folder / "ref.py").write_text(reference, encoding="utf-8")
-    assert reference.count(edit[0]) == 1
-    (folder / "port.py").write_text(reference.replace(*edit), encoding="utf-8")
-
-
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_patch_makes_the_port_right(tmp_path, capsys, mistake):
-    written(tmp_path, REFERENCE, MISTAKES[mistake])
+    ported(tmp_path, REFERENCE, [MISTAKES[mistake]])
     found = answer(tmp_path, capsys)
     told = [*found["origins"], *found["suspects"]]
     assert told
@@ -132,7 +126,7 @@ def build():
     ],
 )
 def test_an_argument_of_the_users_layers_is_changed_where_it_is_given(tmp_path, capsys, right, wrong):
-    written(tmp_path, BLOCKS, (right, wrong))
+    ported(tmp_path, BLOCKS, [(right, wrong)])
     told = answer(tmp_path, capsys)["origins"]
     assert told
     for origin in told:
@@ -145,21 +139,80 @@ def test_an_argument_of_the_users_layers_is_changed_where_it_is_given(tmp_path, 
 def test_a_line_that_builds_right_layers_as_well_is_changed_for_none(tmp_path, capsys):
     """One of them is to have what no name stands for."""
     plain = "nn.Conv2d(width, width, 3, padding=2, dilation=2)"
-    written(tmp_path, REFERENCE.replace("conv(width, width, 2)", plain), (plain, "spread(width, width, 3)"))
+    ported(tmp_path, REFERENCE.replace("conv(width, width, 2)", plain), [(plain, "spread(width, width, 3)")])
     (origin,) = answer(tmp_path, capsys)["origins"]
     assert origin["edit"]["only_here"] == ["point", "last"]
 
 
 def test_a_function_that_builds_layers_is_given_another_setting_where_it_is_called(tmp_path, capsys):
-    written(tmp_path, REFERENCE, ("conv(width, width, 2)", "conv(width, width)"))
+    ported(tmp_path, REFERENCE, [("conv(width, width, 2)", "conv(width, width)")])
     (origin,) = answer(tmp_path, capsys)["origins"]
     (line,) = origin["edit"]["lines"]
     assert line["after"].rstrip().endswith("conv(width, width, 1), conv(width, width, step=2)")
     assert is_right_with_the_patch(tmp_path, capsys)
 
 
+UNITS = """
+import torch
+from torch import nn
+
+
+class Unit(nn.Module):
+    def __init__(self, width, dilation=1):
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=dilation, dilation=dilation)
+
+    def forward(self, x):
+        return self.conv(x).relu()
+
+
+class Block(nn.Module):
+    def __init__(self, width, far):
+        super().__init__()
+        self.unit = Unit(width, far)
+
+    def forward(self, x):
+        return x + self.unit(x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = Unit(4)
+        self.blocks = nn.Sequential(*(Block(4, far) for far in (1, 2, 3)))
+        self.last = Unit(4, 2)
+
+    def forward(self, x):
+        return self.last(self.blocks(self.first(x)))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(2, 4, 9, 9),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mistakes", "lines"),
+    [
+        ([("Unit(width, far)", "Unit(width)")], {"self.unit = Unit(width, dilation=far)"}),
+        ([("Unit(4, 2)", "Unit(4)")], {"self.last = Unit(4, dilation=2)"}),
+        (
+            [("Unit(width, far)", "Unit(width)"), ("Unit(4, 2)", "Unit(4)")],
+            {"self.unit = Unit(width, dilation=far)", "self.last = Unit(4, dilation=2)"},
+        ),
+    ],
+)
+def test_what_a_class_hands_on_to_its_layer_is_changed_where_it_is_given(tmp_path, capsys, mistakes, lines):
+    ported(tmp_path, UNITS, mistakes)
+    told = answer(tmp_path, capsys)["origins"]
+    assert {line["after"].strip() for origin in told for line in origin["edit"]["lines"]} == lines
+    assert not any(origin["edit"]["only_here"] for origin in told)
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
 def test_the_report_shows_the_line_between_the_reason_and_its_proof(tmp_path, capsys):
-    written(tmp_path, REFERENCE, MISTAKES["forgotten"])
+    ported(tmp_path, REFERENCE, [MISTAKES["forgotten"]])
     answer(tmp_path, capsys)
     main(["compare", "ref.h5", "port.h5"])
     text = capsys.readouterr().out
