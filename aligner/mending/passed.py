@@ -1,9 +1,9 @@
-"""A setting that comes of what a class of the user's is given, changed where it is given: in the call that builds that
-class, or one around it.
+"""A setting that comes of what a class or a function of the user's is given, changed where it is given: in the call of
+it, or one around that.
 
 `self.add = shortcut and ins == outs` is set by an argument that may come from far: `Bottleneck(w, w, shortcut)` in a
 stage that is built with `shortcut=True`, by default. So is the dilation of a convolution that a `Unit(planes, planes)`
-builds. The layer whose call is changed is built again, to see that it does.
+builds. What is called is called again, to see that it does.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from aligner.adapter import Adapter
 from aligner.compare.net import ancestors
@@ -31,12 +31,23 @@ LARGE = 1 << 22
 Change = Mapping[str, Attribute]
 
 
-class Passed(NamedTuple):
-    """The layer whose call is changed, and the argument; the layer that is so set, by its path in that one."""
+class Maker(NamedTuple):
+    """A class or a function, and the call of it that made a layer."""
 
-    owner: str
+    layer: str
     place: sites.Place
     call: ast.Call
+    parameters: list[str]
+    made: Callable[..., Any]
+    given: Mapping[str, Any]
+    names: Mapping[str, Any]
+    """Numbers that have a name where it is called."""
+
+
+class Passed(NamedTuple):
+    """An argument; the layer that is so set, by its path in that which the call makes."""
+
+    maker: Maker
     parameter: str
     value: Attribute
     below: str
@@ -44,27 +55,36 @@ class Passed(NamedTuple):
 
 def passed(adapter: Adapter, layers: Mapping[str, Any], path: str, change: Change) -> Optional[Passed]:
     """None where no argument is found that makes the layer's settings so."""
-    owner = path if is_own(adapter, layers[path]) else _around(layers, path)
-    if owner is None:
+    maker = _of_class(layers, path) if is_own(adapter, layers[path]) else _around(layers, path)
+    if maker is None:
         return None
-    for parameter, value in _arguments(adapter, layers, path, owner, change):
-        for other, its, call in _calls(layers, owner, parameter):
-            built, below = sites.built(layers[other]), inside(path, other)
-            if built is not None and makes(adapter, layers[other], {its: value}, below, change):
-                return Passed(other, built.place, call, its, value, below)
+    for parameter, value in _arguments(adapter, layers, path, maker, change):
+        for outer, its in _callers(layers, maker, parameter):
+            found = Passed(outer, its, value, _inside(path, outer.layer))
+            if makes(adapter, layers, found, value, change):
+                return found
     return None
 
 
-def inside(path: str, owner: str) -> str:
+def beside(layers: Mapping[str, Any], found: Passed) -> Iterator[Maker]:
+    """The same call where it made other layers."""
+    for path in layers:
+        maker = _of_function(layers, path) if inspect.isfunction(found.maker.made) else _of_class(layers, path)
+        if maker is not None and maker.place == found.maker.place and path == maker.layer != found.maker.layer:
+            yield maker
+
+
+def _inside(path: str, owner: str) -> str:
     return "" if path == owner else path[len(owner) + 1 if owner else 0 :]
 
 
 def _arguments(
-    adapter: Adapter, layers: Mapping[str, Any], path: str, owner: str, change: Change
+    adapter: Adapter, layers: Mapping[str, Any], path: str, maker: Maker, change: Change
 ) -> Iterator[tuple[str, Attribute]]:
-    for parameter in parameters(layers[owner]):
+    for parameter in maker.parameters:
         for value in values(change):
-            if makes(adapter, layers[owner], {parameter: value}, inside(path, owner), change):
+            found = Passed(maker, parameter, value, _inside(path, maker.layer))
+            if makes(adapter, layers, found, value, change):
                 yield parameter, value
 
 
@@ -80,53 +100,80 @@ def _single(value: Attribute) -> Iterator[Attribute]:
         yield from _single(value[0])
 
 
-def parameters(layer: Any) -> list[str]:
-    with suppress(TypeError, ValueError):
-        return [*inspect.signature(type(layer)).parameters]
-    return []
-
-
-def makes(adapter: Adapter, layer: Any, given: Mapping[str, Attribute], below: str, change: Change) -> bool:
-    """Whether the layer, built with these arguments and else as it was, has those settings in the layer `below`."""
-    known = constructing.given(layer)
-    if known is None or sum(math.prod(one.shape) for one in adapter.parameters(layer)) > LARGE:
+def makes(adapter: Adapter, layers: Mapping[str, Any], found: Passed, value: Attribute, change: Change) -> bool:
+    """Whether what is called makes those settings, with this argument and else as it was."""
+    maker = found.maker
+    if sum(math.prod(one.shape) for one in adapter.parameters(layers[maker.layer])) > LARGE:
         return False
     try:
-        bound = inspect.signature(type(layer)).bind(*known[0], **known[1])
-        bound.arguments.update(given)
         with constructing.undrawn(adapter):
-            made = type(layer)(*bound.args, **bound.kwargs)
-        found = adapter.spec(dict(adapter.layers(made))[below]).attributes
+            bound = inspect.signature(maker.made).bind_partial()
+            bound.arguments.update({**maker.given, found.parameter: value})
+            made = maker.made(*bound.args, **bound.kwargs)
+        has = adapter.spec(dict(adapter.layers(made))[found.below]).attributes
     except Exception:  # the user's constructor may raise whatever it likes
         return False
-    return all(n in found and same(found[n], v) and type(found[n]) is type(v) for n, v in change.items())
+    return all(n in has and same(has[n], v) and type(has[n]) is type(v) for n, v in change.items())
 
 
-def _calls(layers: Mapping[str, Any], path: str, parameter: str) -> Iterator[tuple[str, str, ast.Call]]:
-    """Calls that give it, from the inner to the outer: the first in which it is no name that is handed on."""
+def _callers(layers: Mapping[str, Any], maker: Maker, parameter: str) -> Iterator[tuple[Maker, str]]:
+    """From the inner to the outer: the first call in which it is no name that is handed on."""
     for _ in range(DEEPEST):
-        layer = layers[path]
-        built = sites.built(layer)
-        call = sites.call(built.place, type(layer).__name__) if built is not None else None
-        if built is None or call is None or any(isinstance(one, ast.Starred) for one in call.args):
+        if any(isinstance(one, ast.Starred) for one in maker.call.args):
             return
-        node = _argument(call, parameters(layer), parameter)
+        node = _argument(maker, parameter)
         if node is None or isinstance(node, ast.Constant):
-            yield path, parameter, call
+            yield maker, parameter
             return
-        if not isinstance(node, ast.Name):
+        outer = _around(layers, maker.layer, maker.place)
+        if not isinstance(node, ast.Name) or outer is None or node.id not in outer.parameters:
             return
-        outer = _around(layers, path)
-        if outer is None or node.id not in parameters(layers[outer]):
-            return
-        path, parameter = outer, node.id
+        maker, parameter = outer, node.id
 
 
-def _around(layers: Mapping[str, Any], path: str) -> Optional[str]:
-    """The layer in whose constructor this one is built."""
+def _around(layers: Mapping[str, Any], path: str, place: Optional[sites.Place] = None) -> Optional[Maker]:
+    """What called the framework, or another one of these, there: a function, else a class in its constructor."""
     built = sites.built(layers[path])
+    if built is None:
+        return None
+    function = _of_function(layers, path) if place in (None, built.place) else None
+    if function is not None:
+        return function
     around = (one for one in ancestors(path) if one in layers)
-    return None if built is None else next((one for one in around if _holds(type(layers[one]), built.place)), None)
+    holds = (one for one in around if _holds(type(layers[one]), place or built.place))
+    return next((maker for one in holds if (maker := _of_class(layers, one)) is not None), None)
+
+
+def _of_class(layers: Mapping[str, Any], path: str) -> Optional[Maker]:
+    layer = layers[path]
+    built, known = sites.built(layer), constructing.given(layer)
+    call = sites.call(built.place, type(layer).__name__) if built is not None else None
+    if built is None or known is None or call is None:
+        return None
+    with suppress(TypeError, ValueError):
+        signature = inspect.signature(type(layer))
+        given = signature.bind(*known[0], **known[1]).arguments
+        return Maker(path, built.place, call, [*signature.parameters], type(layer), given, built.names)
+    return None
+
+
+def _of_function(layers: Mapping[str, Any], path: str) -> Optional[Maker]:
+    """Of the file's own; what it returned is the outermost layer that it built."""
+    built = sites.built(layers[path])
+    made = built.scope.get(built.helper) if built is not None else None
+    if built is None or built.around is None or not inspect.isfunction(made):
+        return None
+    call = sites.call(built.around, built.helper)
+    if call is None:
+        return None
+    outermost = path
+    for one in ancestors(path):
+        its = sites.built(layers[one]) if one in layers else None
+        if its is None or its.around != built.around:
+            break
+        outermost = one
+    given = {name: built.names[name] for name in built.parameters if name in built.names}
+    return Maker(outermost, built.around, call, [*built.parameters], made, given, built.outside)
 
 
 def _holds(kind: type, place: sites.Place) -> bool:
@@ -138,6 +185,6 @@ def _holds(kind: type, place: sites.Place) -> bool:
     return False
 
 
-def _argument(call: ast.Call, names: Sequence[str], parameter: str) -> Optional[ast.expr]:
-    named = {str(one.arg): one.value for one in call.keywords}
-    return {**dict(zip(names, call.args)), **named}.get(parameter)
+def _argument(maker: Maker, parameter: str) -> Optional[ast.expr]:
+    named = {str(one.arg): one.value for one in maker.call.keywords}
+    return {**dict(zip(maker.parameters, maker.call.args)), **named}.get(parameter)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import permutations
 from typing import Any, NamedTuple, Optional
 
 from aligner.adapter import Adapter
 from aligner.explain.setting_rules import same
 from aligner.mending.hunks import hunks
-from aligner.mending.passed import Passed, makes, parameters, passed, values
+from aligner.mending.passed import Passed, beside, makes, passed, values
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.record import Attribute, LayerSpec
 from aligner.source import sites
@@ -25,7 +26,9 @@ from aligner.source.owning import is_own
 from aligner.words.spelling import written as literal
 
 WAYS = ("{}", "{} // 2", "({} - 1) // 2")
-"""What may be made of something that has a name: a padding of a kernel's size."""
+POWER = "2**{}"
+OF_TWO = ("{}**{}", "{} * {}", "{} // {}")
+"""What may be made of something that has a name: a padding of a kernel's size, a dilation of a layer's number."""
 
 EACH = ("kernel_size", "stride", "dilation", "padding")
 """Settings that are one number, or one for each axis."""
@@ -70,33 +73,30 @@ class Settings:
         return self._made(path, built, text, aim, wanted, changes)
 
     def _given(self, path: str, aim: LayerSpec, changes: Changes) -> Optional[Written]:
-        """The argument of a class of the user's that a setting comes of, wherever it is given."""
+        """The argument of a class or a function of the user's that a setting comes of, wherever it is given."""
         found = passed(self._adapter, self._layers, path, aim.attributes)
         if found is None:
             return None
-        asks = {found.owner: {found.parameter: literal(found.parameter, found.value)}}
-        broken = list[str]()
-        for other in self._beside(found.place, found.owner):
-            inner = f"{other}.{found.below}" if found.below else other
-            text = self._argument(other, found, changes(inner) or {})
+        maker, parameter = found.maker, found.parameter
+        asks = {maker.layer: {parameter: literal(parameter, found.value)}}
+        names, broken = {maker.layer: maker.names}, list[str]()
+        for other in beside(self._layers, found):
+            inner = ".".join(filter(None, (other.layer, found.below)))
+            text = self._argument(found._replace(maker=other), changes(inner) or {})
             if text is None:
                 broken.append(inner)
             else:
-                asks[other] = {found.parameter: text}
-        said = self._named(asks)
+                asks[other.layer], names[other.layer] = {parameter: text}, other.names
+        said = _named(asks, names)
         if said is None:
-            said = asks[found.owner]
+            said = asks[maker.layer]
             broken += [other for other, its in asks.items() if its != said]
-        names = parameters(self._layers[found.owner])
-        edits = _written(found.place.file, found.call, names, said)
-        return self._taken(found.place, edits, broken)
+        return self._taken(maker.place, _written(maker.place.file, maker.call, maker.parameters, said), broken)
 
-    def _argument(self, other: str, found: Passed, change: Mapping[str, Attribute]) -> Optional[str]:
-        """What the same argument is to be for another layer that the call builds."""
-        for value in values(change):
-            if makes(self._adapter, self._layers[other], {found.parameter: value}, found.below, change):
-                return literal(found.parameter, value)
-        return None
+    def _argument(self, found: Passed, change: Mapping[str, Attribute]) -> Optional[str]:
+        """What an argument is to be for a layer that is to be set so."""
+        right = (one for one in values(change) if makes(self._adapter, self._layers, found, one, change))
+        return next((literal(found.parameter, one) for one in right), None)
 
     def _taken(self, place: sites.Place, edits: Sequence[Edit], broken: Sequence[str]) -> Optional[Written]:
         """None where the line is to say something else already: what says two things is right for none."""
@@ -149,7 +149,8 @@ class Settings:
             else:
                 asks[other] = keywords
         if any(its != said for its in asks.values()):
-            named = self._named(asks)
+            names = {one: at.names for one in asks if (at := sites.built(self._layers[one])) is not None}
+            named = _named(asks, names)
             broken += [other for other, its in asks.items() if named is None and its != said]
             said = named or said
         return _edits(built.place.file, call, kind, said), broken
@@ -177,23 +178,6 @@ class Settings:
         built = ((other, sites.built(layer)) for other, layer in self._layers.items() if other != path)
         return [other for other, its in built if its is not None and its.place == place]
 
-    def _named(self, asks: Mapping[str, Mapping[str, str]]) -> Optional[dict[str, str]]:
-        """A name for each keyword's value that is right for each layer."""
-        known = {path: built for path in asks if (built := sites.built(self._layers[path])) is not None}
-        first = next(iter(asks))
-        found: dict[str, str] = {}
-        for keyword, text in asks[first].items():
-            if all(its[keyword] == text for its in asks.values()):
-                found[keyword] = text
-                continue
-            ways = (way.format(name) for way in WAYS for name in known[first].names if name.isidentifier())
-            right = (w for w in ways if all(_is(_worth(w, known[p]), keyword, its[keyword]) for p, its in asks.items()))
-            text = next(right, "")
-            if not text:
-                return None
-            found[keyword] = text
-        return found
-
     def _builds(self, layer: Any, built: sites.Built, call: ast.Call, edits: Sequence[Edit], aim: LayerSpec) -> bool:
         """Whether the call builds what was tried, where all that it says is known and the layer is not large."""
         if sum(math.prod(parameter.shape) for parameter in self._adapter.parameters(layer)) > LARGE:
@@ -213,10 +197,40 @@ class Settings:
         return found.kind == aim.kind and all(same(found.attributes.get(n), v) for n, v in aim.attributes.items())
 
 
-def _worth(way: str, built: sites.Built) -> object:
+def _named(asks: Mapping[str, Mapping[str, str]], names: Mapping[str, Mapping[str, Any]]) -> Optional[dict[str, str]]:
+    """A name for each keyword's value that is right for each layer."""
+    first = next(iter(asks))
+    found: dict[str, str] = {}
+    for keyword, text in asks[first].items():
+        if all(its[keyword] == text for its in asks.values()):
+            found[keyword] = text
+            continue
+        ways = _ways([*names.values()], keyword)
+        right = (w for w in ways if all(_is(_worth(w, names[p]), keyword, its[keyword]) for p, its in asks.items()))
+        text = next(right, "")
+        if not text:
+            return None
+        found[keyword] = text
+    return found
+
+
+def _ways(names: Sequence[Mapping[str, Any]], keyword: str) -> Iterator[str]:
+    """What may be made of the names, of two whole numbers at most, one of which is not the same for all."""
+    known = [name for name in names[0] if name.isidentifier()]
+    yield from (way.format(name) for way in WAYS for name in known)
+    whole = [name for name in known if all(type(one.get(name)) is int for one in names)]
+    varying = {name for name in whole if len({one[name] for one in names}) > 1}
+    pairs = [pair for pair in permutations(whole, 2) if varying & {*pair}]
+    akin = [pair for pair in pairs if any(keyword in name for name in pair)]
+    yield from (way.format(*pair) for way in OF_TWO for pair in akin)
+    yield from (POWER.format(name) for name in whole if name in varying)
+    yield from (way.format(*pair) for way in OF_TWO for pair in pairs)
+
+
+def _worth(way: str, names: Mapping[str, Any]) -> object:
     """What a name, or half of it, was when the layer was built."""
-    with suppress(NameError, TypeError):
-        return eval(way, {"__builtins__": {}}, dict(built.names))  # one of WAYS
+    with suppress(ArithmeticError, NameError, TypeError):
+        return eval(way, {"__builtins__": {}}, dict(names))  # one of WAYS
     return None
 
 

@@ -6,7 +6,7 @@ import ast
 import sys
 from collections.abc import Mapping
 from itertools import islice
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple, Optional
 from weakref import WeakKeyDictionary
 
@@ -36,9 +36,11 @@ class Built(NamedTuple):
     scope: Mapping[str, Any]
     """What the file has names for."""
     helper: str = ""
-    """The user's function that the call stands in, where that was called for it; what it takes, and where."""
+    """The user's function that the call stands in, where that was called for it; what it takes, where it was called and
+    what had a name there."""
     parameters: tuple[str, ...] = ()
     around: Optional[Place] = None
+    outside: Mapping[str, Any] = MappingProxyType({})
 
 
 _BUILT: WeakKeyDictionary[Any, Built] = WeakKeyDictionary()
@@ -51,21 +53,23 @@ def note(layer: Any, constructor: FrameType, packages: frozenset[str]) -> None:
         if frame is None:
             return
         if str(frame.f_globals.get("__name__")).partition(".")[0] not in packages:
-            _BUILT[layer] = Built(_place(frame), _plain(frame.f_locals), frame.f_globals, *_helper(frame, packages))
+            _BUILT[layer] = Built(_place(frame), _plain(frame), frame.f_globals, *_helper(frame, packages))
             return
         if frame.f_code.co_name == "__init__":
             return
         frame = frame.f_back
 
 
-def _helper(frame: FrameType, packages: frozenset[str]) -> tuple[str, tuple[str, ...], Optional[Place]]:
+def _helper(
+    frame: FrameType, packages: frozenset[str]
+) -> tuple[str, tuple[str, ...], Optional[Place], Mapping[str, Any]]:
     code, outer = frame.f_code, frame.f_back
     if code.co_name.startswith("<") and outer is not None and outer.f_code.co_filename == code.co_filename:
         return _helper(outer, packages)  # a comprehension
     foreign = outer is None or str(outer.f_globals.get("__name__")).partition(".")[0] in {*packages, "aligner"}
     if foreign or outer is None or code.co_name.startswith(("<", "__")):
-        return "", (), None
-    return code.co_name, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], _place(outer)
+        return "", (), None, {}
+    return code.co_name, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], _place(outer), _plain(outer)
 
 
 def built(layer: Any) -> Optional[Built]:
@@ -103,7 +107,15 @@ def _place(frame: FrameType) -> Place:
     return Place(file, line, None)
 
 
-def _plain(names: Mapping[str, Any]) -> Mapping[str, Any]:
+def _plain(frame: FrameType) -> Mapping[str, Any]:
+    """What has a name there, in a comprehension also that around it."""
+    names, outer = frame.f_locals, frame.f_back
+    if (
+        frame.f_code.co_name.startswith("<")
+        and outer is not None
+        and outer.f_code.co_filename == frame.f_code.co_filename
+    ):
+        names = {**outer.f_locals, **names}
     found = ((name, value) for name, value in names.items() if not name.startswith("__") and _is_plain(value))
     return dict(list(found)[:NAMES])
 

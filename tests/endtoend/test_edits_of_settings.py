@@ -157,6 +157,10 @@ import torch
 from torch import nn
 
 
+def conv(width, kernel, far=1):
+    return nn.Conv2d(width, width, kernel, padding=far * (kernel // 2), dilation=far)
+
+
 class Unit(nn.Module):
     def __init__(self, width, dilation=1):
         super().__init__()
@@ -176,14 +180,15 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self, count=3):
         super().__init__()
-        self.first = Unit(4)
+        self.first, self.point = Unit(4), conv(4, 1)
         self.blocks = nn.Sequential(*(Block(4, far) for far in (1, 2, 3)))
         self.last = Unit(4, 2)
+        self.tail = nn.Sequential(*[conv(4, 3, 2**i) for i in range(count)])
 
     def forward(self, x):
-        return self.last(self.blocks(self.first(x)))
+        return self.tail(self.last(self.blocks(self.point(self.first(x)))))
 
 
 def build():
@@ -198,12 +203,18 @@ def build():
         ([("Unit(width, far)", "Unit(width)")], {"self.unit = Unit(width, dilation=far)"}),
         ([("Unit(4, 2)", "Unit(4)")], {"self.last = Unit(4, dilation=2)"}),
         (
+            [("conv(4, 3, 2**i)", "conv(4, 3)")],
+            {"self.tail = nn.Sequential(*[conv(4, 3, far=2**i) for i in range(count)])"},
+        ),
+        (
             [("Unit(width, far)", "Unit(width)"), ("Unit(4, 2)", "Unit(4)")],
             {"self.unit = Unit(width, dilation=far)", "self.last = Unit(4, dilation=2)"},
         ),
     ],
 )
-def test_what_a_class_hands_on_to_its_layer_is_changed_where_it_is_given(tmp_path, capsys, mistakes, lines):
+def test_what_a_class_or_a_function_hands_on_to_its_layer_is_changed_where_it_is_given(
+    tmp_path, capsys, mistakes, lines
+):
     ported(tmp_path, UNITS, mistakes)
     told = answer(tmp_path, capsys)["origins"]
     assert {line["after"].strip() for origin in told for line in origin["edit"]["lines"]} == lines
