@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Optional
 
 import numpy as np
 
 from aligner.compare.checks import Check
+from aligner.compare.net import ancestors
 from aligner.compare.reading import read
 from aligner.dtypes import DTYPES, decode
 from aligner.record import Array, Key
@@ -50,11 +52,19 @@ def disturbed(forced: ForcedPass, run: Callable[[int], object], kept: Kept, eps:
 def _jumps(forced: ForcedPass, run: Callable[[int], object], kept: Kept, eps: float) -> Mapping[Key, float]:
     """Errors of whole numbers that are one off where a little noise makes them the reference's: what they count lies on
     a border, as a zero at a padded place may. Which side a border belongs to may be a mistake as well; so this is asked
-    only where nothing comes of it, and all that the net hands out agrees.
+    only where nothing comes of it, and all that a layer around hands out agrees.
     """
-    results = [pair for (_, call), pairs in forced.plan.results.items() if not call.layer for pair in pairs]
-    if not results or any(read(pair, RULE).over for pair in results):
-        return {}
+
+    @cache
+    def agrees(step: int, layer: str) -> bool:
+        found = [
+            pair
+            for (at, call), pairs in forced.plan.results.items()
+            if (at, call.layer) == (step, layer)
+            for pair in pairs
+        ]
+        return bool(found) and not any(read(pair, RULE).over for pair in found)
+
     off: dict[Key, Array] = {}
     wanted: dict[Key, Array] = {}
     for check in forced.checks:
@@ -62,6 +72,8 @@ def _jumps(forced: ForcedPass, run: Callable[[int], object], kept: Kept, eps: fl
         exact = check.suspicious and check.kept and entry is not None and DTYPES[entry.dtype].exact
         known = kept(check) if exact else None
         if known is None or entry is None or known.shape != entry.shape or known.dtype == np.bool_:
+            continue
+        if not any(agrees(check.port.step, around) for around in ancestors(check.port.layer)):
             continue
         apart = np.abs(known.astype(np.int64) - entry.load().astype(np.int64))
         if apart.max() == 1 and 2 * apart.sum() < apart.size:
