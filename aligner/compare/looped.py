@@ -1,15 +1,17 @@
-"""Layers that one side calls in every turn of a loop, and the other side once for all turns.
+"""Layers that one side calls several times for what the other side does in one call.
 
-Words may be embedded one by one as a decoder comes to them, or all of them beforehand. What the calls are given and
-make lies along an axis of what the one call is given and makes, a new one or one that both have.
+Words may be embedded one by one as a decoder comes to them, or all of them beforehand; the first of them apart from the
+others. What the calls are given and make lies along an axis of what the one call is given and makes, a new one or one
+that both have.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Optional, Union
 
 from aligner.compare.along import Along, Row, Single, apart, stacks
 from aligner.compare.folded import as_part
@@ -22,6 +24,12 @@ if TYPE_CHECKING:
     from aligner.compare.layers import Pairing
     from aligner.dump.reader import Dump, Entry
 
+_Call = Mapping[str, "Entry"]
+"""What a call is given and makes, by slot."""
+
+_Runs = tuple[range, range]
+"""Numbers of calls of either side that stand for each other; one of the two is a single call."""
+
 
 @dataclass(frozen=True)
 class Loop:
@@ -30,63 +38,101 @@ class Loop:
     reference: CallId
     port: Sequence[CallId]
     parts: Sequence[Part]
-    entries: Mapping[Key, Formed]
+    entries: Mapping[Key, Union[Formed, Entry]]
 
 
 def loops(reference: Dump, port: Dump, pairing: Pairing) -> Iterator[Loop]:
-    """The layers that one side calls once in a step, and the other several times."""
+    """The layers that both sides call in a step, but not as often."""
     ours, theirs = (
         Counter((call.step, call.layer) for call in dump.calls if call.phase is Phase.FORWARD)
         for dump in (reference, port)
     )
     for one, other in pairing.single.items():
-        for step in sorted({step for step, layer in ours if layer == one}):
+        for step in sorted({step for step, layer in ours if layer == one}) if one and other else ():
             counts = ours[step, one], theirs[step, other]
-            if min(counts) == 1 < max(counts) and one and other:
-                found = _loop((reference, port), step, (one, other), counts)
-                if found is not None:
-                    yield found
+            if 0 < min(counts) < max(counts):
+                calls = _calls(reference, step, one, counts[0]), _calls(port, step, other, counts[1])
+                found = [_loop(calls, runs, (one, other)) for runs in _aligned(*calls)]
+                yield from [loop for loop in found if loop is not None] if None not in found else ()
 
 
-def _loop(dumps: tuple[Dump, Dump], step: int, layers: tuple[str, str], counts: tuple[int, int]) -> Optional[Loop]:
+def _calls(dump: Dump, step: int, layer: str, count: int) -> Sequence[_Call]:
+    found: list[dict[str, Entry]] = [{} for _ in range(count)]
+    for entry in dump.of_layer(layer)[0]:
+        key = entry.key
+        if (key.step, key.phase) == (step, Phase.FORWARD) and key.call < count:
+            found[key.call][key.slot] = entry
+    return found
+
+
+def _aligned(ours: Sequence[_Call], theirs: Sequence[_Call]) -> list[_Runs]:
+    """All calls of both sides in runs of as many numbers; none where they cannot be cut so."""
+    sizes = [[_size(call) for call in calls] for calls in (ours, theirs)]
+    if min(map(len, sizes)) == 1:  # each of several may be given all that the one is given
+        return [(range(len(ours)), range(len(theirs)))]
+    found, at = list[_Runs](), [0, 0]
+    while at[0] < len(ours) and at[1] < len(theirs):
+        single = 0 if sizes[0][at[0]] >= sizes[1][at[1]] else 1
+        several, stop, left = 1 - single, at[1 - single], sizes[single][at[single]]
+        while left > 0 and stop < len(sizes[several]):
+            left -= sizes[several][stop]
+            stop += 1
+        if left or stop == at[several]:
+            return []
+        ends = at[single] + 1, stop
+        runs = [range(at[side], ends[side != single]) for side in (0, 1)]
+        found.append((runs[0], runs[1]))
+        at = [runs[0].stop, runs[1].stop]
+    if found and (ours[at[0] :] or theirs[at[1] :]):
+        rest = {*sizes[0][at[0] :], *sizes[1][at[1] :]}
+        last = found[-1]
+        found[-1] = range(last[0].start, len(ours)), range(last[1].start, len(theirs))
+        return found if rest == {0} and min(map(len, found[-1])) == 1 else []
+    return found
+
+
+def _size(call: _Call) -> int:
+    """How many numbers it is given."""
+    return sum(math.prod(entry.shape) for slot, entry in call.items() if is_input(slot))
+
+
+def _loop(calls: tuple[Sequence[_Call], Sequence[_Call]], runs: _Runs, layers: tuple[str, str]) -> Optional[Loop]:
     """None where what the calls make is not what the one call makes."""
-    several = 0 if counts[0] > 1 else 1
-    calls = max(counts)
-    slots = [e.key.slot for e in _of_call(dumps[1 - several], step, layers[1 - several], 0)]
+    several = 0 if len(runs[0]) > 1 else 1
+    (single,) = runs[1 - several]
     parts: list[Part] = []
-    entries: dict[Key, Formed] = {}
-    for slot in slots:
-        keys = [Key(step, Phase.FORWARD, layers[several], number, slot) for number in range(calls)]
-        each = [entry for entry in map(dumps[several].find, keys) if entry is not None]
-        whole = dumps[1 - several].find(Key(step, Phase.FORWARD, layers[1 - several], 0, slot))
-        alike = len(each) == calls and len({(entry.shape, entry.dtype) for entry in each}) == 1
-        if whole is None or not alike or not (along := _along(each, whole)):
+    entries: dict[Key, Union[Formed, Entry]] = {}
+    for slot, whole in calls[1 - several][single].items():
+        each = [entry for n in runs[several] if (entry := calls[several][n].get(slot)) is not None]
+        alike = len(each) == len(runs[several]) and {entry.dtype for entry in each} == {each[0].dtype}
+        if not alike or (along := _along(each, whole)) is None:
             if not is_input(slot):
                 return None
             continue
-        turns = Row(each, along, whole.shape)
-        if several == 0:
+        keys = [entry.key for entry in each]
+        if len(each) == 1:
+            one, other = (whole, each[0]) if several else (each[0], whole)
+            parts.append(Part(as_part(one), as_part(other), (one.key, other.key)))
+            entries[other.key] = one
+        elif several == 0:
+            turns = Row(each, along, whole.shape)
             parts.append(Part(turns, as_part(whole), (keys[0], whole.key), (keys[1:], ())))
             entries[whole.key] = turns
         else:
+            turns = Row(each, along, whole.shape)
             parts.append(Part(as_part(whole), turns, (whole.key, keys[0]), ((), keys[1:])))
-            entries.update({key: Single(whole, along, n, each[n].shape) for n, key in enumerate(keys)})
-    port = [CallId(layers[1], number) for number in range(counts[1])]
-    return Loop(CallId(layers[0], 0), port, parts, entries) if parts else None
-
-
-def _of_call(dump: Dump, step: int, layer: str, number: int) -> Sequence[Entry]:
-    entries, _ = dump.of_layer(layer)
-    return [e for e in entries if (e.key.step, e.key.call, e.key.phase) == (step, number, Phase.FORWARD)]
+            entries.update({e.key: Single(whole, along, n, e.shape) for n, e in enumerate(each)})
+    port = [CallId(layers[1], number) for number in runs[1]]
+    return Loop(CallId(layers[0], runs[0].start), port, parts, entries) if parts else None
 
 
 def _along(each: Sequence[Entry], whole: Entry) -> Optional[Along]:
     """How the calls' values may lie in the one; of several ways the one in which they are nearest to it."""
-    part, calls, shape = each[0].shape, len(each), whole.shape
-    ways = stacks(part, calls, shape)
-    ways += [
-        Along(axis, (size,) * calls)
-        for axis, size in enumerate(part)
-        if shape == (*part[:axis], size * calls, *part[axis + 1 :])
-    ]
+    shapes, shape = [entry.shape for entry in each], whole.shape
+    ways = stacks(shapes[0], len(each), shape) if len({*shapes}) == 1 else []
+    for axis in range(len(shape)) if {len(one) for one in shapes} == {len(shape)} else ():
+        sizes = tuple(one[axis] for one in shapes)
+        beside = {one[:axis] + one[axis + 1 :] for one in shapes}
+        if sum(sizes) == shape[axis] and beside == {shape[:axis] + shape[axis + 1 :]}:
+            ways.append(Along(axis, sizes))
     return min(ways, key=lambda way: apart(way, each, whole)) if len(ways) > 1 else next(iter(ways), None)

@@ -9,6 +9,7 @@ from typing import Optional, Union
 
 from aligner.mending.candidate import Candidate
 from aligner.mending.events import HELPER, Event
+from aligner.mending.figures import more
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.source.written import parsed
 
@@ -46,16 +47,6 @@ def _texts(one: Candidate, event: Event, call: Event, place: Optional[Given], so
         if isinstance(place, ast.expr) and call.site is not None:
             yield more(place, wanted - found, sources.words(call.site.file, place))
     yield text
-
-
-def more(node: ast.expr, by: int, text: str) -> str:
-    """A whole number as it is written, and so much more: n - 1 and 1 is n."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)) and isinstance(node.right, ast.Constant):
-        known = node.right.value
-        if type(known) is int:
-            by += known if isinstance(node.op, ast.Add) else -known
-            text = ast.unparse(node.left)
-    return text if not by else f"{text} {'+' if by > 0 else '-'} {abs(by)}"
 
 
 def _is_literal(text: str) -> bool:

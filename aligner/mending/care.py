@@ -100,7 +100,7 @@ class Care:
             rows = self.values.read(given[1])
             for axis in range(rows.shape[-1]) if rows.dtype.kind in "iu" else ():
                 yield rows[..., axis], given[0].shape[axis] if axis < len(given[0].shape) else 1
-        elif name in ("getitem", "setitem"):
+        elif name in ("getitem", "setitem") and hasattr(args[0], "shape"):  # and no list of the user's
             items = args[1] if isinstance(args[1], tuple) else (args[1],)
             for axis, item in _along(items, len(args[0].shape)):
                 if self.values.holds(item):

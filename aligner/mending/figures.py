@@ -126,6 +126,9 @@ def _otherwise(part: ast.expr) -> Iterator[str]:
     if isinstance(numbers[0], int) and isinstance(numbers[1], int):
         yield from (f"{numbers[0] + by}:{numbers[1] + by}{step}" for by in (1, -1))
         return
+    if part.lower is not None and part.upper is not None:
+        yield from (f"{_on(part.lower, by)}:{_on(part.upper, by)}{step}" for by in (-1, 1))
+        yield from (f":{ends[1]}{step}", f"{ends[0]}:{step}")
     for end, said, form in zip((part.lower, part.upper), ends, ("{}:", ":{}")):
         if end is None or None not in ends:
             continue
@@ -136,6 +139,23 @@ def _otherwise(part: ast.expr) -> Iterator[str]:
             yield f"{ast.unparse(end.operand)}:{step}"
         if not isinstance(end, ast.Constant):
             yield from (form.format(f"{said} {sign} 1") + step for sign in "+-")
+
+
+def _on(end: ast.expr, by: int) -> str:
+    """An end of a slice so much further along, or nothing for the first element."""
+    known = end.value if isinstance(end, ast.Constant) else None
+    text = str(known + by) if isinstance(known, int) else more(end, by, ast.unparse(end))
+    return "" if text == "0" else text
+
+
+def more(node: ast.expr, by: int, text: str) -> str:
+    """A whole number as it is written, and so much more: n - 1 and 1 is n."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)) and isinstance(node.right, ast.Constant):
+        known = node.right.value
+        if type(known) is int:
+            by += known if isinstance(node.op, ast.Add) else -known
+            text = ast.unparse(node.left)
+    return text if not by else f"{text} {'+' if by > 0 else '-'} {abs(by)}"
 
 
 def _from_other_side(end: ast.expr, said: str, form: str) -> str:

@@ -330,6 +330,7 @@ class Mending:
                 right = [check for check in wrong if check not in left]
                 sound = sound and any(map(self._tells, right))
                 sound = sound and self._stepping.witnessed(parent, story, edited, best, strictly=True)
+                sound = sound and not self._stepping.again(parent, edited, best, right, left)
                 known += [way] if sound else []
             wrong = left
         if way is not sure:

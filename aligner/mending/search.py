@@ -138,10 +138,7 @@ class Search:
         kept = [*enumerate((anchor, *self._named(anchor)))]
         named = [(late, replace(place, named=True, said={}, unsaid={})) for late, place in kept]
         for (late, place), value in itertools.product((*kept, *named), values):
-            said = [self._texts.unshaped(value, place)]
-            with suppress(LookupError):
-                said.append(self._texts.text(value, place))
-            for text in filter(None, said):
+            for text in self._texts.ways(value, place):
                 edit = self.edit(place.event, place.node, text)
                 if edit is None:
                     continue

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Optional
 
 from aligner.adapter import Adapter
 from aligner.fingerprint import distances
 from aligner.mending import words
-from aligner.mending.events import LAYER, Event
+from aligner.mending.events import LAYER, Event, is_idle
 from aligner.mending.heard import Heard
 from aligner.mending.matching import Matching
 from aligner.mending.sources import Sources
@@ -45,6 +47,8 @@ class Anchor:
     """... and at which depth it is known that there is nothing."""
     named: bool = False
     """A name is told rather than what stands there, where both have the value: in a first turn they may."""
+    whole: bool = False
+    """What the reference does in vain on its line is told as well: `> 0` of what is 0 or 1."""
 
     @property
     def is_array(self) -> bool:
@@ -77,6 +81,16 @@ class Texts:
         """What stands there."""
         return self._sources.words(event.site.file, node) if event.site is not None else ""
 
+    def ways(self, value: int, anchor: Anchor) -> Iterator[str]:
+        """Expressions that have this value of the reference, the shortest first; none where there are no words."""
+        said = self.unshaped(value, anchor)
+        yield from [] if said is None else [said]
+        with suppress(LookupError):
+            plain = self.text(value, anchor)
+            yield plain
+            whole = self.text(value, replace(anchor, whole=True, said={}, unsaid={})) if self._idle else plain
+            yield from [whole] if whole != plain else []
+
     def text(self, value: Operand, anchor: Anchor, depth: int = 0, line: str = "") -> str:
         """An expression that has this value of the reference.
 
@@ -100,7 +114,31 @@ class Texts:
         if depth + height > DEEPEST:
             raise LookupError("too deep")
         self._reached = max(self._reached, depth + height)
-        return said
+        return self._in_vain(said, value, anchor, line) if anchor.whole else said
+
+    def _in_vain(self, text: str, value: int, anchor: Anchor, line: str) -> str:
+        """With what the reference's line does to a value without making another one of it."""
+        made = self._matching.makers[0].get(value)
+        line = line or (made.text if made is not None else "")
+        for event in self._idle.get(value, ()):
+            if event.text == line:
+                numbers = [number_text(one.value) for one in event.operands[1:] if isinstance(one, Constant)]
+                said = {key: self.argument(anchor.event, event, key, item) for key, item in event.arguments.items()}
+                side = NUMPY if anchor.is_array else self._side
+                modules = self._modules(anchor.event, side)
+                text = spelled(event.word, [text, *numbers], event.arguments, said, modules, side)
+        return text
+
+    @cached_property
+    def _idle(self) -> Mapping[int, list[Event]]:
+        """By value, what the reference does to it in vain."""
+        found: dict[int, list[Event]] = {}
+        for event in self._matching.ours.events:
+            value, *others = event.operands or (None,)
+            plain = all(isinstance(one, Constant) for one in others) and event.word not in ("reshape", "expand")
+            if isinstance(value, int) and is_idle(event) and event.results == (value,) and plain:
+                found.setdefault(value, []).append(event)
+        return found
 
     def _text(self, value: int, anchor: Anchor, depth: int, line: str) -> str:
         known = self._known(value, anchor)

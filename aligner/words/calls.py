@@ -59,6 +59,8 @@ _TYPES = re.compile(r"(?:\w+\.)*((?:b?float|u?int|bool|complex)\d*)", re.IGNOREC
 _TURNED = ("rsub", "rtruediv", "rdiv", "rpow", "rmatmul", "rfloordiv", "rmod")
 _SWAPS = ("swapaxes", "swapdims")
 _FLIPPED = ("t", "mt", "h", "mh")
+_SHORT = {"half": "float16", "float": "float32", "double": "float64", "int": "int32", "long": "int64"}
+"""Methods that are called as the type is in C."""
 
 
 def dtype_of(text: str) -> Optional[str]:
@@ -200,7 +202,7 @@ def _in_one_form(
         if not operands:
             return "table", {}
         del operands[1:]
-        return word, {"dtype": dtype or name}
+        return word, {"dtype": dtype or _SHORT.get(name, name)}
     if word == "tile":
         padded = (1,) * (len(result) - len(shape)) + shape
         return word, {"reps": tuple(b // a if a else 1 for a, b in zip(padded, result))}
