@@ -101,7 +101,7 @@ def _single(value: Attribute) -> Iterator[Attribute]:
 
 
 def makes(adapter: Adapter, layers: Mapping[str, Any], found: Passed, value: Attribute, change: Change) -> bool:
-    """Whether what is called makes those settings, with this argument and else as it was."""
+    """Whether what is called makes those settings and no others, with this argument and else as it was."""
     maker = found.maker
     if sum(math.prod(one.shape) for one in adapter.parameters(layers[maker.layer])) > LARGE:
         return False
@@ -113,7 +113,9 @@ def makes(adapter: Adapter, layers: Mapping[str, Any], found: Passed, value: Att
         has = adapter.spec(dict(adapter.layers(made))[found.below]).attributes
     except Exception:  # the user's constructor may raise whatever it likes
         return False
-    return all(n in has and same(has[n], v) and type(has[n]) is type(v) for n, v in change.items())
+    had = adapter.spec(layers[".".join(filter(None, (maker.layer, found.below)))]).attributes
+    wanted = {**had, **change}
+    return {*has} == {*wanted} and all(same(has[n], v) and type(has[n]) is type(v) for n, v in wanted.items())
 
 
 def _callers(layers: Mapping[str, Any], maker: Maker, parameter: str) -> Iterator[tuple[Maker, str]]:

@@ -27,7 +27,7 @@ from aligner.words.spelling import written as literal
 
 WAYS = ("{}", "{} // 2", "({} - 1) // 2")
 POWER = "2**{}"
-OF_TWO = ("{}**{}", "{} * {}", "{} // {}")
+OF_TWO = ("{}**{}", "{} * {}", "{} // {}", "({} - 1) // 2 * {}")
 """What may be made of something that has a name: a padding of a kernel's size, a dilation of a layer's number."""
 
 EACH = ("kernel_size", "stride", "dilation", "padding")

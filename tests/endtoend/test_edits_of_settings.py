@@ -222,6 +222,51 @@ def test_what_a_class_or_a_function_hands_on_to_its_layer_is_changed_where_it_is
     assert is_right_with_the_patch(tmp_path, capsys)
 
 
+STRIDED = """
+import torch
+from torch import nn
+
+
+class Unit(nn.Module):
+    def __init__(self, width, kernel, step=1, dilation=1):
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, kernel, step, (kernel - 1) // 2 * dilation, dilation)
+
+    def forward(self, x):
+        return self.conv(x).relu()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.wide, self.far, self.point = Unit(3, 3, 2), Unit(3, 5), Unit(3, 3, 1, 2), Unit(3, 1)
+
+    def forward(self, x):
+        return self.point(self.far(self.wide(self.stem(x))))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(2, 3, 13, 13),)
+"""
+
+
+def test_an_argument_that_sets_something_else_as_well_is_none(tmp_path, capsys):
+    """With a step of one the padding would be right; by what has a name it is where that is right for all."""
+    pads, wrong = "(kernel - 1) // 2 * dilation", "(kernel - 1) // 2 * dilation if step == 1 else 0"
+    ported(tmp_path, STRIDED, [(pads, wrong)])
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    (line,) = origin["edit"]["lines"]
+    assert line["after"].rstrip().endswith(f"step, {pads}, dilation)")
+    assert origin["edit"]["only_here"] == []
+    assert is_right_with_the_patch(tmp_path, capsys)
+    odd = STRIDED.replace(pads, "{1: 0, 3: 1, 5: 3}[kernel] * dilation")
+    ported(tmp_path, odd, [("[kernel] * dilation", "[kernel] * dilation if step == 1 else 0")])
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert [line["after"].rstrip()[-20:] for line in origin["edit"]["lines"]] == ["kernel, step, 1, dilation)"[-20:]]
+    assert origin["edit"]["only_here"] == ["wide.conv", "far.conv", "point.conv"]
+
+
 def test_the_report_shows_the_line_between_the_reason_and_its_proof(tmp_path, capsys):
     ported(tmp_path, REFERENCE, [MISTAKES["forgotten"]])
     answer(tmp_path, capsys)
