@@ -123,10 +123,7 @@ class Texts:
         for event in self._idle.get(value, ()):
             if event.text == line:
                 numbers = [number_text(one.value) for one in event.operands[1:] if isinstance(one, Constant)]
-                said = {key: self.argument(anchor.event, event, key, item) for key, item in event.arguments.items()}
-                side = NUMPY if anchor.is_array else self._side
-                modules = self._modules(anchor.event, side)
-                text = spelled(event.word, [text, *numbers], event.arguments, said, modules, side)
+                text = self._step(event, [text, *numbers], anchor)
         return text
 
     @cached_property
@@ -164,11 +161,15 @@ class Texts:
         if len(made.results) > 1 and (made.word not in ("max", "min") or value != made.results[0]):
             raise LookupError(made.word)
         operands = [self.text(one, anchor, depth + 1, made.text) for one in made.operands]
+        text = self._step(made, operands, anchor)
+        return self._typed(text, made.results[0], anchor) if anchor.is_array and not operands else text
+
+    def _step(self, made: Event, operands: Sequence[str], anchor: Anchor) -> str:
+        """What the reference does in one step, on these operands."""
         texts = {key: self.argument(anchor.event, made, key, item) for key, item in made.arguments.items()}
         side = NUMPY if anchor.is_array else self._side
         word = self._filling(made, side) if made.word == "fill" else made.word
-        text = spelled(word, operands, made.arguments, texts, self._modules(anchor.event, side), side)
-        return self._typed(text, made.results[0], anchor) if anchor.is_array and not operands else text
+        return spelled(word, operands, made.arguments, texts, self._modules(anchor.event, side), side)
 
     def _filling(self, made: Event, side: str) -> str:
         """Numbers of a value of its own: MindSpore's `full` makes whole ones of them."""
@@ -229,17 +230,22 @@ class Texts:
         return None if found is None else self._shaped(*found, value, anchor)
 
     def _found(self, value: int, anchor: Anchor) -> Optional[tuple[str, int]]:
-        """The expression, and the port's value that it has."""
+        """The expression, and the port's value that it has; of names one of the reference's shape first."""
         twins = self._matching.twins.get(value, ())
         said = None
         for node, number in [(anchor.node, anchor.value), *anchor.inputs]:
             if said is None and isinstance(number, int) and self._stands_for(number, value, number in twins):
                 said = bracketed(self.source(anchor.event, node)), number
-        for name, number, is_array in self._names(anchor.event) if said is None or anchor.named else ():
-            there = self._stands_for(number, value, value in self._matching.values_of(number))
-            if is_array == anchor.is_array and there and (said is None or name.isidentifier()):
-                return name, number
-        return said
+        if said is not None and not anchor.named:
+            return said
+        named = [
+            (name, number)
+            for name, number, is_array in self._names(anchor.event)
+            if is_array == anchor.is_array and (said is None or name.isidentifier())
+            if self._stands_for(number, value, value in self._matching.values_of(number))
+        ]
+        form = self._matching.ours.shapes[value]
+        return min(named, key=lambda one: self._matching.theirs.shapes[one[1]] != form, default=said)
 
     def _stands_for(self, number: int, value: int, twin: bool) -> bool:
         return number not in self._matching.held and (twin or self.assumed.get(number) == value)
