@@ -174,6 +174,37 @@ def _from_other_side(end: ast.expr, said: str, form: str) -> str:
     )
 
 
+def resized(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """A size that is taken apart beside others in the place of one of these, rows for columns: in all of a statement,
+    the nearest first, then each alone.
+    """
+    around = statements(sources.text(file), line)
+    groups = [group for one in around if (group := _sizes_of(one))]
+    for statement in around:
+        used: dict[str, list[ast.Name]] = {}
+        for node in own(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                used.setdefault(node.id, []).append(node)
+        for name, nodes in used.items():
+            others = dict.fromkeys(other for group in groups if name in group for other in _nearest(group, name))
+            for together in [nodes] * (len(nodes) > 1) + [[one] for one in nodes]:
+                yield from (tuple(Edit(file, *sources.span(file, one), other) for one in together) for other in others)
+
+
+def _sizes_of(statement: ast.stmt) -> list[str]:
+    """Names that the sizes of a value are given: `b, c, h, w = x.shape`."""
+    if not isinstance(statement, ast.Assign) or "shape" not in ast.unparse(statement.value):
+        return []
+    target = statement.targets[0]
+    return [one.id for one in ast.walk(target) if isinstance(one, ast.Name)] if isinstance(target, ast.Tuple) else []
+
+
+def _nearest(group: Sequence[str], name: str) -> list[str]:
+    at = group.index(name)
+    others = ((abs(n - at), other) for n, other in enumerate(group) if other != name and other.strip("_"))
+    return [other for _, other in sorted(others, key=lambda one: one[0])]
+
+
 def rounded(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
     """What the function around this line rounds in other ways, nearest lines first: all of a statement, then one."""
     for statement in statements(sources.text(file), line):

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Optional
 
 from aligner.mending import words
+from aligner.mending.anchor import Anchor
 from aligner.mending.callers import around, by_caller
 from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OPERAND, OTHER, Candidate
 from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event, is_idle, values_of
@@ -19,7 +20,7 @@ from aligner.mending.exchanging import exchanged_layers
 from aligner.mending.joining import apart, each_others, everywhere
 from aligner.mending.matching import EARLY, NEAREST, Matching, Step
 from aligner.mending.sources import Edit, Sources, change, edit_of
-from aligner.mending.texts import Anchor, Texts
+from aligner.mending.texts import Texts
 from aligner.mending.upstream import partings
 from aligner.words.calls import Constant, Operand, equal
 from aligner.words.operations import COMMUTING, arguments

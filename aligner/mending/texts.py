@@ -6,13 +6,14 @@ import ast
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Optional
 
 from aligner.adapter import Adapter
 from aligner.fingerprint import distances
 from aligner.mending import words
+from aligner.mending.anchor import Anchor
 from aligner.mending.events import LAYER, Event, is_idle
 from aligner.mending.heard import Heard
 from aligner.mending.matching import Matching
@@ -30,30 +31,6 @@ _MODULES: Mapping[str, Mapping[str, str]] = {
     NUMPY: {"ops": "numpy", "ms": "numpy"},
 }
 """The framework's modules by what templates call them."""
-
-
-@dataclass(eq=False)
-class Anchor:
-    """An expression of the port that may be replaced. `value` is what it has, `late` how far down it stands."""
-
-    node: ast.AST
-    value: Operand
-    event: Event
-    late: int
-    inputs: Sequence[tuple[ast.AST, Operand]]
-    said: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """What is known already of values there, with how many operations deep it is, ..."""
-    unsaid: dict[int, int] = field(default_factory=dict)
-    """... and at which depth it is known that there is nothing."""
-    named: bool = False
-    """A name is told rather than what stands there, where both have the value: in a first turn they may."""
-    whole: bool = False
-    """What the reference does in vain on its line is told as well: `> 0` of what is 0 or 1."""
-
-    @property
-    def is_array(self) -> bool:
-        """Whether numpy computes there."""
-        return self.node in self.event.arrays
 
 
 class Texts:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Optional
 
+from aligner.mending.anchor import Anchor
 from aligner.mending.events import HELPER, LAYER, RETURN, Event
 from aligner.mending.matching import Matching
-from aligner.mending.texts import Anchor
 from aligner.words.calls import same
 
 FARTHEST, STARTS = 12, 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligner.mending.figures import counted, operated, rounded, sliced
+from aligner.mending.figures import counted, operated, resized, rounded, sliced
 from aligner.mending.sources import Sources
 
 
@@ -92,3 +92,13 @@ def test_slices_and_items(tmp_path, line, others):
 )
 def test_roundings(tmp_path, line, others):
     assert set(others) <= set(texts(tmp_path, rounded, line))
+
+
+def test_sizes_in_each_others_places(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text("def f(x, i):\n    b, c, h, w = x.shape\n    return b, i // h, i % h\n", encoding="utf-8")
+    found = [Sources({}).edited(edits).text(str(file)) for edits in resized(Sources({}), str(file), 3)]
+    found = [one.partition("return ")[2].strip() for one in found]
+    assert found[:3] == ["c, i // h, i % h", "h, i // h, i % h", "w, i // h, i % h"]
+    assert found[3:5] == ["b, i // c, i % c", "b, i // w, i % w"]
+    assert "b, i // w, i % h" in found
