@@ -17,7 +17,7 @@ from aligner.mending.constants import reordered
 from aligner.mending.constructor import set_up
 from aligner.mending.dropped import dropped
 from aligner.mending.events import HELPER, Event, Site
-from aligner.mending.figures import counted, operated, resized, rounded, sliced, valued
+from aligner.mending.figures import counted, operated, resized, rounded, sliced, switched, valued
 from aligner.mending.halves import paired, spread
 from aligner.mending.matching import Matching
 from aligner.mending.regrouped import moved_in, regrouped, unturned
@@ -257,7 +257,7 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.1 * late, edits, OTHER, (), 9)
             for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
                 yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
-            for way in (resized, sliced, rounded, dropped, set_up):
+            for way in (switched, resized, sliced, rounded, dropped, set_up):
                 for late, edits in enumerate(itertools.islice(way(self._sources, site.file, site.line), COUNTED)):
                     yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
             numbers = valued(self._sources, site.file, site.line, self._matching.numbers)

@@ -174,6 +174,31 @@ def _from_other_side(end: ast.expr, said: str, form: str) -> str:
     )
 
 
+WORDS = (
+    ("nearest", "bilinear", "bicubic", "area"),
+    ("zeros", "border", "reflection"),
+    ("constant", "reflect", "replicate", "edge", "symmetric", "circular"),
+    ("none", "tanh"),
+    ("ij", "xy"),
+    ("left", "right"),
+    ("floor", "trunc"),
+)
+"""Arguments that are told by a word, each with the others that may stand there."""
+
+
+def switched(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """What a call is told by True or False, or by a word, told the other way, the nearest lines first."""
+    for statement in statements(sources.text(file), line):
+        for call in (node for node in own(statement) if isinstance(node, ast.Call)):
+            for node in (*call.args, *(one.value for one in call.keywords)):
+                known = node.value if isinstance(node, ast.Constant) else None
+                others = [str(not known)] if isinstance(known, bool) else []
+                words = next((group for group in WORDS if known in group), ()) if isinstance(known, str) else ()
+                quote = sources.words(file, node)[:1]
+                for text in (*others, *(f"{quote}{one}{quote}" for one in words if one != known)):
+                    yield (Edit(file, *sources.span(file, node), text),)
+
+
 def resized(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
     """A size that is taken apart beside others in the place of one of these, rows for columns: in all of a statement,
     the nearest first, then each alone.
