@@ -11,13 +11,14 @@ from typing import Any, Optional
 
 import numpy as np
 
+from aligner.mending.anchor import Anchor
 from aligner.mending.callers import around
 from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OTHER, Candidate
 from aligner.mending.constants import reordered
 from aligner.mending.constructor import set_up
 from aligner.mending.dropped import dropped
 from aligner.mending.events import HELPER, Event, Site
-from aligner.mending.figures import counted, operated, resized, rounded, sliced, switched, valued
+from aligner.mending.figures import counted, operated, reduced, resized, rounded, sliced, switched, valued
 from aligner.mending.halves import paired, spread
 from aligner.mending.matching import Matching
 from aligner.mending.regrouped import moved_in, regrouped, unturned
@@ -38,12 +39,16 @@ from aligner.mending.variations import (
     swapped,
     turned_out,
 )
+from aligner.words.spelling import bracketed
 
 TURNED = 1.9
 """What it costs to exchange two arguments of a call, or to give it one more."""
 
 STARTING = 1.2
 """What it costs to have the first wrong step along another axis, where all that it works on is right."""
+
+COLUMNS = (2, 3)
+"""So many columns may be taken the other way round."""
 
 TURN = 3.0
 """What it costs to turn a value before it is reshaped, or where one with an axis of one meets another."""
@@ -102,6 +107,8 @@ class Blindly:
             if anchor.node is event.node and event.word == "reshape" and isinstance(event.node, ast.Call):
                 for edit in (*self._turned(event), *self._turned_after(event, event.node)):
                     yield Candidate(TURN + 0.1 * min(anchor.late, FAR), (edit,), MISSING, (), 9)
+            for edit in self._mirrored(anchor):  # what is short stands before scales, which need not be square
+                yield Candidate(TURN + 0.01 * len(edit.new), (edit,), MISSING, (), 9)
             if anchor.node is event.node and event.word in ELEMENTWISE:
                 for edit in self._across(event):
                     yield Candidate(TURN + 0.1 * min(anchor.late, FAR), (edit,), MISSING, (), 9)
@@ -154,6 +161,14 @@ class Blindly:
             inside = said[: sizes.start - start] + sizes.new + said[sizes.end - start :]
             with suppress(LookupError):
                 yield Edit(sizes.file, start, end, self._texts.transposed(event, inside, order))
+
+    def _mirrored(self, anchor: Anchor) -> Iterator[Edit]:
+        """Columns the other way round: x and y, or colours."""
+        shape = self._matching.theirs.shapes[anchor.value] if isinstance(anchor.value, int) else ()
+        if len(shape) > 1 and shape[-1] in COLUMNS and not anchor.is_array:
+            text = f"{bracketed(self._texts.source(anchor.event, anchor.node))}.flip((-1,))"
+            edit = self._search.edit(anchor.event, anchor.node, text)
+            yield from [edit] if edit is not None else []
 
     def _across(self, event: Event) -> Iterator[Edit]:
         """One side of a sum or a product along the other one of the last two axes: rows for columns."""
@@ -257,7 +272,7 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.1 * late, edits, OTHER, (), 9)
             for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
                 yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
-            for way in (switched, resized, sliced, rounded, dropped, set_up):
+            for way in (switched, reduced, resized, sliced, rounded, dropped, set_up):
                 for late, edits in enumerate(itertools.islice(way(self._sources, site.file, site.line), COUNTED)):
                     yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
             numbers = valued(self._sources, site.file, site.line, self._matching.numbers)

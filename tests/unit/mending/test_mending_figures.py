@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligner.mending.figures import counted, operated, resized, rounded, sliced, switched
+from aligner.mending.figures import counted, operated, reduced, resized, rounded, sliced, switched
 from aligner.mending.sources import Sources
 
 
@@ -117,3 +117,14 @@ def test_what_a_call_is_told(tmp_path, line, others):
     found = texts(tmp_path, switched, line)
     assert set(others) <= set(found)
     assert bool(found) == bool(others)
+
+
+def test_axes_that_are_reduced(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text(
+        "def f(x):\n    m = x.mean((0, 2), keepdims=True)\n    return (x - m).std(axis=(0, 2)) + x.view((0, 2))\n",
+        encoding="utf-8",
+    )
+    found = [Sources({}).edited(edits).text(str(file)) for edits in reduced(Sources({}), str(file), 2)]
+    assert "x.mean((2,), keepdims=True)\n    return (x - m).std(axis=(2,)) + x.view((0, 2))" in found[0]
+    assert any("x.mean((0, 1, 2), keepdims=True)\n    return (x - m).std(axis=(0, 2))" in one for one in found)
