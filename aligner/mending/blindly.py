@@ -65,6 +65,9 @@ LINES, SWAPPED = 4, 24
 MOVED = 8
 """Pairs of statements, and of variables, that are exchanged."""
 
+STEPS, EACH = 40, 5
+"""Wrong steps that are given other variables, and how many of these for each."""
+
 COUNTED, COUNT = 40, 3.0
 """Numbers of a function that are made one more or less, signs that are made others, and what it costs."""
 
@@ -92,6 +95,7 @@ class Blindly:
     def candidates(self) -> Iterator[Candidate]:
         """What the reference's steps do not tell, where it does in one what the port does in several."""
         yield from self._of_helpers()
+        yield from self._of_steps()
         yield from self._varied()
         start = self._start()
         for anchor in self._search.anchors():
@@ -207,6 +211,13 @@ class Blindly:
                 if len(found) == 2 and found not in seen:
                     seen.add(found)
                     yield Candidate(TURNED + 0.1 * late, found, EXCHANGED, (), 9)
+
+    def _of_steps(self) -> Iterator[Candidate]:
+        """Variables that the first wrong steps are given, and others of that shape in their place."""
+        events = dict.fromkeys(event for _, event in self._matching.wrong if event is not None and event.word != HELPER)
+        for late, event in enumerate(itertools.islice(events, STEPS)):
+            for number, edit in enumerate(itertools.islice(self._others(event), EACH)):
+                yield Candidate(EXCHANGE + 0.04 * late + 0.05 * number, (edit,), OTHER, (), 9)
 
     def _others(self, event: Event) -> Iterator[Edit]:
         """Values that such a call is given, and others of that shape that its code has a name for."""

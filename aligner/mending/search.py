@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ from aligner.mending.callers import around, by_caller
 from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OPERAND, OTHER, Candidate
 from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event, is_idle, values_of
 from aligner.mending.exchanging import exchanged_layers
+from aligner.mending.handing import handed
 from aligner.mending.joining import apart, each_others, everywhere
 from aligner.mending.matching import EARLY, NEAREST, Matching, Step
 from aligner.mending.sources import Edit, Sources, change, edit_of
@@ -35,6 +37,9 @@ FAR = 20
 SHAPING = ("reshape", "expand", "cast")
 """Words of operations that leave all values as they are."""
 
+OTHERS = 24
+"""Values of another shape, the nearest, that are tried in the place of an expression."""
+
 NAMED = 0.2
 """What it costs more to change what a name was given to."""
 
@@ -42,7 +47,6 @@ AGAIN = 6
 """Values that the first wrong turn of a loop is taken to have made."""
 
 _NUMBER = re.compile(r"(?<![\w.])\d[\d.]*(?:e[-+]?\d+)?")
-_RESHAPED = re.compile(r"\.reshape\([^()]*\)$")
 
 
 class Search:
@@ -135,16 +139,19 @@ class Search:
         event = anchor.event
         shapes = self._matching.theirs.shapes
         form = shapes[anchor.value] if isinstance(anchor.value, int) else None
-        values = dict.fromkeys([*(value for value, _ in self._matching.near), *self._matching.starts])
+        own = self._matching.ours.shapes
+        found = enumerate(dict.fromkeys([*(value for value, _ in self._matching.near), *self._matching.starts]))
+        values = [value for number, value in found if number < OTHERS or form is None or own[value] == form]
         kept = [*enumerate((anchor, *self._named(anchor)))]
-        named = [(late, replace(place, named=True, said={}, unsaid={})) for late, place in kept]
+        again = self._times[event.site, event.word] > 1  # in a first turn a name may have what stands there
+        named = [(late, replace(place, named=True, said={}, unsaid={})) for late, place in kept if again]
         for (late, place), value in itertools.product((*kept, *named), values):
             for text in self._texts.ways(value, place):
                 edit = self.edit(place.event, place.node, text)
                 if edit is None:
                     continue
                 why = MISSING if self._texts.source(place.event, place.node) in text else OTHER
-                other = self._matching.ours.shapes[value] != form
+                other = own[value] != form
                 cost = self._cost(edit) + 0.3 + 0.05 * min(anchor.late, FAR) + other + NAMED * late
                 yield Candidate(cost, (edit,), why, ((event, None if whole else anchor.node, value, None),))
 
@@ -158,6 +165,10 @@ class Search:
         event = next((one for one in reversed(known) if self._places[one] < end), None)
         if event is not None:
             yield Anchor(*event.inputs[0], event, anchor.late, event.inputs)
+
+    @cached_property
+    def _times(self) -> Counter[object]:
+        return Counter((event.site, event.word) for event in self._matching.heard)
 
     @cached_property
     def _places(self) -> Mapping[Event, int]:
@@ -267,7 +278,7 @@ class Search:
             with suppress(LookupError):
                 text = self._texts.text(model.operands[-1], Anchor(node, None, event, 0, event.inputs))
                 if name not in {*model.places.values()}:
-                    yield [one.edits[0] for one in self._passed(event, name, text, 0.0)], MISSING, None
+                    yield [one.edits[0] for one in handed(self._sources, event, name, text, 0.0)], MISSING, None
 
     def _comes(self, ours: Operand, theirs: Operand) -> bool:
         """Whether both are wrong by then: one comes to be the other by what is mended before."""
@@ -359,34 +370,6 @@ class Search:
             edit = self.edit(event, where, text)
             found += [edit] if edit is not None else []
         return found or None
-
-    def given(self, event: Event, slot: str, value: int) -> Iterator[Candidate]:
-        """What a call of a layer lacks: the argument that the reference's has in this slot."""
-        name = slot.partition(".")[2]
-        if not isinstance(event.node, ast.Call) or event.site is None:
-            return
-        with suppress(LookupError):
-            text = self._texts.text(value, Anchor(event.node, None, event, 0, event.inputs))
-            for number, said in enumerate(dict.fromkeys([_RESHAPED.sub("", text), text])):  # axes of one are anywhere
-                yield from self._passed(event, name, said, 2.0 + 0.1 * number)
-        shapes, wanted = self._matching.theirs.shapes, self._matching.ours.shapes[value]
-        for said in (said for said, its in self._texts.names(event) if shapes[its] == wanted):  # in a form of its own
-            yield from self._passed(event, name, said, 3.0)
-
-    def _passed(self, event: Event, name: str, text: str, cost: float) -> Iterator[Candidate]:
-        """A call of a layer with this argument."""
-        if not isinstance(event.node, ast.Call) or event.site is None:
-            return
-        given = {keyword.arg: keyword.value for keyword in event.node.keywords}
-        given.update((str(number), node) for number, node in enumerate(event.node.args))
-        if name in given:  # None, or something else that is no value
-            edit = self.edit(event, given[name], text)
-            yield from [Candidate(cost, (edit,), MISSING, ())] if edit is not None else []
-            return
-        end = self._sources.span(event.site.file, event.node)[1] - 1
-        for said in (text,) if name == str(len(event.node.args)) else () if name.isdigit() else (f"{name}={text}",):
-            comma = ", " if event.node.args or event.node.keywords else ""
-            yield Candidate(cost, (Edit(event.site.file, end, end, f"{comma}{said}"),), MISSING, ())
 
     def edit(self, event: Event, node: ast.AST, text: str) -> Optional[Edit]:
         return None if event.site is None else edit_of(self._sources, event.site.file, node, text)

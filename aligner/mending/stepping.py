@@ -18,6 +18,7 @@ from aligner.mending.candidate import Candidate
 from aligner.mending.events import LAYER, Event, Story, values_of
 from aligner.mending.frameworks import Differing, differing
 from aligner.mending.ground import Ground
+from aligner.mending.handing import lacking
 from aligner.mending.heard import Heard
 from aligner.mending.matching import AGREE, Matching
 from aligner.mending.ranking import LONG, Ranking
@@ -44,7 +45,7 @@ FALL = 5.0
 MOST = 800
 """Candidates that are ranked."""
 
-BLINDLY = 400
+BLINDLY = 600
 """Candidates that nothing speaks for but that people make such mistakes."""
 
 PARTS, BEST = 60, 2
@@ -234,7 +235,7 @@ class Stepping:
             return []
         search, texts = self._search(matching, heard, sources, end)
         if lacks and end is not None:
-            return [*search.given(end, check.key.slot, matching.wanted)]
+            return [*lacking(matching, texts, sources, end, check.key.slot, matching.wanted)]
         lines = {event.text for event in story.events if event.text}
         candidates, blind = search.candidates(), [*Blindly(search, matching, texts, sources, end).candidates()]
         for one in (*candidates, *blind):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -65,8 +65,10 @@ class Texts:
         with suppress(LookupError):
             plain = self.text(value, anchor)
             yield plain
-            whole = self.text(value, replace(anchor, whole=True, said={}, unsaid={})) if self._idle else plain
-            yield from [whole] if whole != plain else []
+            made = self._matching.makers[0].get(value)
+            if made is not None and made.text in self._lines:
+                whole = self.text(value, replace(anchor, whole=True, said={}, unsaid={}))
+                yield from [whole] if whole != plain else []
 
     def text(self, value: Operand, anchor: Anchor, depth: int = 0, line: str = "") -> str:
         """An expression that has this value of the reference.
@@ -102,6 +104,11 @@ class Texts:
                 numbers = [number_text(one.value) for one in event.operands[1:] if isinstance(one, Constant)]
                 text = self._step(event, [text, *numbers], anchor)
         return text
+
+    @cached_property
+    def _lines(self) -> Set[str]:
+        """Those of the reference that do something in vain."""
+        return {event.text for events in self._idle.values() for event in events}
 
     @cached_property
     def _idle(self) -> Mapping[int, list[Event]]:
