@@ -210,12 +210,12 @@ class ForcedPass:
         self.checks[known:] = own.judged(self.checks[known:], self.plan)
 
     def _better(self, step: int, call: Callable[[], object], known: int, fewer: int, whole: bool = False) -> bool:
-        """Run the step in another reading, which stays where at least so many fewer places are wrong in it,
-        and where all of it can be held, if it is to be `whole`."""
-        checks, elsewhere = self.checks[known:], dict(self.values.borders.elsewhere)
+        """Run the step in another reading, which stays where so many fewer places are wrong; `whole`: all can be held."""
+        borders, checks = self.values.borders, self.checks[known:]
+        elsewhere, refuted = dict(borders.elsewhere), set(borders.refuted)
         del self.checks[known:]
         try:
-            (self._run if whole else self._held_run)(step, call)
+            self._run(step, call) if whole else self._settled(step, call, known)
             better = wrong_places(self.checks[known:]) <= wrong_places(checks) - fewer
         except Exception as error:
             if isinstance(error, DumpError) or not whole:
@@ -223,7 +223,7 @@ class ForcedPass:
             better = False
         if not better:
             self.checks[known:] = checks
-            self.values.borders.elsewhere = elsewhere
+            borders.elsewhere, borders.refuted = elsewhere, refuted
         return better
 
     def _held_run(self, step: int, call: Callable[[], object]) -> None:
