@@ -210,7 +210,7 @@ class ForcedPass:
         self.checks[known:] = own.judged(self.checks[known:], self.plan)
 
     def _better(self, step: int, call: Callable[[], object], known: int, fewer: int, whole: bool = False) -> bool:
-        """Run the step in another reading, which stays where so many fewer places are wrong; `whole`: all can be held."""
+        """Run the step in another reading: it stays where so many fewer places are wrong (`whole`: and all is held)."""
         borders, checks = self.values.borders, self.checks[known:]
         elsewhere, refuted = dict(borders.elsewhere), set(borders.refuted)
         del self.checks[known:]
