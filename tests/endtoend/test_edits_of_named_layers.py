@@ -6,8 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.endtoend.test_edits_of_ports import answer, is_right_with_the_patch  # noqa: E402 - only after it is there
-from tests.endtoend.test_edits_of_settings import _here, written  # noqa: E402, F401 - as above
+from tests.endtoend.test_edits_of_ports import answer, is_right_with_the_patch, ported  # noqa: E402 - only after it is there
+from tests.endtoend.test_edits_of_settings import _here  # noqa: E402, F401 - as above
 
 REFERENCE = """
 import torch
@@ -62,7 +62,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_its_code_is_mended(tmp_path, capsys, mistake):
-    written(tmp_path, REFERENCE, MISTAKES[mistake])
+    ported(tmp_path, REFERENCE, [MISTAKES[mistake]])
     told = answer(tmp_path, capsys)["origins"]
     assert told
     assert all(one["edit"] is not None and one["causes"][0]["confirmed"] for one in told)
