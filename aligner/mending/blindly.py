@@ -18,9 +18,10 @@ from aligner.mending.constants import reordered
 from aligner.mending.constructor import set_up
 from aligner.mending.dropped import dropped
 from aligner.mending.events import HELPER, Event, Site
-from aligner.mending.figures import counted, operated, reduced, resized, rounded, sliced, switched, valued
+from aligner.mending.figures import counted, operated, resized, rounded, sliced, valued
 from aligner.mending.halves import paired, spread
 from aligner.mending.matching import Matching
+from aligner.mending.options import reduced, switched
 from aligner.mending.regrouped import moved_in, regrouped, unturned
 from aligner.mending.results import kept
 from aligner.mending.search import FAR, Search

@@ -14,9 +14,6 @@ from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import own, statements
 from aligner.words.spelling import number_text
 
-AXES = 4
-"""Of a value that is reduced, those that are tried."""
-
 SAME = 1e-6
 """Numbers whose ratio is nearer to one than this are written as one."""
 
@@ -175,59 +172,6 @@ def _from_other_side(end: ast.expr, said: str, form: str) -> str:
         if isinstance(end, (ast.Name, ast.Attribute, ast.Constant))
         else f"-({said})"
     )
-
-
-WORDS = (
-    ("nearest", "bilinear", "bicubic", "area"),
-    ("zeros", "border", "reflection"),
-    ("constant", "reflect", "replicate", "edge", "symmetric", "circular"),
-    ("none", "tanh"),
-    ("ij", "xy"),
-    ("left", "right"),
-    ("floor", "trunc"),
-)
-"""Arguments that are told by a word, each with the others that may stand there."""
-
-
-def switched(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """What a call is told by True or False, or by a word, told the other way, the nearest lines first."""
-    for statement in statements(sources.text(file), line):
-        for call in (node for node in own(statement) if isinstance(node, ast.Call)):
-            for node in (*call.args, *(one.value for one in call.keywords)):
-                known = node.value if isinstance(node, ast.Constant) else None
-                others = [str(not known)] if isinstance(known, bool) else []
-                words = next((group for group in WORDS if known in group), ()) if isinstance(known, str) else ()
-                quote = sources.words(file, node)[:1]
-                for text in (*others, *(f"{quote}{one}{quote}" for one in words if one != known)):
-                    yield (Edit(file, *sources.span(file, node), text),)
-
-
-REDUCING = ("mean", "sum", "std", "var", "amax", "amin", "norm", "softmax")
-
-
-def reduced(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """Several axes that are reduced at once, with one fewer or one more: all equal ones of the function, then each."""
-    groups: dict[str, list[ast.Tuple]] = {}
-    for statement in statements(sources.text(file), line):
-        for call in (node for node in own(statement) if isinstance(node, ast.Call)):
-            if ast.unparse(call.func).rpartition(".")[2] in REDUCING:
-                for node in (*call.args, *(one.value for one in call.keywords)):
-                    if isinstance(node, ast.Tuple) and all(map(_is_whole, node.elts)):
-                        groups.setdefault(ast.unparse(node), []).append(node)
-    for nodes in groups.values():
-        axes = [ast.literal_eval(one) for one in nodes[0].elts]
-        fewer = [axes[:at] + axes[at + 1 :] for at in range(len(axes))] if len(axes) > 1 else []
-        more = [sorted([*axes, one]) for one in range(AXES) if one not in axes and min(axes) >= 0]
-        for together in [nodes] * (len(nodes) > 1) + [[one] for one in nodes]:
-            for some in (*fewer, *more):
-                text = f"({', '.join(map(str, some))}{',' * (len(some) == 1)})"
-                yield tuple(Edit(file, *sources.span(file, one), text) for one in together)
-
-
-def _is_whole(node: ast.expr) -> bool:
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        node = node.operand
-    return isinstance(node, ast.Constant) and type(node.value) is int
 
 
 def resized(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:

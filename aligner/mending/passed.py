@@ -28,6 +28,9 @@ DEEPEST = 6
 LARGE = 1 << 22
 """Elements of parameters of a layer that is built again."""
 
+MOST = 512
+"""Calls of a port's classes and functions that are made again."""
+
 Change = Mapping[str, Attribute]
 
 
@@ -53,39 +56,72 @@ class Passed(NamedTuple):
     below: str
 
 
-def passed(adapter: Adapter, layers: Mapping[str, Any], path: str, change: Change) -> Optional[Passed]:
-    """None where no argument is found that makes the layer's settings so."""
-    maker = _of_class(layers, path) if is_own(adapter, layers[path]) else _around(layers, path)
-    if maker is None:
+class Making:
+    """Calls again what has made the layers of a port, for each that is alike once."""
+
+    def __init__(self, adapter: Adapter, layers: Mapping[str, Any]) -> None:
+        self._adapter, self._layers = adapter, layers
+        self._known: dict[object, bool] = {}
+
+    def passed(self, path: str, change: Change) -> Optional[Passed]:
+        """The argument that makes a layer's settings so; None where none is found."""
+        layers = self._layers
+        maker = _of_class(layers, path) if is_own(self._adapter, layers[path]) else _around(layers, path)
+        if maker is None:
+            return None
+        for parameter, value in self._arguments(path, maker, change):
+            for outer, its in _callers(layers, maker, parameter):
+                found = Passed(outer, its, value, _inside(path, outer.layer))
+                if self.makes(found, value, change):
+                    return found
         return None
-    for parameter, value in _arguments(adapter, layers, path, maker, change):
-        for outer, its in _callers(layers, maker, parameter):
-            found = Passed(outer, its, value, _inside(path, outer.layer))
-            if makes(adapter, layers, found, value, change):
-                return found
-    return None
+
+    def beside(self, found: Passed) -> Iterator[Maker]:
+        """The same call where it made other layers."""
+        function = inspect.isfunction(found.maker.made)
+        for path in self._layers:
+            maker = _of_function(self._layers, path) if function else _of_class(self._layers, path)
+            if maker is not None and maker.place == found.maker.place and path == maker.layer != found.maker.layer:
+                yield maker
+
+    def makes(self, found: Passed, value: Attribute, change: Change) -> bool:
+        """Whether what is called makes those settings and no others, with this argument and else as it was."""
+        maker, layer = found.maker, self._layers[found.maker.layer]
+        had = self._adapter.spec(self._layers[".".join(filter(None, (maker.layer, found.below)))]).attributes
+        given = {**maker.given, found.parameter: value}
+        key = maker.made, found.below, _told(given), _told(change), _told(had)
+        if key not in self._known:
+            small = sum(math.prod(one.shape) for one in self._adapter.parameters(layer)) <= LARGE
+            self._known[key] = small and len(self._known) < MOST and self._sets(found, given, {**had, **change})
+        return self._known[key]
+
+    def _sets(self, found: Passed, given: Mapping[str, Any], wanted: Change) -> bool:
+        made = found.maker.made
+        try:
+            with constructing.undrawn(self._adapter):
+                bound = inspect.signature(made).bind_partial()
+                bound.arguments.update(given)
+                layer = made(*bound.args, **bound.kwargs)
+            has = self._adapter.spec(dict(self._adapter.layers(layer))[found.below]).attributes
+        except Exception:  # the user's constructor may raise whatever it likes
+            return False
+        return {*has} == {*wanted} and all(same(has[n], v) and type(has[n]) is type(v) for n, v in wanted.items())
+
+    def _arguments(self, path: str, maker: Maker, change: Change) -> Iterator[tuple[str, Attribute]]:
+        for parameter in maker.parameters:
+            for value in values(change):
+                if self.makes(Passed(maker, parameter, value, _inside(path, maker.layer)), value, change):
+                    yield parameter, value
 
 
-def beside(layers: Mapping[str, Any], found: Passed) -> Iterator[Maker]:
-    """The same call where it made other layers."""
-    for path in layers:
-        maker = _of_function(layers, path) if inspect.isfunction(found.maker.made) else _of_class(layers, path)
-        if maker is not None and maker.place == found.maker.place and path == maker.layer != found.maker.layer:
-            yield maker
+def _told(given: Mapping[str, Any]) -> tuple[tuple[str, object], ...]:
+    """What tells arguments from others: plain ones by what they are, others each by itself."""
+    plain = (bool, int, float, str, tuple, list, type(None))
+    return tuple((name, repr(one) if isinstance(one, plain) else id(one)) for name, one in sorted(given.items()))
 
 
 def _inside(path: str, owner: str) -> str:
     return "" if path == owner else path[len(owner) + 1 if owner else 0 :]
-
-
-def _arguments(
-    adapter: Adapter, layers: Mapping[str, Any], path: str, maker: Maker, change: Change
-) -> Iterator[tuple[str, Attribute]]:
-    for parameter in maker.parameters:
-        for value in values(change):
-            found = Passed(maker, parameter, value, _inside(path, maker.layer))
-            if makes(adapter, layers, found, value, change):
-                yield parameter, value
 
 
 def values(change: Change) -> list[Attribute]:
@@ -98,24 +134,6 @@ def _single(value: Attribute) -> Iterator[Attribute]:
     yield value
     if isinstance(value, tuple) and len({*value}) == 1:
         yield from _single(value[0])
-
-
-def makes(adapter: Adapter, layers: Mapping[str, Any], found: Passed, value: Attribute, change: Change) -> bool:
-    """Whether what is called makes those settings and no others, with this argument and else as it was."""
-    maker = found.maker
-    if sum(math.prod(one.shape) for one in adapter.parameters(layers[maker.layer])) > LARGE:
-        return False
-    try:
-        with constructing.undrawn(adapter):
-            bound = inspect.signature(maker.made).bind_partial()
-            bound.arguments.update({**maker.given, found.parameter: value})
-            made = maker.made(*bound.args, **bound.kwargs)
-        has = adapter.spec(dict(adapter.layers(made))[found.below]).attributes
-    except Exception:  # the user's constructor may raise whatever it likes
-        return False
-    had = adapter.spec(layers[".".join(filter(None, (maker.layer, found.below)))]).attributes
-    wanted = {**had, **change}
-    return {*has} == {*wanted} and all(same(has[n], v) and type(has[n]) is type(v) for n, v in wanted.items())
 
 
 def _callers(layers: Mapping[str, Any], maker: Maker, parameter: str) -> Iterator[tuple[Maker, str]]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Optional
 from aligner.adapter import Adapter
 from aligner.explain.setting_rules import same
 from aligner.mending.hunks import hunks
-from aligner.mending.passed import Passed, beside, makes, passed, values
+from aligner.mending.passed import Making, Passed, values
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.record import Attribute, LayerSpec
 from aligner.source import sites
@@ -54,7 +54,7 @@ class Settings:
     """Of one port. What was written before is taken into account."""
 
     def __init__(self, adapter: Adapter, layers: Mapping[str, Any]) -> None:
-        self._adapter, self._layers = adapter, layers
+        self._adapter, self._layers, self._making = adapter, layers, Making(adapter, layers)
         self._edits: dict[sites.Place, Sequence[Edit]] = {}
         self._done: dict[tuple[sites.Place, Sequence[Edit]], Written] = {}
 
@@ -69,18 +69,19 @@ class Settings:
         if built is None:
             return None
         if is_own(self._adapter, layer) and "..." in text:
-            return self._given(path, aim, changes)
+            return self._given(path, aim, changes, for_all=False)
         return self._made(path, built, text, aim, wanted, changes)
 
-    def _given(self, path: str, aim: LayerSpec, changes: Changes) -> Optional[Written]:
-        """The argument of a class or a function of the user's that a setting comes of, wherever it is given."""
-        found = passed(self._adapter, self._layers, path, aim.attributes)
+    def _given(self, path: str, aim: LayerSpec, changes: Changes, for_all: bool) -> Optional[Written]:
+        """The argument of a class or a function of the user's that a setting comes of, wherever it is given; None where
+        it is to be right `for_all` and is not."""
+        found = self._making.passed(path, aim.attributes)
         if found is None:
             return None
         maker, parameter = found.maker, found.parameter
         asks = {maker.layer: {parameter: literal(parameter, found.value)}}
         names, broken = {maker.layer: maker.names}, list[str]()
-        for other in beside(self._layers, found):
+        for other in self._making.beside(found):
             inner = ".".join(filter(None, (other.layer, found.below)))
             text = self._argument(found._replace(maker=other), changes(inner) or {})
             if text is None:
@@ -91,11 +92,13 @@ class Settings:
         if said is None:
             said = asks[maker.layer]
             broken += [other for other, its in asks.items() if its != said]
+        if broken and for_all:
+            return None
         return self._taken(maker.place, _written(maker.place.file, maker.call, maker.parameters, said), broken)
 
     def _argument(self, found: Passed, change: Mapping[str, Attribute]) -> Optional[str]:
         """What an argument is to be for a layer that is to be set so."""
-        right = (one for one in values(change) if makes(self._adapter, self._layers, found, one, change))
+        right = (one for one in values(change) if self._making.makes(found, one, change))
         return next((literal(found.parameter, one) for one in right), None)
 
     def _taken(self, place: sites.Place, edits: Sequence[Edit], broken: Sequence[str]) -> Optional[Written]:
@@ -122,14 +125,13 @@ class Settings:
             edits, broken = self._set(path, built, call, text, others)
             if broken and (far := self._around(path, built, call, text, wanted)) is not None:
                 return far
-            if broken and (far := self._given(path, aim, changes)) is not None and not far.broken:
+            if broken and (far := self._given(path, aim, changes, for_all=True)) is not None:
                 return far
         else:
             edits, broken = _replaced(built, call, text), [other for other, its in others.items() if its != text]
-        known = (built.place, tuple(edits)) in self._done
-        return (
-            self._taken(built.place, edits, broken) if known or self._builds(layer, built, call, edits, aim) else None
-        )
+        if (built.place, tuple(edits)) not in self._done and not self._builds(layer, built, call, edits, aim):
+            return None
+        return self._taken(built.place, edits, broken)
 
     def _set(
         self, path: str, built: sites.Built, call: ast.Call, text: str, others: Mapping[str, Optional[str]]

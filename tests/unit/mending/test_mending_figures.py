@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligner.mending.figures import counted, operated, reduced, resized, rounded, sliced, switched
+from aligner.mending.figures import counted, operated, resized, rounded, sliced
 from aligner.mending.sources import Sources
 
 
@@ -102,29 +102,3 @@ def test_sizes_in_each_others_places(tmp_path):
     assert found[:3] == ["c, i // h, i % h", "h, i // h, i % h", "w, i // h, i % h"]
     assert found[3:5] == ["b, i // c, i % c", "b, i // w, i % w"]
     assert "b, i // w, i % h" in found
-
-
-@pytest.mark.parametrize(
-    ("line", "others"),
-    [
-        ("resize(x, mode='nearest', align_corners=True)", ["resize(x, mode='bilinear', align_corners=True)"]),
-        ("resize(x, 2, True)", ["resize(x, 2, False)"]),
-        ('gelu(x, approximate="none")', ['gelu(x, approximate="tanh")']),
-        ("f(x, 'words', 1, None)", []),
-    ],
-)
-def test_what_a_call_is_told(tmp_path, line, others):
-    found = texts(tmp_path, switched, line)
-    assert set(others) <= set(found)
-    assert bool(found) == bool(others)
-
-
-def test_axes_that_are_reduced(tmp_path):
-    file = tmp_path / "net.py"
-    file.write_text(
-        "def f(x):\n    m = x.mean((0, 2), keepdims=True)\n    return (x - m).std(axis=(0, 2)) + x.view((0, 2))\n",
-        encoding="utf-8",
-    )
-    found = [Sources({}).edited(edits).text(str(file)) for edits in reduced(Sources({}), str(file), 2)]
-    assert "x.mean((2,), keepdims=True)\n    return (x - m).std(axis=(2,)) + x.view((0, 2))" in found[0]
-    assert any("x.mean((0, 1, 2), keepdims=True)\n    return (x - m).std(axis=(0, 2))" in one for one in found)

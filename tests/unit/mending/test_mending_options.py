@@ -1,0 +1,30 @@
+"""Other ways to tell a call what it is told, from its text."""
+
+from __future__ import annotations
+
+import pytest
+
+from aligner.mending.options import reduced, switched
+from tests.unit.mending.edited import edited
+
+
+@pytest.mark.parametrize(
+    ("line", "others"),
+    [
+        ("resize(x, mode='nearest', align_corners=True)", ["resize(x, mode='bilinear', align_corners=True)"]),
+        ("resize(x, 2, True)", ["resize(x, 2, False)"]),
+        ('gelu(x, approximate="none")', ['gelu(x, approximate="tanh")']),
+        ("f(x, 'words', 1, None)", []),
+    ],
+)
+def test_what_a_call_is_told(tmp_path, line, others):
+    found = edited(tmp_path, switched, f"y = {line}")
+    assert all(any(f"y = {other}\n" in text for text in found) for other in others)
+    assert bool(found) == bool(others)
+
+
+def test_axes_that_are_reduced(tmp_path):
+    lines = "m = x.mean((0, 2), keepdims=True)\n        y = (x - m).std(axis=(0, 2)) + x.view((0, 2))"
+    found = edited(tmp_path, reduced, lines)
+    assert "x.mean((2,), keepdims=True)\n        y = (x - m).std(axis=(2,)) + x.view((0, 2))" in found[0]
+    assert any("x.mean((0, 1, 2), keepdims=True)\n        y = (x - m).std(axis=(0, 2))" in one for one in found)
