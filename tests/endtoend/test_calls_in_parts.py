@@ -43,7 +43,7 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.embedding, self.mix, self.head = nn.Embedding(9, WIDTH), Mix(), nn.Linear(WIDTH, 9)
-        self.places = nn.Parameter(torch.zeros(1, STEPS, WIDTH))
+        self.places = nn.Parameter(torch.zeros(1, STEPS + 3, WIDTH))
         self.orders = [seen(order) for order in orders(STEPS)]
 
     def spell(self, tokens, mask):
@@ -101,3 +101,17 @@ def test_a_mistake_is_found_in_the_code_and_the_patch_is_right(tmp_path, capsys,
     assert [origin["layer"] for origin in told] == [""]
     assert told[0]["causes"][0]["confirmed"]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+def test_what_is_right_in_the_first_turn_alone_is_not_told_as_proved(tmp_path, capsys):
+    """`self.places[:, :1]` is right where two letters are there; no other text that is tried is right for all."""
+    ported(tmp_path, NET, ONCE)
+    right = (tmp_path / "port.py").read_text(encoding="utf-8")
+    wrong = right.replace(MISTAKES["places"][0], "places = self.places[:, 3 : tokens.shape[1] + 2]")
+    start, end = wrong.index("def spell"), wrong.index("def forward(self, tokens)")
+    spell = wrong[start:end].replace("tokens", "letters")  # the reference's words say nothing here
+    (tmp_path / "port.py").write_text(wrong[:start] + spell + wrong[end:], encoding="utf-8")
+    told = answer(tmp_path, capsys)["origins"]
+    assert told
+    for origin in told:
+        assert not origin["edit"] or is_right_with_the_patch(tmp_path, capsys)
