@@ -25,13 +25,13 @@ from aligner.compare.checks import OTHER_SHAPE, Check
 from aligner.compare.net import CallId
 from aligner.dtypes import DTYPES
 from aligner.errors import DumpError
+from aligner.noise import Change
 from aligner.record import Array, Key, Phase
 from aligner.replay.answering import Answers
 from aligner.replay.doubts import Doubts
 from aligner.replay.frames import Frame, Plan
 from aligner.replay.handed import LEAST_PARTS, in_effect, in_one_piece, shape_of, takes_more
 from aligner.replay.judgement import Place, wrong_places
-from aligner.replay.noise import Change
 from aligner.replay.objects import Objects
 from aligner.replay.values import Values
 from aligner.replay.written import Written

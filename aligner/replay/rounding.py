@@ -13,18 +13,15 @@ from aligner.compare.checks import Check
 from aligner.compare.net import ancestors
 from aligner.compare.reading import read
 from aligner.dtypes import DTYPES, decode
+from aligner.noise import DISTURBED, apart, noise
 from aligner.record import Array, Key
 from aligner.replay.alone import Alone
 from aligner.replay.forced import ForcedPass
 from aligner.replay.judgement import RULE
-from aligner.replay.noise import noise
 
 DOUBTFUL = 300.0
 """What is off by more than this many times what a float explains is not looked into: no function of a net makes so
 much of round-off, unless it jumps, and a jump is a finding."""
-
-DISTURBED = 0.5
-"""How much values are disturbed, in units of the spacing of their floats: what rounding does to them at most."""
 
 SEEDS = 8
 """Runs at most in which each of them has a chance of one half."""
@@ -92,14 +89,6 @@ def _jumps(forced: ForcedPass, run: Callable[[int], object], kept: Kept, eps: fl
     calls = {(key.step, key.layer, key.call) for key, left in off.items() if not left.any()}
     found = (check for check in forced.checks if (check.port.step, check.port.layer, check.port.call) in calls)
     return {check.port: check.error for check in found if check.port in off or check.follows}
-
-
-def apart(found: Array, kept: Array) -> float:
-    """Relative L2 of what was done to a value; nothing is explained by it where values are not finite."""
-    with np.errstate(all="ignore"):
-        one, other = kept.astype(np.float64), found.astype(np.float64)
-        distance = float(np.linalg.norm(other - one)) / (float(np.linalg.norm(one)) or 1.0)
-    return distance if np.isfinite(distance) else 0.0
 
 
 def by_itself(check: Check, kept: Optional[Array], alone: Alone, dtype: Optional[str]) -> float:

@@ -17,6 +17,7 @@ from aligner.compare.held import Held
 from aligner.compare.net import CallId, is_input
 from aligner.compare.reformed import Slice, several
 from aligner.dtypes import DTYPES, decode, encode
+from aligner.noise import Change
 from aligner.record import Array, Key, Phase, Record
 from aligner.replay import prints
 from aligner.replay.borders import Borders
@@ -35,7 +36,6 @@ from aligner.replay.frames import Frame, Plan
 from aligner.replay.judgement import Place, judged, unexcused, without_effect
 from aligner.replay.lent import Lent
 from aligner.replay.masks import say_the_same, spread_out
-from aligner.replay.noise import Change
 from aligner.replay.overflow import Overflow
 from aligner.replay.own import Own
 from aligner.replay.precision import SHORT
