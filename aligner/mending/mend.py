@@ -26,9 +26,10 @@ from aligner.mending.hunks import hunks, rebuilt, sizes
 from aligner.mending.mended import Mended
 from aligner.mending.others import BREAKING, Group, Others
 from aligner.mending.rerun import ALLOWED, SMALL, FailedError
+from aligner.mending.right import wrong_of
 from aligner.mending.running import Parent, Running
 from aligner.mending.sources import Sources
-from aligner.mending.stepping import Stepping, wrong_of
+from aligner.mending.stepping import Stepping
 from aligner.mending.theirs import Theirs
 from aligner.record import Call, Key, Phase, display
 

@@ -12,9 +12,9 @@ from typing import Optional
 from aligner.compare.checks import Check
 from aligner.mending.hunks import shared
 from aligner.mending.rerun import FailedError, LostError
+from aligner.mending.right import wrong_of
 from aligner.mending.running import Parent, Running
 from aligner.mending.sources import Sources
-from aligner.mending.stepping import wrong_of
 from aligner.record import Call, Key
 
 KEPT = 4

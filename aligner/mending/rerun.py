@@ -19,7 +19,7 @@ from aligner.mending.events import RETURN, Event
 from aligner.mending.heard import Heard
 from aligner.mending.memory import Arguments
 from aligner.mending.sources import Sources
-from aligner.record import Key, Phase
+from aligner.record import Array, Key, Phase
 from aligner.source.ear import Ear
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
 
@@ -67,8 +67,13 @@ class Rerun:
         arguments: Arguments,
         sources: Sources,
         until: Optional[Key],
+        disturb: Optional[Callable[[Tensors], Mapping[str, object]]] = None,
     ) -> None:
+        """`disturb` gives other values for some of those that layers hand on."""
         self._vain, self.arguments, self._until = vain, arguments, until
+        self._disturb = disturb
+        self.last: Optional[Array] = None
+        """What was made where the run ends."""
         self._edited = bool(sources.texts)
         more, fewer = (
             {one.layer for one in parent.given if names & {*one.layer.split(".")}}
@@ -210,6 +215,7 @@ class Rerun:
         flatten_result(output, self._adapter.is_tensor, found)
         self._look_at_effect(this, asked, found, partial(self._by_itself, this, inner, args, kwargs))
         given = self._ground.others(self.call, this, found)
+        given = given if self._disturb is None else {**given, **self._disturb([*given.items()])}
         output = substitute_result(output, given)
         own = any(self._is_own(this, slot, tensor) for slot, tensor in found if slot not in given)
         for check in sized if own else ():
@@ -256,6 +262,8 @@ class Rerun:
             if (key.layer, key.call) != this or is_input(key.slot) == (self._depth == 0) or key in self.errors:
                 continue
             if key.slot in tensors:
+                if key == self._until:
+                    self.last = self._adapter.to_numpy(tensors[key.slot])
                 if isinstance(self._listener, Heard):
                     self.found[key] = self._listener.number(tensors[key.slot])
                     self.at[key] = len(self._listener.story.events), self._user(this)

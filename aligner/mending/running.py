@@ -15,6 +15,7 @@ from typing import Any, Optional
 from aligner.adapter import Adapter
 from aligner.compare.checks import Check
 from aligner.compare.net import CallId
+from aligner.dtypes import DTYPES, decode, encode
 from aligner.effects import Change, Effects
 from aligner.fingerprint import Fingerprint
 from aligner.mending.care import Care
@@ -24,11 +25,13 @@ from aligner.mending.memory import Arguments, Memory
 from aligner.mending.rerun import EnoughError, FailedError, InVainError, LostError, Rerun, Vain
 from aligner.mending.sources import Sources
 from aligner.mending.witness import Caught
+from aligner.noise import DISTURBED, apart, noise
 from aligner.patches import together
 from aligner.record import Call, Key
 from aligner.source.constructing import Building
 from aligner.source.ear import Ear, replaced
 from aligner.source.functions import differs
+from aligner.structure import Tensors, flatten_arguments, substitute_arguments
 from aligner.values import Values
 
 
@@ -46,6 +49,8 @@ class Running:
         self._buildings: dict[str, Optional[Building]] = {}
         self._known: dict[Building, bool] = {}
         """Whether layers have what these make."""
+        self.rounding = noise(DISTURBED * (DTYPES[self._plan.short or "float32"].eps or 0.0))
+        """What rounding may make of a value."""
 
     @contextmanager
     def installed(self) -> Iterator[Running]:
@@ -188,6 +193,30 @@ class Parent:
         """What `heard` gives, from memory where it can, and up to a value."""
         return self._heard(sources, self._remembered(), until)
 
+    def moved(self, sources: Sources, key: Key) -> float:
+        """How far a value moves where what the code is given is disturbed by as much as rounding may.
+
+        Raises:
+            FailedError: the code raises.
+        """
+        kept, self.kept = self.kept, {}
+        try:
+            plain = self._run(sources, Deaf(), lambda key, error: False, None, key).last
+            self.kept = {}
+            other = self._run(sources, Deaf(), lambda key, error: False, None, key, self._disturbed).last
+        finally:
+            self.kept = kept
+        return 0.0 if plain is None or other is None or plain.shape != other.shape else apart(other, plain)
+
+    def _disturbed(self, found: Tensors) -> Mapping[str, object]:
+        adapter, change = self.running.adapter, self.running.rounding
+        told = [(slot, tensor, adapter.dtype(tensor)) for slot, tensor in found]
+        return {
+            slot: adapter.from_numpy(encode(change(decode(adapter.to_numpy(tensor), word), word), word), word)
+            for slot, tensor, word in told
+            if word in DTYPES and not DTYPES[word].exact
+        }
+
     def concerned(self, used: Iterable[FunctionType], one: Sources, other: Sources) -> bool:
         """Whether a run that goes through these functions does something else with other edits than with these."""
         files = ((function, function.__code__.co_filename) for function in used)
@@ -212,12 +241,23 @@ class Parent:
         return listener, self._run(sources, listener, lambda key, error: False, memory, until)
 
     def _run(
-        self, sources: Sources, listener: Any, vain: Vain, memory: Optional[Memory], until: Optional[Key] = None
+        self,
+        sources: Sources,
+        listener: Any,
+        vain: Vain,
+        memory: Optional[Memory],
+        until: Optional[Key] = None,
+        disturb: Optional[Callable[[Tensors], Mapping[str, object]]] = None,
     ) -> Rerun:
         arguments = self._arguments() if memory is None else memory.arguments
+        if disturb is not None:
+            found: Tensors = []
+            flatten_arguments(*arguments, self.running.adapter.is_tensor, found)
+            args, kwargs = substitute_arguments(*arguments, disturb(found))
+            arguments = args, {**kwargs}
         runner = memory if memory is not None else self._care(sources)
         ear = self.running.ear(listener, sources, runner)
-        state = Rerun(self, ear, listener, vain, arguments, sources, until)
+        state = Rerun(self, ear, listener, vain, arguments, sources, until, disturb)
         with self._built(sources, listener), suppress(EnoughError):
             self.running.run(state)
         self.used = frozenset(ear.used)

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from aligner.adapter import Adapter
-from aligner.compare.checks import LIMIT, OTHER_BORDER, OTHER_FORM, Check
+from aligner.compare.checks import LIMIT, Check
 from aligner.compare.net import CallId
 from aligner.fingerprint import distances
 from aligner.mending.blindly import Blindly
@@ -23,6 +23,7 @@ from aligner.mending.heard import Heard
 from aligner.mending.matching import AGREE, Matching
 from aligner.mending.ranking import LONG, Ranking
 from aligner.mending.rerun import ALLOWED, SMALL, FailedError, InVainError
+from aligner.mending.right import FALL, is_right, wrong_of
 from aligner.mending.running import Parent
 from aligner.mending.search import Search
 from aligner.mending.sources import Sources
@@ -34,13 +35,6 @@ from aligner.words.spelling import MINDSPORE, TORCH
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
-
-RIGHT = 2e-6
-"""What may be left where an edit is proved: clean code stays below 1e-6, and a second normalisation in a row, which is
-a mistake, changes no more than 3e-6."""
-
-FALL = 5.0
-"""The error must be this many times smaller."""
 
 MOST = 800
 """Candidates that are ranked."""
@@ -310,24 +304,30 @@ class Stepping:
 
         def vain(key: Key, error: float) -> bool:
             found.extend([error] if key == check.port else [])
-            return key == check.port and not _is_right(check, error, before)
+            return key == check.port and not is_right(check, error, before)
 
         try:
             trial = look.sources.edited(one.edits)
-            return trial if _is_right(check, look.parent.tried(trial, vain).get(check.port), before) else None
+            return trial if is_right(check, look.parent.tried(trial, vain).get(check.port), before) else None
         except InVainError:
             small = bool(found) and found[-1] <= SMALL and found[-1] * FALL <= before
-            return trial if small and self._is_by_kernel(check, found[-1], trial, look, story) else None
+            return trial if small and self._explains(check, found[-1], trial, look, story) else None
         except (FailedError, SyntaxError):
             return None
 
-    def _is_by_kernel(self, check: Check, error: float, trial: Sources, look: _Look, story: Story) -> bool:
-        """Whether a kernel of the framework's is seen to make the little that an edit leaves; all that this code makes
-        may be as far off from then on."""
+    def _explains(self, check: Check, error: float, trial: Sources, look: _Look, story: Story) -> bool:
+        """Whether the little that an edit leaves is seen to be made by a kernel of the framework's: all that this code
+        makes may be as far off from then on. Or by rounding, as noise moves the value as far.
+        """
         with suppress(FailedError):
             if next(self.differing([check], look.parent, story, trial), None) is not None:
                 least = ALLOWED * error / LIMIT
                 look.checks[:] = [replace(one, expected=max(one.expected, least)) for one in look.checks]
+                return True
+            moved = look.parent.moved(trial, check.port)
+            if error <= LIMIT * moved:
+                more = replace(check, expected=max(check.expected, moved))
+                look.checks[:] = [more if one.port == check.port else one for one in look.checks]
                 return True
         return False
 
@@ -380,21 +380,3 @@ def _edited(heard: Heard, trial: Sources, one: Candidate) -> Iterator[list[Event
         sizes = around or inside
         least = min((size for size, _ in sizes), default=0)
         yield [event for size, event in sizes if size == least]
-
-
-def _limit(check: Check) -> float:
-    return max(RIGHT, LIMIT * check.expected)
-
-
-def wrong_of(checks: Iterable[Check], errors: Mapping[Key, float]) -> list[Check]:
-    """Values that are off, and those that were not made; of those in a form of their own what edits made another."""
-    return [
-        check
-        for check in checks
-        if check.reason != OTHER_BORDER
-        if not errors.get(check.port, 0.0 if check.reason == OTHER_FORM else math.inf) <= _limit(check)
-    ]
-
-
-def _is_right(check: Check, error: Optional[float], before: float) -> bool:
-    return error is not None and error <= _limit(check) and error * FALL <= before
