@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import NamedTuple, Optional
 
 from aligner.compare.combined import Recipe
+from aligner.compare.net import ancestors
 from aligner.compare.views import WHOLE, View, squeezed
 
 MEANINGS = {
@@ -51,11 +54,18 @@ class Item:
     """What its role means, where it is another word for it."""
     recipe: Optional[Recipe] = None
     """How it is made of others; None: it is one of the net's own."""
+    outer: str = ""
+    """The outermost layer around its own that holds nothing else."""
 
     @property
     def role(self) -> str:
         """Its role in everybody's words."""
         return self.meaning or self.slot.role
+
+    @property
+    def place(self) -> str:
+        """The path that tells where it stands, and what it is called."""
+        return self.outer or self.slot.layer
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,15 +92,19 @@ class Match(NamedTuple):
 
 
 def with_meanings(items: Sequence[Item]) -> list[Item]:
-    """The items, with what their roles mean where no other parameter of the layer is called or means the same."""
+    """The items, with what their roles mean where no other parameter of the layer is called or means the same, and
+    with their places."""
     layers: dict[str, list[str]] = {}
     for item in items:
         layers.setdefault(item.slot.layer, []).append(MEANINGS.get(item.slot.role, item.slot.role))
+    inside = Counter(around for layer in layers for around in ancestors(layer))
     result = []
     for item in items:
         meaning = MEANINGS.get(item.slot.role, "")
         alone = layers[item.slot.layer].count(meaning) == 1
-        result.append(replace(item, meaning=meaning) if meaning and alone else item)
+        around = takewhile(lambda one: one and inside[one] == 1 and one not in layers, ancestors(item.slot.layer))
+        place = [item.slot.layer, *around][-1]
+        result.append(replace(item, outer=place, meaning=meaning if alone else ""))
     return result
 
 

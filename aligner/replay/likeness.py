@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from aligner.replay import blocks
 from aligner.replay.items import Item, Match, without
@@ -133,8 +134,14 @@ def _in_order(
 
 
 def _likeness(a: Item, b: Item) -> float:
-    alike = difflib.SequenceMatcher(None, a.slot.layer, b.slot.layer, autojunk=False).ratio() + 0.1
+    alike = ratio(a.slot.layer, b.slot.layer) + 0.1
     return alike * IDLE if a.idle else alike
+
+
+@lru_cache(1 << 18)
+def ratio(one: str, other: str) -> float:
+    """How alike two names are, from 0 to 1."""
+    return difflib.SequenceMatcher(None, one, other, autojunk=False).ratio()
 
 
 def best_path(scores: Sequence[Sequence[float]]) -> list[tuple[int, int]]:

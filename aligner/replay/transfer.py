@@ -17,6 +17,7 @@ from aligner.replay.items import Item, Match, Slot, with_meanings, without
 from aligner.replay.likeness import by_structure
 from aligner.replay.naming import by_name, check_renames
 from aligner.replay.reshaping import Form, Sides, forms
+from aligner.replay.sequenced import in_sequence
 
 PARTS = 0.9
 """How sure it is that parameters are the rows of another one."""
@@ -115,11 +116,31 @@ def plan(
         found = _planned(*other, renames)
         if _score(found, _ranks(other)) > _score(best, _ranks(sides)):
             best, sides = found, other
-    ours, theirs = best.failing
-    bound = [Match(one, part, "parts", PARTS) for part, one in fused.parts(theirs, sides[0], ours)]
-    bound += [Match(part, one, "parts", PARTS) for part, one in fused.parts(ours, sides[1], theirs)]
-    joined = _planned(*sides, renames, bound) if bound else best
-    return joined if _score(joined, _ranks(sides)) > _score(best, _ranks(sides)) else best
+    bounds = [_bound(best, sides, port_first) for port_first in (True, False)]
+    guessed = any(best.failing) or any(match.by in ("structure", "parts") for match in best.matches)
+    bounds += [in_sequence(*sides)] if guessed and not renames else []
+    ways = [best, *(_planned(*sides, renames, bound) for bound in bounds if bound)]
+    return max(ways, key=lambda one: _score(one, _ranks(sides)))
+
+
+def _bound(best: Transfer, sides: Sides, port_first: bool) -> list[Match]:
+    """Parameters without a counterpart that are the rows of several; what is part of one is so of no other. A parameter
+    that fits a buffer has no counterpart.
+    """
+    loose = [match for match in best.matches if match.by == "structure"]
+    alone = (
+        best.failing[0] + [one.reference for one in loose if one.reference.required and not one.port.required],
+        best.failing[1] + [one.port for one in loose if one.port.required and not one.reference.required],
+    )
+    found: list[Match] = []
+    pairs = [(match.reference, match.port) for match in best.matches]
+    kin = fused.kin(pairs), fused.kin((other, one) for one, other in pairs)
+    for of_port in (port_first, not port_first):
+        free = without(*alone, found)
+        others = without(*sides, found)[not of_port]
+        parts = fused.parts(free[of_port], others, free[not of_port], kin[of_port])
+        found += [Match(*((one, part) if of_port else (part, one)), "parts", PARTS) for part, one in parts]
+    return found
 
 
 def _ranks(sides: Sides) -> _Ranks:
@@ -130,10 +151,13 @@ def _counted(items: Sequence[Item]) -> Sequence[Item]:
     return with_meanings([item for item in items if item.slot.role not in IGNORED_ROLES])
 
 
-def _score(transfer: Transfer, rank: _Ranks) -> tuple[int, int, float]:
-    """Less left over first, then fewer crossings among alike parameters, then surer matches."""
+def _score(transfer: Transfer, rank: _Ranks) -> tuple[int, int, int, float]:
+    """Less left over first, then fewer crossings among alike parameters and more that are called the same, then fewer
+    crossings among all, then surer matches."""
     _, crossings, sure = _quality(transfer.matches, rank)
-    return -sum(map(len, transfer.failing)), crossings, sure
+    order = sorted((rank[0][match.reference.slot], rank[1][match.port.slot]) for match in transfer.matches)
+    every = sum(1 for (_, a), (_, b) in zip(order, order[1:]) if a > b)
+    return -sum(map(len, transfer.failing)), crossings, -every, sure
 
 
 def _planned(
@@ -160,12 +184,19 @@ def _planned(
 
 
 def _quality(matches: Sequence[Match], rank: _Ranks) -> tuple[int, int, float]:
-    """More matches first, then fewer crossings among alike parameters, then surer ones."""
+    """More matches first, then fewer crossings among alike parameters and more that are called the same, then surer."""
     rows: dict[tuple[int, ...], list[int]] = {}
     for match in sorted(matches, key=lambda match: rank[0][match.reference.slot]):
         rows.setdefault(match.reference.shape, []).append(rank[1][match.port.slot])
     crossings = sum(1 for row in rows.values() for a, b in zip(row, row[1:]) if a > b)
-    return len(matches), -crossings, sum(match.confidence for match in matches)
+    called = {(match.reference.place, match.port.place) for match in matches}
+    alike = sum(1 for one, other in called if _word(one) == _word(other))
+    return len(matches), alike - crossings, sum(match.confidence for match in matches)
+
+
+def _word(path: str) -> str:
+    """What a layer is called, whatever its number."""
+    return next((word for word in reversed(path.split(".")) if not word.isdigit()), "")
 
 
 def left_over(items: Sequence[Item], limit: int = 12) -> str:

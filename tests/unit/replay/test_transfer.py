@@ -184,3 +184,25 @@ def test_a_norm_is_no_row_of_a_layer_that_has_another_size():
     transfer = plan(reference, port, {})
     assert [item.name for item in transfer.left_reference] == ["fc.weight", "fc.bias"]
     assert [item.name for item in transfer.left_port] == ["fc.weight", "fc.bias"]
+
+
+def test_a_part_of_one_parameter_is_not_taken_apart_for_others():
+    """The keys and values are rows of what makes queries, keys and values; their size is that of two layers beside."""
+    reference = linear("into") + layer("mix.q", "Linear", weight=(8, 8)) + layer("mix.kv", "Linear", weight=(16, 8))
+    reference += linear("between.0") + linear("between.2")
+    port = linear("start") + layer("mix.qkv", "Linear", weight=(24, 8)) + linear("fc1") + linear("fc2")
+    transfer = plan(reference, port, {})
+    assert transfer.failing == ([], [])
+    assert {("into", "start"), ("between.0", "fc1"), ("between.2", "fc2")} <= pairs(transfer)
+
+
+def test_a_buffer_does_not_keep_a_parameter_from_the_rows_that_make_it():
+    reference = layer("scale", "Scale", required=False, mean=(3,)) + [
+        item for n in range(3) for item in linear(f"gates.{n}", 8, 1)
+    ]
+    port = linear("gate", 8, 3)
+    transfer = plan(reference, port, {})
+    assert transfer.failing == ([], [])
+    assert {(m.reference.name, m.port.name) for m in transfer.matches} == {
+        (f"gates.{n}.{role}", f"gate.{role}") for n in range(3) for role in ("weight", "bias")
+    }
