@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Optional
 
 from aligner.dtypes import decode
 from aligner.record import Array, Key
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Entry
 
 
 class Held:
@@ -34,3 +38,9 @@ class Held:
         step = (buffer.size - buffer.size % 16) // max(flat.itemsize, 1)
         for start in range(0, flat.size, step):
             yield flat[start : start + step]
+
+
+def held(entry: Entry, shape: Optional[tuple[int, ...]] = None) -> Held:
+    """What a record holds, read at once; in another shape."""
+    raw = entry.raw()
+    return Held(entry.key, entry.order, entry.dtype, raw if shape is None else raw.reshape(shape))

@@ -13,7 +13,7 @@ import numpy as np
 
 from aligner.adapter import Adapter
 from aligner.compare.checks import OTHER_SHAPE, Check
-from aligner.compare.held import Held
+from aligner.compare.held import Held, held
 from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
 from aligner.compare.reading import LOW_PRECISION, read
@@ -102,7 +102,7 @@ class Alone:
         entry = entry or self._reference.find(check.key)
         if entry is None:
             raise LookupError(check.port.slot)
-        wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())
+        wanted = held(entry)
         found = Held(check.port, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
         own = self._port.find(check.port)
         usual = (wanted.shape,) if check.reason == OTHER_SHAPE or own is None else (wanted.shape, own.shape)
@@ -294,8 +294,8 @@ class Alone:
                 value, word = encode(decode(value, word), own.dtype), own.dtype
         axes = self.plan.orders.get(address) if axes is None else axes
         if own is not None and wanted is not None and axes is not None and value.size == math.prod(own.shape):
-            held = Held(address, 0, word, value)
-            turned = laid(held, axes, own.shape) if len(axes) in (value.ndim, len(own.shape)) else held
+            plain = Held(address, 0, word, value)
+            turned = laid(plain, axes, own.shape) if len(axes) in (value.ndim, len(own.shape)) else plain
             value = turned.raw() if turned.shape == own.shape else value
         if own is not None and value.size == math.prod(own.shape) and value.ndim != len(own.shape):
             value = value.reshape(own.shape)
@@ -365,17 +365,17 @@ class Alone:
 
     def _severity(self, address: Key, tensor: object, axes: Optional[tuple[int, ...]] = None) -> float:
         """How far off a value is that has a counterpart."""
-        held: Any = Held(address, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
-        entry = self.plan.entries[address]
-        if axes is not None and len(axes) in (len(entry.shape), len(held.shape)) and _size(entry) == _size(held):
-            wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())
-            return read(Pair(as_entry(laid(wanted, axes, held.shape)), held), self._rule).severity
-        if entry.shape != held.shape:
-            wanted = Held(entry.key, entry.order, entry.dtype, entry.raw())
-            order = laid_out(wanted, held.raw(), held.dtype, LAID)
+        found: Any = Held(address, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
+        entry, axes = self.plan.entries[address], axes or self.plan.orders.get(address)
+        if axes is not None and len(axes) in (len(entry.shape), len(found.shape)) and _size(entry) == _size(found):
+            wanted = held(entry)
+            return read(Pair(as_entry(laid(wanted, axes, found.shape)), found), self._rule).severity
+        if entry.shape != found.shape:
+            wanted = held(entry)
+            order = laid_out(wanted, found.raw(), found.dtype, LAID)
             if order is not None:
-                return read(Pair(as_entry(laid(wanted, order, held.shape)), held), self._rule).severity
-        return read(Pair(entry, held), self._rule).severity
+                return read(Pair(as_entry(laid(wanted, order, found.shape)), found), self._rule).severity
+        return read(Pair(entry, found), self._rule).severity
 
 
 def _size(value: Any) -> int:

@@ -35,6 +35,7 @@ from aligner.replay.judgement import Place, wrong_places
 from aligner.replay.objects import Objects
 from aligner.replay.values import Values
 from aligner.replay.written import Written
+from aligner.replay.yielding import unweighed, yielding
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class ForcedPass:
         self._settled(step, call, known)
         self._asking(step, call, known)
         self._doubting(step, call, known)
+        self._exchanging(step, call, known)
         self._turning(step, call, known)
         self._owning(step, call, known)
         if self.values.taken and step not in self.values.spared:
@@ -183,6 +185,18 @@ class ForcedPass:
             borders.refuted -= doubted
             self._trusted |= doubted
 
+    def _exchanging(self, step: int, call: Callable[[], object], known: int) -> None:
+        """Run the step with those arguments taken as they are that have axes of one size in each other's places: right
+        where less is wrong so. A norm may stand before or behind the line that turns its value."""
+        turned = self.values.turned
+        asked = turned.exchanged - self._answered
+        self._answered |= asked
+        before = dict(turned.orders), dict(turned.known)
+        turned.trusted |= asked
+        if asked and not self._better(step, call, known, 1):
+            turned.trusted -= asked
+            turned.orders, turned.known = before
+
     def _turning(self, step: int, call: Callable[[], object], known: int) -> None:
         """Run the step with arguments in other orders of axes, where a layer makes something else of those it got."""
         asked = self._doubts.turned - self._answered
@@ -242,7 +256,7 @@ class ForcedPass:
                 last = attempt == ATTEMPTS - 2
                 if isinstance(error, DumpError):
                     raise  # a full disk is none of the port's affairs
-                if attempt == ATTEMPTS - 1 or not (self._loosened() if last else self._yielded()):
+                if attempt == ATTEMPTS - 1 or not self._yielded(last):
                     at = next((n for n, check in enumerate(first) if check.fails and check.reason == OTHER_SHAPE), None)
                     if at is None:
                         raise
@@ -258,25 +272,11 @@ class ForcedPass:
         for place in [place for places in doubtful[1:] for place in places]:
             self.checks[place] = replace(self.checks[place], follows=True)
 
-    def _yielded(self) -> bool:
+    def _yielded(self, last: bool) -> bool:
         """After an exception: hold the port to less of the reference; false if there is nothing left to give way."""
-        if self.values.odd - self.values.free:  # the code may cut off what a layer makes too much
-            self.values.free |= self.values.odd
-            return True
-        free = self.values.free
-        culprit = next((f for f in reversed(self._stack) if f.call and (f.path, f.number) not in free), None)
-        if culprit is not None:
-            free.add((culprit.path, culprit.number))
-        return culprit is not None
-
-    def _loosened(self) -> bool:
-        """Frameworks raise late, and not where the cause is: hold nothing but what is certain, layers with weights."""
-        weighed = {parameter.layer for parameter in self._adapter.parameters(self._model)}
-        around = self.plan.uses.around
-        loose = {(c.layer, c.number) for c in self.plan.calls if c.layer in around or c.layer not in weighed}
-        more = loose - self.values.free
-        self.values.free |= loose
-        return bool(more)
+        less = unweighed(self.plan, self._adapter, self._model) if last else yielding(self.values, self._stack)
+        known, self.values.free = self.values.free, self.values.free | less
+        return bool(less - known)
 
     def disturbed(
         self, step: int, call: Callable[[], object], change: Change, told: Callable[[Check, Array, str], None]

@@ -48,7 +48,8 @@ def other_form(wanted: Held, array: Array, dtype: str) -> bool:
 
 
 def laid_out(wanted: Held, array: Array, dtype: str, limit: float) -> Optional[Axes]:
-    """The order of axes in which the reference's value is the same numbers as the port's, whose shape is another one.
+    """The order of axes in which the reference's value is the same numbers as the port's, which are not as they are.
+    The shape is another one, or axes that are as long as each other stand in each other's places.
 
     A port may hand (N * L, C) to a BatchNorm that the reference hands (N, C, L), as MindSpore's takes no other.
     """
@@ -61,6 +62,8 @@ def laid_out(wanted: Held, array: Array, dtype: str, limit: float) -> Optional[A
         return None
     for order in permutations(range(value.ndim)):
         turned = value.transpose(order)
+        if array.shape == value.shape and turned.shape != value.shape:
+            continue
         if not _near(turned[np.unravel_index(places, turned.shape)], few, 4.0 * limit):
             continue
         whole = turned.reshape(-1).astype(np.float64)

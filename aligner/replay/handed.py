@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.compare.checks import OTHER_BORDER, OTHER_SHAPE, Check
-from aligner.compare.held import Held
+from aligner.compare.held import held
 from aligner.compare.net import is_input
 from aligner.dtypes import decode
 from aligner.record import Array, Key
@@ -144,5 +144,5 @@ def _same(one: Optional[Entry], other: Optional[Entry]) -> bool:
         return True
     if squeezed(one.shape) != squeezed(other.shape):
         return False
-    first, second = (Held(entry.key, entry.order, entry.dtype, entry.raw()) for entry in (one, other))
+    first, second = (held(entry) for entry in (one, other))
     return mask_like(first) and mask_like(second) and not tells_other_things(first, second.raw(), other.dtype)

@@ -30,19 +30,31 @@ class Turned:
     """Of these the ones that are in no other order, and have other sizes along as many axes: reshaped."""
     instead: dict[Key, Optional[Axes]] = field(default_factory=dict)
     """The order that such an argument is given in, where the layer does not take the one that it came in."""
+    exchanged: set[Key] = field(default_factory=set)
+    """Arguments that are the reference's with axes of one size in each other's places: most are a mistake."""
+    trusted: set[Key] = field(default_factory=set)
+    """Of these the ones that are none."""
     _seen: dict[Shapes, Axes] = field(default_factory=dict)
     """By the reference's shape and the port's: the order in which the port has the reference's values."""
 
-    def judged(self, check: Check, wanted: Held, found: Held, short: Optional[str]) -> tuple[Check, Held]:
-        """The check of a value that may be such a one, and the reference's value so."""
-        if not check.suspicious or check.deviation is not None:
+    def judged(
+        self, check: Check, wanted: Held, found: Held, short: Optional[str], given: bool = False
+    ) -> tuple[Check, Held]:
+        """The check of a value that may be such a one, and the reference's value so. One in the same shape is one if it
+        is trusted, or made of what was `given` so.
+        """
+        alike = check.deviation is not None
+        if not check.suspicious or (alike and not (given or is_input(check.port.slot))):
             return check, wanted
         shapes, array = (wanted.shape, found.shape), found.raw()
         order = laid_out(wanted, array, found.dtype, LIMIT * check.expected)
         if order is not None and not mask_like(wanted):
-            self._seen[shapes] = order
+            self._seen.update({} if alike else {shapes: order})
         if order is None and wanted.shape != found.shape and not mask_like(wanted):
             order = self._seen.get(shapes) or self._likely(shapes)
+        if order is not None and alike and is_input(check.port.slot):
+            self.exchanged.add(check.port)
+            order = order if check.port in self.trusted else None
         if order is None:
             return check, wanted
         self.orders[check.port] = order

@@ -13,7 +13,7 @@ from aligner.adapter import Adapter
 from aligner.compare.arranged import in_order, without_places
 from aligner.compare.checks import OTHER_FORM, OTHER_SHAPE, Check
 from aligner.compare.formed import Formed
-from aligner.compare.held import Held
+from aligner.compare.held import Held, held
 from aligner.compare.net import CallId, is_input
 from aligner.compare.reformed import Slice, several
 from aligner.dtypes import DTYPES, decode, encode
@@ -123,7 +123,7 @@ class Values:
         found = self._found(address, tensor)
         if found is None:
             return None
-        wanted = _held(entry)
+        wanted = held(entry)
         if without_places(entry):
             found = Held(address, 0, found.dtype, in_order(found.raw()))
         row = several(entry)
@@ -144,7 +144,7 @@ class Values:
         if self.watched is None:
             nearly = False
             if frame.around is not None:  # one that is right in another order of axes stands where it is due
-                ordered, put = self.turned.judged(check, wanted, found, self.plan.coarsest(place[1]))
+                ordered, put = self._turned(frame, check, wanted, found, place)
                 off = ordered.deviation if check.deviation is None and not is_input(address.slot) else None
                 nearly = off is not None and off.rel_l2 < NEARLY
                 set_so = off is not None or ordered.reason == OTHER_FORM
@@ -153,11 +153,12 @@ class Values:
             if other is None:
                 self.checks.append(check)
                 return None
-            wanted = wanted if other is entry else _held(other)
+            wanted = wanted if other is entry else held(other)
         check, doubtful = self._doubted(frame, check, wanted, found, same)
         if frame.around is not None:
             told = check
-            check, wanted = self.turned.judged(check, wanted, found, self.plan.coarsest(place[1]))
+            check, wanted = self._turned(frame, check, wanted, found, place)
+            doubtful = doubtful or (check.suspicious and address in self.turned.known)
             doubtful = doubtful and check is told and address not in self.turned.instead
             if self.watched is not None and address in self.turned.known and address not in self.turned.instead:
                 return None
@@ -181,6 +182,10 @@ class Values:
             self._right.add(prints.taken(found.raw()))
             return None
         return self._handed(frame, check, tensor, wanted, found)
+
+    def _turned(self, frame: Frame, check: Check, wanted: Held, found: Held, place: Place) -> tuple[Check, Held]:
+        given = any(self.checks[at].port in self.turned.known for at in frame.doubtful)
+        return self.turned.judged(check, wanted, found, self.plan.coarsest(place[1]), given)
 
     def _of_several(
         self, owner: Optional[Frame], row: Sequence[tuple[Formed, Slice]], found: Held, place: Place
@@ -260,7 +265,7 @@ class Values:
             short = self.plan.coarsest(place[1])
 
             def judge(entry: Entry, shape: Optional[tuple[int, ...]] = None) -> Check:
-                return judged(short, _held(entry, shape), found, place, False)
+                return judged(short, held(entry, shape), found, place, False)
 
             within = given and frame.path in self.plan.uses.around
             if (moved := self.borders.moved(check, entry, found, judge, here if within else around)) is not None:
@@ -393,8 +398,3 @@ class Values:
         if not (taken and self.spared.get(self._step)):
             self.settle()
             self.lent.lend(self._step, tensor, other, array)
-
-
-def _held(entry: Entry, shape: Optional[tuple[int, ...]] = None) -> Held:
-    raw = entry.raw()
-    return Held(entry.key, entry.order, entry.dtype, raw if shape is None else raw.reshape(shape))

@@ -182,3 +182,60 @@ def test_a_small_mistake_in_a_line_is_no_rounding_in_the_other_order(tmp_path, b
     wrong = [*found.origins, *found.suspects]
     assert [(origin.layer, origin.between) for origin in wrong] == [("blocks.1", ("blocks.1.fc1", "blocks.1.fc2"))]
     assert wrong[0].causes[0].confirmed
+
+
+class Columns(nn.Module):
+    """Mixes along the columns of a square of pairs; the norm is before the axes are exchanged, or, `late`, behind."""
+
+    def __init__(self, late, forgotten=""):
+        super().__init__()
+        self.norm, self.query, self.value = nn.LayerNorm(WIDE), nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE)
+        self.out = Out()
+        self.late, self.forgotten = late, forgotten
+
+    def forward(self, x):
+        x = x if self.late else self.norm(x)
+        x = x if self.forgotten == "before" else x.transpose(1, 2)
+        x = self.norm(x) if self.late else x
+        x = self.out(self.query(x), self.value(x))
+        return x if self.forgotten == "after" else x.transpose(1, 2)
+
+
+class Out(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(WIDE, WIDE)
+
+    def forward(self, query, value):
+        return self.fc((query @ query.transpose(-1, -2)).softmax(-1) @ value)
+
+
+class Pairs(nn.Module):
+    def __init__(self, late, **wrong):
+        super().__init__()
+        self.stem, self.mix, self.head = nn.Linear(3, WIDE), Columns(late, **wrong), nn.Linear(WIDE, 4)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(x + self.mix(x))
+
+
+def of_pairs(tmp_path, back, **wrong):
+    torch.manual_seed(1)
+    return compared(tmp_path, telling(Pairs(back)), Pairs(not back, **wrong), torch.randn(2, 5, 5, 3))
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["early", "late"])
+def test_axes_of_one_size_may_be_exchanged_before_a_norm_or_behind_it(tmp_path, back):
+    found = of_pairs(tmp_path, back)
+    assert found.aligned
+    assert not found.origins
+    assert not found.suspects
+
+
+@pytest.mark.parametrize("forgotten", ["before", "after"])
+@pytest.mark.parametrize("back", [False, True], ids=["early", "late"])
+def test_axes_of_one_size_that_are_not_exchanged_are_the_mistake(tmp_path, back, forgotten):
+    found = of_pairs(tmp_path, back, forgotten=forgotten)
+    assert [origin.layer for origin in found.origins] == ["mix"]
+    assert found.origins[0].where == "glue"
