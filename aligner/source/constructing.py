@@ -167,11 +167,17 @@ class Building:
         changed = [place for place, mark in self._plain.items() if made.marks.get(place, mark) != mark]
         try:
             for place in changed:
-                known[place].inside[place[1]] = new[place].value
+                known[place].inside[place[1]] = self._beside(new[place].value, known[place].value)
             yield
         finally:
             for place in changed:
                 known[place].inside[place[1]] = known[place].value
+
+    def _beside(self, value: Any, other: Any) -> Any:
+        """The same value where the other one is: what is built is not moved to the device that the net is on."""
+        if getattr(value, "device", None) == getattr(other, "device", None) or not self._adapter.is_tensor(value):
+            return value
+        return self._adapter.from_numpy(self._adapter.to_numpy(value), self._adapter.dtype(value))
 
     def _has_tables(self) -> bool:
         found: Tensors = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -232,3 +233,13 @@ class TestTorchContract(AdapterContract):
             quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
             nested = [torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])] if hasattr(torch, "nested") else []
         yield from (quantized, *nested)
+
+
+def test_what_is_handed_on_is_where_the_model_is():
+    adapter, net = TorchAdapter(), nn.Linear(2, 2)
+    array = np.zeros(3, np.float32)
+    assert adapter.from_numpy(array, "float32").device.type == "cpu"
+    with adapter.running(net.to("meta")):
+        assert adapter.from_numpy(array, "float32").device.type == "meta"
+        with adapter.running(nn.ReLU()):
+            assert adapter.from_numpy(array, "float32").device.type == "meta"

@@ -38,6 +38,10 @@ class TorchAdapter:
     packages = ("torch",)
     layer_class = nn.Module
 
+    def __init__(self) -> None:
+        self._home = torch.device("cpu")
+        """Where the model is that was last asked about: what is handed on in it must be there as well."""
+
     def version(self) -> str:
         return str(torch.__version__)
 
@@ -82,9 +86,10 @@ class TorchAdapter:
         return tensors.to_numpy(tensor)
 
     def from_numpy(self, array: Array, dtype: str) -> object:
-        return tensors.from_numpy(array, dtype)
+        return tensors.from_numpy(array, dtype).to(self._home)
 
     def parameters(self, model: object) -> Iterator[Parameter]:
+        self._is_at(model)
         return parameters.walk(model)
 
     def read(self, parameter: Parameter) -> Array:
@@ -139,12 +144,14 @@ class TorchAdapter:
         return devices.device(name)
 
     def running(self, model: object, mode: Optional[str] = "pynative") -> AbstractContextManager[object]:
+        self._is_at(model)
         return surroundings.running(mode)
 
     def thread(self) -> int:
         return threading.get_ident()
 
     def environment(self, model: object) -> Mapping[str, Scalar]:
+        self._is_at(model)
         return surroundings.environment(model)
 
     def cautions(self, model: object) -> Iterator[Note]:
@@ -152,3 +159,6 @@ class TorchAdapter:
 
     def doctor(self) -> Iterator[Finding]:
         return surroundings.doctor()
+
+    def _is_at(self, model: object) -> None:
+        self._home = devices.home(model) or self._home

@@ -1,6 +1,6 @@
 """Devices of torch: choosing one, and what the header says of it and of its arithmetic.
 
-Only "cpu" was ever run; CUDA and Ascend (torch_npu) are written from their documentation.
+Run on the CPU and on one GPU (tests/endtoend/test_on_a_gpu.py); Ascend (torch_npu) is written from its documentation.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from typing import Any, Optional
 
 import torch
@@ -43,6 +44,12 @@ def device(name: str) -> Callable[[object], object]:
         return value.to(target)
 
     return move
+
+
+def home(model: Any) -> Optional[torch.device]:
+    """Where a model is, by what it holds first; None for one that holds nothing."""
+    first = next(chain(model.parameters(), model.buffers()), None)
+    return None if first is None else first.device
 
 
 def absence(wanted: Device) -> str:
