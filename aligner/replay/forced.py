@@ -189,13 +189,13 @@ class ForcedPass:
         """Run the step with those arguments taken as they are that have axes of one size in each other's places: right
         where less is wrong so. A norm may stand before or behind the line that turns its value."""
         turned = self.values.turned
-        asked = turned.exchanged - self._answered
-        self._answered |= asked
-        before = dict(turned.orders), dict(turned.known)
-        turned.trusted |= asked
-        if asked and not self._better(step, call, known, 1):
-            turned.trusted -= asked
-            turned.orders, turned.known = before
+        asked, self._answered = turned.exchanged - self._answered, self._answered | turned.exchanged
+        for fewer, part in turned.readings(asked):
+            before = turned.reading(part)
+            if not self._better(step, call, known, fewer):
+                turned.orders, turned.known, turned.trusted = before
+                if not turned.trusted:
+                    break
 
     def _turning(self, step: int, call: Callable[[], object], known: int) -> None:
         """Run the step with arguments in other orders of axes, where a layer makes something else of those it got."""

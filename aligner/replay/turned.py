@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Optional
 
@@ -13,6 +14,9 @@ from aligner.compare.net import is_input
 from aligner.record import Key
 from aligner.replay.forms import Axes, joined, laid, laid_out, mask_like, other_orders
 from aligner.replay.judgement import judged
+
+MOST = 8
+"""Kinds of arguments that are looked into one by one."""
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -70,6 +74,23 @@ class Turned:
             self.mixed |= {check.port} if straight and not right else set()
             return (replace(check, error=0.0, reason=OTHER_FORM) if right else check), wanted
         return replace(judgement, error=0.0, reason=OTHER_FORM), put
+
+    def readings(self, asked: Set[Key]) -> Iterator[tuple[int, Set[Key]]]:
+        """Which of these to trust, or to trust no more, and in how many places less must be wrong then: all of them,
+        and after that those without which no more is wrong, the same layer's of all blocks at once."""
+        alike: dict[str, set[Key]] = {}
+        for key in sorted(asked):
+            alike.setdefault(re.sub(r"\d+", "*", key.layer), set()).add(key)
+        yield from [(1, asked)] if asked else []
+        yield from [(0, part) for part in [*alike.values()][:MOST]] if len(alike) > 1 else []
+
+    def reading(self, part: Set[Key]) -> tuple[dict[Key, Axes], dict[Key, Sequence[Optional[Axes]]], set[Key]]:
+        """Read these otherwise; gives what was known until then."""
+        before = self.orders, self.known, self.trusted
+        self.trusted = self.trusted ^ part
+        self.orders = {key: order for key, order in self.orders.items() if key not in self.exchanged}
+        self.known = {key: others for key, others in self.known.items() if key not in self.exchanged}
+        return before
 
     def _likely(self, shapes: Shapes) -> Optional[Axes]:
         """The order for a wrong value: the one in which all right ones of as many axes were seen.

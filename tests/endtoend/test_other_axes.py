@@ -239,3 +239,27 @@ def test_axes_of_one_size_that_are_not_exchanged_are_the_mistake(tmp_path, back,
     found = of_pairs(tmp_path, back, forgotten=forgotten)
     assert [origin.layer for origin in found.origins] == ["mix"]
     assert found.origins[0].where == "glue"
+
+
+class Two(nn.Module):
+    """Such a mix, and another one whose product is the other way round, or not."""
+
+    def __init__(self, late, turned=False):
+        super().__init__()
+        self.stem, self.mix, self.head = nn.Linear(3, WIDE), Columns(late), nn.Linear(WIDE, 4)
+        self.norm, self.turned = nn.LayerNorm(WIDE), turned
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + self.mix(x)
+        one, other = x.sin().permute(0, 3, 1, 2), x.cos().permute(0, 3, 1, 2)
+        pairs = other @ one.transpose(2, 3) if self.turned else one @ other.transpose(2, 3)
+        return self.head(x * self.norm(pairs.permute(0, 2, 3, 1)))
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["early", "late"])
+def test_what_is_right_in_one_layer_is_no_excuse_in_another(tmp_path, back):
+    torch.manual_seed(1)
+    found = compared(tmp_path, telling(Two(back)), Two(not back, turned=True), torch.randn(2, 5, 5, 3))
+    assert [origin.layer for origin in found.origins] == [""]
+    assert found.origins[0].between == ("mix", "norm")
