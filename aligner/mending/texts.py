@@ -25,6 +25,9 @@ from aligner.words.spelling import MINDSPORE, NUMPY, TORCH, bracketed, number_te
 DEEPEST = 8
 """Operations in one expression that is written."""
 
+CONDITIONS = {"where": 0, "masked_fill": 1}
+"""Which operand is to be true or false."""
+
 _MODULES: Mapping[str, Mapping[str, str]] = {
     MINDSPORE: {"ops": "mindspore.ops", "ms": "mindspore"},
     TORCH: {"ops": "torch", "ms": "torch"},
@@ -144,7 +147,9 @@ class Texts:
             return self._layer(made, anchor, depth)
         if len(made.results) > 1 and (made.word not in ("max", "min") or value != made.results[0]):
             raise LookupError(made.word)
-        operands = [self.text(one, anchor, depth + 1, made.text) for one in made.operands]
+        by_name = replace(anchor, named=True, said={}, unsaid={})  # what stands there may be the condition as numbers
+        places = [by_name if at == CONDITIONS.get(made.word) else anchor for at in range(len(made.operands))]
+        operands = [self.text(one, place, depth + 1, made.text) for one, place in zip(made.operands, places)]
         text = self._step(made, operands, anchor)
         return self._typed(text, made.results[0], anchor) if anchor.is_array and not operands else text
 
@@ -153,6 +158,7 @@ class Texts:
         texts = {key: self.argument(anchor.event, made, key, item) for key, item in made.arguments.items()}
         side = NUMPY if anchor.is_array else self._side
         word = self._filling(made, side) if made.word == "fill" else made.word
+        texts.update({"value": bracketed(texts["value"])} if word == "floats" else {})
         return spelled(word, operands, made.arguments, texts, self._modules(anchor.event, side), side)
 
     def _filling(self, made: Event, side: str) -> str:

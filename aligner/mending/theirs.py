@@ -59,9 +59,13 @@ class Theirs:
         return story
 
     def _steps(self, story: Story, call: Call) -> list[Event]:
-        trail = Trail.parsed(self._trails[call.layer, call.number])
-        known = {number: self._known(story, value) for number, value in enumerate(trail.values)}
-        return [event for step in (*trail.built, *trail.steps) for event in events_of(step, story, known)]
+        events: list[Event] = []
+        for number in sorted({0, call.number}):  # how the layer was built stands beside its first call
+            trail = Trail.parsed(self._trails.get((call.layer, number), {}))
+            known = {at: self._known(story, value) for at, value in enumerate(trail.values)}
+            steps = (*trail.built, *trail.steps) if number == call.number else trail.built
+            events += [event for step in steps for event in events_of(step, story, known)]
+        return events
 
     def _inside(self, call: Call) -> Iterator[Call]:
         """Calls in it that the port has as well, the outermost ones; and those around them that it has not."""
