@@ -20,6 +20,7 @@ from aligner.mending.dropped import dropped
 from aligner.mending.events import HELPER, Event, Site
 from aligner.mending.figures import counted, operated, resized, rounded, sliced, valued
 from aligner.mending.halves import paired, spread
+from aligner.mending.lapses import carried, chosen, scaled, unread
 from aligner.mending.matching import Matching
 from aligner.mending.options import reduced, switched
 from aligner.mending.regrouped import moved_in, regrouped, unturned
@@ -40,6 +41,7 @@ from aligner.mending.variations import (
     swapped,
     turned_out,
 )
+from aligner.words.calls import Constant
 from aligner.words.spelling import bracketed
 
 TURNED = 1.9
@@ -66,14 +68,23 @@ LINES, SWAPPED = 4, 24
 MOVED = 8
 """Pairs of statements, and of variables, that are exchanged."""
 
+SIGNS, LACKING = {"add": "+", "sub": "-", "mul": "*", "div": "/"}, 8
+"""How steps with a number are written, and of how many that the port lacks it is looked whether it lacks that."""
+
 STEPS, EACH = 40, 5
 """Wrong steps that are given other variables, and how many of these for each."""
 
 COUNTED, COUNT = 40, 3.0
 """Numbers of a function that are made one more or less, signs that are made others, and what it costs."""
 
+SCALED = 96
+"""Ways to take a number times another one that is a size."""
+
 CONSTANTS = 24
 """Ways to write the constants of a file that a function uses."""
+
+LARGEST = 4096
+"""Larger numbers are no sizes that another is divided by."""
 
 FUNCTIONS = 3
 """Functions that are written in other ways."""
@@ -97,6 +108,7 @@ class Blindly:
         """What the reference's steps do not tell, where it does in one what the port does in several."""
         yield from self._of_helpers()
         yield from self._of_steps()
+        yield from self._with_numbers()
         yield from self._varied()
         start = self._start()
         for anchor in self._search.anchors():
@@ -221,12 +233,17 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.04 * late + 0.05 * number, (edit,), OTHER, (), 9)
 
     def _others(self, event: Event) -> Iterator[Edit]:
-        """Values that such a call is given, and others of that shape that its code has a name for."""
+        """Values that such a call is given, or that what it is given is made of there, and others of that shape that
+        its code has a name for.
+        """
         shapes = self._matching.theirs.shapes
-        names = [(name, value) for name, value in self._texts.names(event) if name.isidentifier()]
-        for node, value in event.inputs:
-            if isinstance(node, ast.Name) and isinstance(value, int):
-                alike = (name for name, other in names if other != value and shapes[other] == shapes[value])
+        names = {name: value for name, value in self._texts.names(event) if name.isidentifier()}
+        known = {node: value for node, value in event.inputs if isinstance(node, ast.Name)}
+        inside = (node for given, _ in event.inputs for node in ast.walk(given) if isinstance(node, ast.Name))
+        known.update({node: names[node.id] for node in inside if node.id in names and node not in known})
+        for node, value in known.items():
+            if isinstance(value, int):
+                alike = (name for name, other in names.items() if other != value and shapes[other] == shapes[value])
                 edits = (self._search.edit(event, node, name) for name in alike)
                 yield from (edit for edit in edits if edit is not None)
 
@@ -284,9 +301,12 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.1 * late, edits, OTHER, (), 9)
             for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
                 yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
-            for way in (switched, reduced, resized, sliced, rounded, dropped, set_up):
+            for way in (switched, reduced, resized, sliced, rounded, dropped, set_up, unread, chosen, carried):
                 for late, edits in enumerate(itertools.islice(way(self._sources, site.file, site.line), COUNTED)):
                     yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
+            factors = scaled(self._sources, site.file, site.line, self._whole(site))
+            for late, edits in enumerate(itertools.islice(factors, SCALED)):
+                yield Candidate(COUNT + 0.02 * late, edits, ARGUMENT, (), 9)
             numbers = valued(self._sources, site.file, site.line, self._matching.numbers)
             for late, edits in enumerate(itertools.islice(numbers, MOVED)):
                 yield Candidate(COUNT + 0.1 * late, edits, ARGUMENT, (), 9)
@@ -295,6 +315,26 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.05 * late, edits, ARGUMENT, (), 9)
             for late, edits in enumerate(itertools.islice(operated(self._sources, site.file, site.line), COUNTED)):
                 yield Candidate(COUNT + 0.05 * late, edits, OTHER, (), 9)
+
+    def _whole(self, site: Site) -> list[str]:
+        """What the code calls its whole numbers there, those of the layer first."""
+        own = vars(self._owners.get(site)) if hasattr(self._owners.get(site), "__dict__") else {}
+        local = next((event.names for event in self._matching.heard if event.site == site), {})
+        found = [f"self.{name}" for name, one in own.items() if _is_factor(one) and not name.startswith("_")]
+        return found + [name for name, one in local.items() if _is_factor(one)]
+
+    def _with_numbers(self) -> Iterator[Candidate]:
+        """What the first wrong steps are given, with a number that the reference adds, or multiplies with."""
+        lacking = [event for _, event in self._matching.missing[:LACKING] if event is not None]
+        pairs = [(SIGNS[one.word], number) for one in lacking if one.word in SIGNS for number in one.operands[1:]]
+        signs = [(sign, number.value) for sign, number in dict.fromkeys(pairs) if isinstance(number, Constant)]
+        steps = dict.fromkeys(event for _, event in self._matching.wrong if event is not None and event.word != HELPER)
+        for late, event in enumerate(itertools.islice(steps, LACKING)):
+            for sign, number in signs:
+                for node in (node for node, value in event.inputs if isinstance(value, int)):
+                    text = f"({self._texts.source(event, node)} {sign} {number:.9g})"
+                    edit = self._search.edit(event, node, text)
+                    yield from [Candidate(TURN + 0.1 * late, (edit,), MISSING, (), 9)] if edit is not None else []
 
     def _sites(self) -> list[Site]:
         """Where the first wrong value is made, the last one of each other function, and where these are called."""
@@ -317,6 +357,10 @@ class Blindly:
                 edit = self._search.edit(event, node, text)
                 if edit is not None:
                     yield edit
+
+
+def _is_factor(value: object) -> bool:
+    return type(value) is int and 1 < value <= LARGEST
 
 
 def _alike(owner: object) -> Mapping[str, Sequence[str]]:

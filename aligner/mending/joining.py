@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from aligner.mending.candidate import EXCHANGE, EXCHANGED, Candidate
-from aligner.mending.sources import Edit
+from aligner.mending.sources import Edit, Sources
 
-PLACES, MORE = 4, 0.5
-"""Places in which the same is changed, and what each costs after the first."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+PLACES, MORE, RUNS = 4, 0.5, 12
+"""Places in which the same is changed, and what each costs after the first; of so many places neighbours are tried."""
 
 
 def each_others(found: Sequence[Candidate]) -> Iterator[Candidate]:
@@ -27,19 +30,40 @@ def each_others(found: Sequence[Candidate]) -> Iterator[Candidate]:
 
 
 def everywhere(found: Sequence[Candidate]) -> Iterator[Candidate]:
-    """The same name, or number, changed in the same way in all the places where that may be."""
+    """The same name, or number, changed in the same way in all the places where that may be, or in neighbours."""
     known: dict[tuple[str, str, str], list[Candidate]] = {}
     for one in found:
         if len(one.edits) == 1 and one.old.isidentifier():
             places = known.setdefault((one.edits[0].file, one.old, one.edits[0].new), [])
             places += [one] if all(other.edits != one.edits for other in places) else []
     for places in known.values():
-        if 1 < len(places) <= PLACES:
-            edits = tuple(sorted(one.edits[0] for one in places))
-            moves = tuple(move for one in places for move in one.moves)
-            cost = min(one.cost for one in places) / len(places) + MORE * len(places)
-            if apart(edits):
-                yield replace(places[0], cost=cost, edits=edits, moves=moves, old="")
+        places.sort(key=lambda one: one.edits)
+        runs = ((first, stop) for first in range(len(places)) for stop in range(first + 2, first + PLACES + 1))
+        for first, stop in runs if len(places) <= RUNS else ():
+            some = places[first:stop]
+            edits = tuple(one.edits[0] for one in some)
+            if stop <= len(places) and apart(edits):
+                moves = tuple(move for one in some for move in one.moves)
+                cost = min(one.cost for one in some) / len(some) + MORE * len(some) + MORE * (len(some) < len(places))
+                yield replace(some[0], cost=cost, edits=edits, moves=moves, old="")
+
+
+def alongside(found: Sequence[Candidate], sources: Sources) -> Iterator[Candidate]:
+    """The same done to several things in one statement, whatever they are called: both signs of a shift, x and y."""
+    known: dict[tuple[str, int, str, str], list[Candidate]] = {}
+    for one in found:
+        words = {*_NAME.findall(one.old)}
+        if len(one.edits) == 1 and len(words) == 1:
+            edit, name = one.edits[0], re.compile(rf"\b{words.pop()}\b")
+            new = name.sub("_", edit.new)
+            line = sources.text(edit.file).count("\n", 0, edit.start)
+            places = known.setdefault((edit.file, line, name.sub("_", one.old), new), []) if new != edit.new else []
+            places += [one] if all(other.edits != one.edits for other in places) else []
+    for places in known.values():
+        some = sorted(places, key=lambda one: one.edits)
+        edits = tuple(one.edits[0] for one in some)
+        if 1 < len(some) <= PLACES and apart(edits):
+            yield replace(some[0], cost=min(one.cost for one in some) + MORE, edits=edits, old="")
 
 
 def apart(edits: Sequence[Edit]) -> bool:

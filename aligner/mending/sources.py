@@ -54,6 +54,10 @@ class Sources:
                 parsed(texts[file])
         return Sources(texts)
 
+    def words_at(self, edit: Edit) -> str:
+        """What stands where an edit is made."""
+        return self.text(edit.file)[edit.start : edit.end]
+
     def line(self, edit: Edit) -> str:
         """The line that an edit begins in, with single spaces."""
         text = self.text(edit.file)

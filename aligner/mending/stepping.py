@@ -20,6 +20,7 @@ from aligner.mending.frameworks import Differing, differing
 from aligner.mending.ground import Ground
 from aligner.mending.handing import lacking
 from aligner.mending.heard import Heard
+from aligner.mending.joining import alongside, each_others, everywhere
 from aligner.mending.matching import AGREE, Matching
 from aligner.mending.ranking import LONG, Ranking
 from aligner.mending.rerun import ALLOWED, SMALL, FailedError, InVainError
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 MOST = 800
 """Candidates that are ranked."""
 
-BLINDLY = 600
-"""Candidates that nothing speaks for but that people make such mistakes."""
+BLINDLY, EACH_OTHERS = 800, 100
+"""Candidates that nothing speaks for but that people make such mistakes; of these such as are each other's."""
 
 PARTS, BEST = 60, 2
 """Candidates of which it is looked whether they are part of what is to be done, and how many of these are taken."""
@@ -232,6 +233,9 @@ class Stepping:
             return [*lacking(matching, texts, sources, end, check.key.slot, matching.wanted)]
         lines = {event.text for event in story.events if event.text}
         candidates, blind = search.candidates(), [*Blindly(search, matching, texts, sources, end).candidates()]
+        for one in blind:
+            one.old = one.old or (sources.words_at(one.edits[0]) if len(one.edits) == 1 else "")
+        blind += [*everywhere(blind), *alongside(blind, sources), *islice(each_others(blind), EACH_OTHERS)]
         for one in (*candidates, *blind):
             one.cost += ALIKE * all(sources.line(edit) in lines for edit in one.edits)
         found_now = Ranking(matching, end).ranked(sorted(candidates, key=lambda one: one.cost)[:MOST])

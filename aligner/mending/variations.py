@@ -48,6 +48,7 @@ def swapped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
         if isinstance(node, (ast.Tuple, ast.List)):  # also names that a value is taken apart into
             for pair in zip(node.elts, node.elts[1:]):
                 yield from _places(sources, file, [pair])
+            yield from _rotated(sources, file, node.elts)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Call) and node.args[0].args:
             yield _inside_out(sources, file, node, node.args[0])
         plain = (ast.Name, ast.Attribute)  # two of these are exchanged wherever they stand
@@ -61,6 +62,14 @@ def swapped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
     for one, other in itertools.combinations(leaves, 2):
         texts = [(node, other) for node in leaves[one]] + [(node, one) for node in leaves[other]]
         yield tuple(Edit(file, *sources.span(file, node), text) for node, text in texts)
+
+
+def _rotated(sources: Sources, file: str, elements: Sequence[ast.expr]) -> Iterator[tuple[Edit, ...]]:
+    """The first of three or more behind the others, or the last before them: a quaternion's real part."""
+    words = [sources.words(file, one) for one in elements]
+    for others in (words[1:] + words[:1], words[-1:] + words[:-1]) if len({*words}) == len(words) > 2 else ():
+        if not any(isinstance(one, ast.Starred) for one in elements):
+            yield tuple(Edit(file, *sources.span(file, one), text) for one, text in zip(elements, others))
 
 
 def _places(

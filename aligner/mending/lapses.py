@@ -1,0 +1,95 @@
+"""What people forget, where the reference's values do not tell: a variable that nobody reads any more, a condition, a
+factor, an operand inside of a call.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from aligner.mending.sources import Edit, Sources
+from aligner.mending.variations import own, statements
+
+FACTORS = 12
+"""Whole numbers of the code that a number may have to be multiplied with."""
+
+ROOTS = ("sqrt", "rsqrt", "pow")
+"""Functions that are given numbers of sizes, as a rule."""
+
+
+def unread(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """Variables that the function around this line makes and never reads, in the place of what it reads after that."""
+    found = statements(sources.text(file), line)
+    nodes = [node for one in found for node in own(one)]
+    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    made: dict[str, int] = {}
+    for one in found:
+        for node in own(one) if isinstance(one, ast.Assign) else ():
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id not in read:
+                made.setdefault(node.id, one.end_lineno or one.lineno)
+    called = {node.func for node in nodes if isinstance(node, ast.Call)}
+    for name, last in made.items():
+        for one in found if not name.startswith("_") else ():
+            for node in own(one) if one.lineno > last else ():
+                if node not in called and isinstance(node, ast.expr) and _is_small(node):
+                    yield (Edit(file, *sources.span(file, node), name),)
+
+
+def _is_small(node: ast.expr) -> bool:
+    """Whether this is a variable, a number, or a sum or product of such."""
+    if isinstance(node, ast.BinOp):
+        return _is_small(node.left) and _is_small(node.right)
+    return (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)) or (
+        isinstance(node, ast.Constant) and type(node.value) in (int, float)
+    )
+
+
+def chosen(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """Lists that are made of all numbers, of all but the one that a loop around is at."""
+    loops = [
+        (one.target.id, one.lineno, one.end_lineno or 0)
+        for one in statements(sources.text(file), line)
+        if isinstance(one, ast.For) and isinstance(one.target, ast.Name)
+    ]
+    for statement in statements(sources.text(file), line):
+        at = [name for name, first, last in loops if first < statement.lineno <= last]
+        for node in own(statement):
+            for part in node.generators if isinstance(node, (ast.ListComp, ast.GeneratorExp)) else ():
+                if not part.ifs and isinstance(part.target, ast.Name):
+                    end = sources.span(file, part.iter)[1]
+                    yield from ((Edit(file, end, end, f" if {part.target.id} != {name}"),) for name in at)
+
+
+def scaled(sources: Sources, file: str, line: int, factors: Sequence[str]) -> Iterator[tuple[Edit, ...]]:
+    """Numbers of the function around this line times one of these, or divided by it: those under a root first."""
+    found: list[tuple[bool, ast.Constant]] = []
+    for statement in statements(sources.text(file), line):
+        for node in own(statement):
+            rooted = isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ROOTS
+            parts = [*ast.walk(node.args[0])] if isinstance(node, ast.Call) and rooted and node.args else []
+            if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div, ast.Pow)):
+                parts = [node.left] if isinstance(node.op, ast.Pow) else [node.left, node.right]
+            numbers = (part for part in parts if isinstance(part, ast.Constant) and type(part.value) in (int, float))
+            found += [(not rooted, number) for number in numbers if number not in (one for _, one in found)]
+    for _, number in sorted(found, key=lambda one: one[0]):
+        said, place = sources.words(file, number), sources.span(file, number)
+        for factor, sign in ((factor, sign) for factor in factors[:FACTORS] for sign in "*/"):
+            yield (Edit(file, *place, f"({said} {sign} {factor})"),)
+
+
+def carried(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """f(x, y) - z as f(x, y - z), and the other way round; of x, too."""
+    for statement in statements(sources.text(file), line):
+        for node in own(statement):
+            if isinstance(node, ast.BinOp) and isinstance(node.left, ast.Call):
+                end, stop = sources.span(file, node.left)[1], sources.span(file, node)[1]
+                rest = sources.text(file)[end:stop]
+                for argument in node.left.args:
+                    at = sources.span(file, argument)[1]
+                    yield Edit(file, at, at, rest), Edit(file, end, stop, "")
+            elif isinstance(node, ast.Call):
+                end = sources.span(file, node)[1]
+                for argument in node.args:
+                    if isinstance(argument, ast.BinOp):
+                        start, stop = sources.span(file, argument.left)[1], sources.span(file, argument)[1]
+                        yield Edit(file, start, stop, ""), Edit(file, end, end, sources.text(file)[start:stop])

@@ -1,0 +1,91 @@
+"""Slips that show in some turns of a loop, in several places at once, or leave a variable unused."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.endtoend.test_edits_of_ports import _here, answer, is_right_with_the_patch, ported  # noqa: E402, F401
+
+NET = """
+import math
+
+import torch
+from torch import nn
+
+
+def inverse(x):
+    return torch.log(x / (1 - x))
+
+
+class Cross(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.depth, self.heads = 3, 4
+        self.lines, self.gate = nn.ModuleList(nn.Linear(12, 12) for _ in range(3)), nn.Linear(12, 12)
+        shares = [1.0 / (1 + degree) for degree in range(3)]
+        widths = [2 + degree for degree in range(3)]
+        edges = torch.linspace(0.2, 2.0, 12)
+        bins = edges**2
+        table = torch.repeat_interleave(torch.tensor(shares), torch.tensor(widths + [3])[:3] + 1)
+        self.register_buffer("bins", bins, persistent=False)
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, first, mask):
+        x = first
+        for line in self.lines:
+            x = first[:, None].squeeze(1) * line(x) + x
+        waves = torch.roll(x.reshape(-1, 3, 4), (-1, -2), (1, 2)).reshape(-1, 12)
+        a, b, c, d = waves.chunk(4, -1)
+        turned = torch.cat([a * d, b - c, d + b, c * 2], -1)
+        scores = self.gate(turned) / math.sqrt(3.0 * self.heads) + self.bins * self.table
+        scores = torch.where(mask, scores, torch.full_like(scores, -(2.0**32) + 1))
+        return scores.softmax(-1)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.cross, self.out = nn.Linear(5, 12), Cross(), nn.Linear(12, 3)
+
+    def forward(self, x, mask):
+        h = self.into(x)
+        for _ in range(2):
+            h = h + self.cross(h, mask)
+        best, index = h.flatten(1).topk(3, 1)
+        row = torch.div(index, 3, rounding_mode="floor")
+        kept = torch.sigmoid(h)
+        ref = kept
+        for _ in range(2):
+            ref = torch.sigmoid(self.out(ref).mean(-1, keepdim=True) + inverse(ref))
+        return self.out(h.gather(1, row) * best @ torch.ones(3, 12)), ref
+
+
+def build():
+    torch.manual_seed(7)
+    return Net().eval(), (torch.randn(4, 5), torch.rand(4, 12) > 0.3)
+"""
+
+MISTAKES = {
+    "what is the same in the first turn": ("first[:, None].squeeze(1) * line(x)", "x[:, None].squeeze(1) * line(x)"),
+    "what a function is given, the same in the first turn": ("+ inverse(ref))", "+ inverse(kept))"),
+    "the last of four in front": ("a, b, c, d = waves", "d, a, b, c = waves"),
+    "a factor": ("math.sqrt(3.0 * self.heads)", "math.sqrt(3.0)"),
+    "zeros for what is hidden": (
+        "torch.where(mask, scores, torch.full_like(scores, -(2.0**32) + 1))",
+        "scores * mask.float()",
+    ),
+    "a division of whole numbers": ('torch.div(index, 3, rounding_mode="floor")', "index % 12"),
+    "a table of a layer that is wrong in its second call too": ("bins = edges**2", "bins = edges"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_it_is_proved_and_the_patch_makes_the_port_right(tmp_path, capsys, mistake):
+    ported(tmp_path, NET, [MISTAKES[mistake]])
+    found = answer(tmp_path, capsys)
+    edits = [origin["edit"] for origin in found["origins"]]
+    assert all(edit["confirmed"] for edit in edits)
+    assert len({line["after"] for edit in edits for line in edit["lines"]}) == 1
+    assert is_right_with_the_patch(tmp_path, capsys)

@@ -1,0 +1,44 @@
+"""Edits that go together by what they say."""
+
+from __future__ import annotations
+
+from aligner.mending.candidate import OTHER, Candidate
+from aligner.mending.joining import alongside, everywhere
+from aligner.mending.sources import Edit, Sources
+
+
+def candidates(path, text, pairs):
+    """One for each pair of what stands there, the first time behind the last one, and what shall."""
+    path.write_text(text, encoding="utf-8")
+    found, at = [], 0
+    for old, new in pairs:
+        at = text.index(old, at)
+        found.append(Candidate(2.0, (Edit(str(path), at, at + len(old), new),), OTHER, (), 9, old=old))
+        at += len(old)
+    return found
+
+
+def texts(sources, path, found):
+    return [sources.edited(one.edits).text(str(path)) for one in found]
+
+
+def test_a_name_is_changed_in_all_its_places_or_in_neighbours(tmp_path):
+    path, sources = tmp_path / "code.py", Sources({})
+    some = candidates(path, "a = f(x, x)\nb = g(x)\nc = h(x)\n", [("x", "y")] * 4)
+    found = texts(sources, path, everywhere(some))
+    assert "a = f(y, y)\nb = g(y)\nc = h(y)\n" in found
+    assert "a = f(y, y)\nb = g(y)\nc = h(x)\n" in found
+    assert "a = f(x, x)\nb = g(y)\nc = h(y)\n" in found
+    assert "a = f(y, x)\nb = g(x)\nc = h(y)\n" not in found
+
+
+def test_the_same_is_done_to_what_has_other_names_in_one_statement(tmp_path):
+    path, sources = tmp_path / "code.py", Sources({})
+    some = candidates(path, "a = roll(roll(x, -sh), -sw)\nb = -st\n", [("-sh", "sh"), ("-sw", "sw"), ("-st", "st")])
+    assert texts(sources, path, alongside(some, sources)) == ["a = roll(roll(x, sh), sw)\nb = -st\n"]
+
+
+def test_other_names_are_not_the_same_done_to_several(tmp_path):
+    path, sources = tmp_path / "code.py", Sources({})
+    some = candidates(path, "a = f(x, y)\n", [("x", "z"), ("y", "z")])
+    assert not [*alongside(some, sources)]
