@@ -77,6 +77,9 @@ STEPS, EACH = 40, 5
 COUNTED, COUNT = 40, 3.0
 """Numbers of a function that are made one more or less, signs that are made others, and what it costs."""
 
+UNREAD = 1.5
+"""What it costs to read a variable that nobody reads."""
+
 SCALED = 96
 """Ways to take a number times another one that is a size."""
 
@@ -301,9 +304,11 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.1 * late, edits, OTHER, (), 9)
             for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
                 yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
-            for way in (switched, reduced, resized, sliced, rounded, dropped, set_up, unread, chosen, carried):
+            for way in (switched, reduced, resized, sliced, rounded, dropped, set_up, chosen, carried):
                 for late, edits in enumerate(itertools.islice(way(self._sources, site.file, site.line), COUNTED)):
                     yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
+            for late, edits in enumerate(itertools.islice(unread(self._sources, site.file, site.line), COUNTED)):
+                yield Candidate(UNREAD + 0.05 * late, edits, OTHER, (), 9)
             factors = scaled(self._sources, site.file, site.line, self._whole(site))
             for late, edits in enumerate(itertools.islice(factors, SCALED)):
                 yield Candidate(COUNT + 0.02 * late, edits, ARGUMENT, (), 9)

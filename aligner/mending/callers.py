@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Optional, Union
 
 from aligner.mending.candidate import Candidate
@@ -66,9 +67,14 @@ def around(event: Event, events: Sequence[Event]) -> Iterator[Event]:
 
 
 def _definition(text: str, line: int) -> Optional[ast.FunctionDef]:
-    functions = [one for one in ast.walk(parsed(text)) if isinstance(one, ast.FunctionDef)]
+    functions = _functions(text)
     around = [one for one in functions if one.lineno < line <= (one.end_lineno or 0)]
     return max(around, key=lambda one: one.lineno, default=None)
+
+
+@lru_cache(maxsize=32)
+def _functions(text: str) -> Sequence[ast.FunctionDef]:
+    return [one for one in ast.walk(parsed(text)) if isinstance(one, ast.FunctionDef)]
 
 
 def _given(call: ast.Call, definition: ast.FunctionDef, name: str) -> Optional[Given]:

@@ -18,21 +18,28 @@ ROOTS = ("sqrt", "rsqrt", "pow")
 
 
 def unread(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """Variables that the function around this line makes and never reads, in the place of what it reads after that."""
+    """Variables that the function around this line makes and never reads, in the place of what it reads after that, the
+    next lines first. Sizes are left unread often enough.
+    """
     found = statements(sources.text(file), line)
     nodes = [node for one in found for node in own(one)]
     read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     made: dict[str, int] = {}
     for one in found:
-        for node in own(one) if isinstance(one, ast.Assign) else ():
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id not in read:
-                made.setdefault(node.id, one.end_lineno or one.lineno)
-    called = {node.func for node in nodes if isinstance(node, ast.Call)}
-    for name, last in made.items():
-        for one in found if not name.startswith("_") else ():
-            for node in own(one) if one.lineno > last else ():
-                if node not in called and isinstance(node, ast.expr) and _is_small(node):
-                    yield (Edit(file, *sources.span(file, node), name),)
+        if isinstance(one, ast.Assign) and not (isinstance(one.value, ast.Attribute) and one.value.attr == "shape"):
+            names = (node.id for target in one.targets for node in ast.walk(target) if isinstance(node, ast.Name))
+            made.update({name: one.end_lineno or one.lineno for name in names if name not in read})
+    apart = {node.func for node in nodes if isinstance(node, ast.Call)}
+    apart |= {node.value for node in nodes if isinstance(node, ast.Attribute)}
+    places = [
+        (one.lineno - last, name, node)
+        for name, last in made.items()
+        for one in found
+        for node in own(one)
+        if one.lineno > last and node not in apart and isinstance(node, ast.expr) and _is_small(node)
+    ]
+    for _, name, node in sorted(places, key=lambda place: place[0]):
+        yield from [(Edit(file, *sources.span(file, node), name),)] if not name.startswith("_") else []
 
 
 def _is_small(node: ast.expr) -> bool:

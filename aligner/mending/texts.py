@@ -50,6 +50,7 @@ class Texts:
     ) -> None:
         self._adapter, self._matching, self._heard, self._sources = adapter, matching, heard, sources
         self._side, self._layers = side, layers
+        self._numbers: dict[tuple[float, Event, str], str] = {}
         self._called: dict[Event, list[tuple[str, int, bool]]] = {}
         self._owned: dict[int, list[tuple[str, int]]] = {}
         self._reached = 0
@@ -252,8 +253,11 @@ class Texts:
 
     def number(self, value: float, event: Event, line: str) -> str:
         """A number, in the reference's words if they mean the same here, or in the port's."""
-        said = words.operand(line, value, event.known) or words.renamed(line, value, event.names, event.known)
-        return bracketed(said) if said else words.kept(value, event.names) or number_text(value)
+        if (value, event, line) not in self._numbers:
+            said = words.operand(line, value, event.known) or words.renamed(line, value, event.names, event.known)
+            text = bracketed(said) if said else words.kept(value, event.names) or number_text(value)
+            self._numbers[value, event, line] = text
+        return self._numbers[value, event, line]
 
     def argument(self, event: Event, model: Event, key: str, value: Any) -> str:
         """An argument of the reference's, in its words if they mean the same here."""
