@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import FunctionType
 from typing import Any, Optional
@@ -137,6 +137,8 @@ class Blindly:
                 for edit in self._under_other_words(event, anchor.node, inside[0]) if inside else ():
                     yield Candidate(4.5, (edit,), OTHER, (), 9)
             if anchor.value == self._matching.found:
+                for edit in self._exchanged(anchor):
+                    yield Candidate(TURN, (edit,), MISSING, (), 9)
                 for edit in self._under_other_words(event, anchor.node, anchor.node):
                     yield Candidate(5.0, (edit,), MISSING, (), 9)
 
@@ -164,14 +166,24 @@ class Blindly:
         for node, value in event.inputs[:1]:
             rank = len(self._matching.theirs.shapes[value]) if isinstance(value, int) else 0
             pairs = dict.fromkeys(((1, 2), (2, 3), (rank - 2, rank - 1), (1, 3), (3, 4)))
-            for one, other in pairs if rank in TURNABLE else ():
-                perm = [*range(rank)]
-                if other < rank:
-                    perm[one], perm[other] = other, one
-                    with suppress(LookupError):
-                        text = self._texts.transposed(event, self._texts.source(event, node), perm)
-                        edit = self._search.edit(event, node, text)
-                        yield from [edit] if edit is not None else []
+            yield from self._with_axes(event, node, rank, (pair for pair in pairs if pair[1] < rank))
+
+    def _exchanged(self, anchor: Anchor) -> Iterator[Edit]:
+        """Two axes of one size in each other's places."""
+        shape = self._matching.theirs.shapes[self._matching.found]
+        pairs = itertools.combinations(range(len(shape)), 2)
+        equal = (pair for pair in pairs if shape[pair[0]] == shape[pair[1]] > 1)
+        yield from self._with_axes(anchor.event, anchor.node, len(shape), equal)
+
+    def _with_axes(self, event: Event, node: ast.AST, rank: int, pairs: Iterable[tuple[int, int]]) -> Iterator[Edit]:
+        for one, other in pairs if rank in TURNABLE else ():
+            perm = [*range(rank)]
+            perm[one], perm[other] = other, one
+            with suppress(LookupError):
+                edit = self._search.edit(
+                    event, node, self._texts.transposed(event, self._texts.source(event, node), perm)
+                )
+                yield from [edit] if edit is not None else []
 
     def _turned_after(self, event: Event, call: ast.Call) -> Iterator[Edit]:
         """What is reshaped to channels in front, which are behind, and turned after."""

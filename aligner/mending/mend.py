@@ -151,6 +151,9 @@ class Mending:
                     continue
                 except Exception as error:  # a mistake of ours; what is found of others stands
                     self.failed = self.failed or error
+            for group, one in self._proved:
+                if one.edits:
+                    one.broken = [*one.broken, *self._others.left(group, one.check.port, self._sources)]
         return found
 
     def _goes_on(self, layer: str) -> bool:

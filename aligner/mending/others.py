@@ -5,6 +5,7 @@ call that the edit was found in should be put right by it too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Optional
@@ -28,6 +29,9 @@ SAME = 4
 
 BREAKING = 100.0
 """What it costs that layers which are right would be wrong: more than any edit that leaves them right."""
+
+STAYS = 0.9
+"""Of an error, what is left where an edit does nothing for it."""
 
 LEAVING = 1.5
 """What it costs that another call of the same class would stay as wrong as it is."""
@@ -80,6 +84,23 @@ class Others:
         """Other wrong calls of this layer that cannot be run again, as objects of the user's are lost."""
         same = [one for one in self._groups if one is not group and one.fails and one.call.layer == group.call.layer]
         return [f"{other.owner} #{other.call.number}" for other in same if self._is_lost(other.call)]
+
+    def left(self, group: Group, value: Key, sources: Sources) -> Iterator[str]:
+        """Other calls of the same code in which the value that was put right is as wrong as it was: what does in one
+        turn may be right by chance, as a rotation that is none yet.
+        """
+        alike = [one for one in self._groups if one is not group and one.fails and one.kind is group.kind]
+        for other in alike[:SAME]:
+            inside = value.layer[len(group.call.layer) :]
+            with suppress(FailedError):
+                parent = self._running.parent(other.call, other.checks)
+                errors = [parent.trial(each) for each in (Sources({}), sources)]
+                for check in other.checks:
+                    same = check.port.slot == value.slot and check.port.layer == f"{other.call.layer}{inside}"
+                    before, after = (each.get(check.port, 0.0) for each in errors)
+                    if same and check.fails and after >= STAYS * before > 0.0:
+                        yield f"{other.owner} #{other.call.number}"
+                        break
 
     def _is_lost(self, call: Call) -> bool:
         try:

@@ -142,7 +142,7 @@ class Code:
         value, shape = entry.raw(), self.adapter.to_numpy(tensor).shape
         if value.shape != shape and value.size != self.adapter.to_numpy(tensor).size:
             return None
-        if value.shape != shape and (order := self.plan.orders.get(address)) is not None:
+        if (order := self.plan.orders.get(address)) is not None and len(order) == value.ndim:
             value = value.transpose(order)
         return self._tensor(entry, value, shape, dtype)
 

@@ -1,0 +1,80 @@
+"""A port whose norm stands on the other side of the line that exchanges two axes, with a mistake beside it."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.endtoend.test_edits_of_ports import _here, answer, is_right_with_the_patch, ported  # noqa: E402, F401
+
+NET = """
+import torch
+from torch import nn
+
+
+class Mix(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.out = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.out((self.query(x) @ x.transpose(-1, -2)).softmax(-1) @ x)
+
+
+class Columns(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(6), Mix()
+
+    def forward(self, x):
+        x = x.transpose(1, 2)
+        x = self.norm(x)
+        x = self.mix(x) * 2.0
+        return x.transpose(1, 2)
+
+
+class Turn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(6, 6)
+        self.register_buffer("steps", torch.linspace(0.5, 2.0, 6), persistent=False)
+
+    def forward(self, x, by):
+        return self.line(x.flip(-1) + by * self.steps)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.columns, self.turn = nn.Linear(3, 6), Columns(), Turn()
+
+    def forward(self, x):
+        x = self.into(x)
+        x = x + self.columns(x)
+        for by in range(3):
+            x = x + self.turn(x, by)
+        return x
+
+
+def build():
+    torch.manual_seed(2)
+    return Net().eval(), (torch.randn(2, 5, 5, 3),)
+"""
+
+EARLY = ("x = x.transpose(1, 2)\n        x = self.norm(x)\n", "x = self.norm(x)\n        x = x.transpose(1, 2)\n")
+MISTAKES = {
+    "the axes stay exchanged": ("return x.transpose(1, 2)\n", "return x\n"),
+    "a factor": ("self.mix(x) * 2.0", "self.mix(x)"),
+    "the axes are not exchanged": (EARLY[0], "x = self.norm(x)\n"),
+    "what shows in the first turn otherwise than later": ("x.flip(-1) + by", "x + by"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_patch_makes_the_port_right(tmp_path, capsys, mistake):
+    edits = [MISTAKES[mistake]]
+    ported(tmp_path, NET, edits if edits[0][0] == EARLY[0] else [EARLY, *edits])
+    found = answer(tmp_path, capsys)
+    assert all(origin["edit"] is not None and origin["edit"]["confirmed"] for origin in found["origins"])
+    assert is_right_with_the_patch(tmp_path, capsys)
