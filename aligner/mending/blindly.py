@@ -77,8 +77,8 @@ STEPS, EACH = 40, 5
 COUNTED, COUNT = 40, 3.0
 """Numbers of a function that are made one more or less, signs that are made others, and what it costs."""
 
-UNREAD = 1.5
-"""What it costs to read a variable that nobody reads."""
+UNREAD, NUMBERED = 1.5, 5.0
+"""What it costs to read a variable that nobody reads, and to take a number with what a step is given."""
 
 SCALED = 96
 """Ways to take a number times another one that is a size."""
@@ -351,7 +351,7 @@ class Blindly:
                 for node in (node for node, value in event.inputs if isinstance(value, int)):
                     text = f"({self._texts.source(event, node)} {sign} {number:.9g})"
                     edit = self._search.edit(event, node, text)
-                    yield from [Candidate(TURN + 0.1 * late, (edit,), MISSING, (), 9)] if edit is not None else []
+                    yield from [Candidate(NUMBERED + 0.1 * late, (edit,), MISSING, (), 9)] if edit is not None else []
 
     def _sites(self) -> list[Site]:
         """Where the first wrong value is made, the last one of each other function, and where these are called."""

@@ -159,6 +159,7 @@ class Texts:
         texts = {key: self.argument(anchor.event, made, key, item) for key, item in made.arguments.items()}
         side = NUMPY if anchor.is_array else self._side
         word = self._filling(made, side) if made.word == "fill" else made.word
+        word = "floordiv" if made.arguments.get("rounding_mode") == "floor" else word
         texts.update({"value": bracketed(texts["value"])} if word == "floats" else {})
         return spelled(word, operands, made.arguments, texts, self._modules(anchor.event, side), side)
 

@@ -8,7 +8,8 @@ on and how sure it is; what fits nowhere is left over and named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aligner.record import display
@@ -21,6 +22,9 @@ from aligner.replay.sequenced import in_sequence
 
 PARTS = 0.9
 """How sure it is that parameters are the rows of another one."""
+
+TORN = 0.25
+"""A layer that stands elsewhere than those around it says so much less than two in each other's places."""
 
 _Ranks = tuple[Mapping[Slot, int], Mapping[Slot, int]]
 
@@ -151,9 +155,8 @@ def _counted(items: Sequence[Item]) -> Sequence[Item]:
     return with_meanings([item for item in items if item.slot.role not in IGNORED_ROLES])
 
 
-def _score(transfer: Transfer, rank: _Ranks) -> tuple[int, int, int, float]:
-    """Less left over first, then fewer crossings among alike parameters and more that are called the same, then fewer
-    crossings among all, then surer matches."""
+def _score(transfer: Transfer, rank: _Ranks) -> tuple[int, float, int, float]:
+    """Less left over first, then what `_quality` asks for, then fewer crossings among all, then surer matches."""
     _, crossings, sure = _quality(transfer.matches, rank)
     order = sorted((rank[0][match.reference.slot], rank[1][match.port.slot]) for match in transfer.matches)
     every = sum(1 for (_, a), (_, b) in zip(order, order[1:]) if a > b)
@@ -183,15 +186,26 @@ def _planned(
     return Transfer(tuple(matches), tuple(left_reference), tuple(left_port))
 
 
-def _quality(matches: Sequence[Match], rank: _Ranks) -> tuple[int, int, float]:
-    """More matches first, then fewer crossings among alike parameters and more that are called the same, then surer."""
-    rows: dict[tuple[int, ...], list[int]] = {}
+def _quality(matches: Sequence[Match], rank: _Ranks) -> tuple[int, float, float]:
+    """More matches first, then fewer crossings among alike parameters, more layers that are called the same, and fewer
+    that are torn from others; then surer ones."""
+    rows: dict[tuple[object, ...], list[int]] = {}
     for match in sorted(matches, key=lambda match: rank[0][match.reference.slot]):
-        rows.setdefault(match.reference.shape, []).append(rank[1][match.port.slot])
+        one = match.reference
+        rows.setdefault((one.shape, one.role, one.kind), []).append(rank[1][match.port.slot])
     crossings = sum(1 for row in rows.values() for a, b in zip(row, row[1:]) if a > b)
     called = {(match.reference.place, match.port.place) for match in matches}
     alike = sum(1 for one, other in called if _word(one) == _word(other))
-    return len(matches), alike - crossings, sum(match.confidence for match in matches)
+    torn = _strays(called) + _strays((other, one) for one, other in called)
+    return len(matches), alike - crossings - TORN * torn, sum(match.confidence for match in matches)
+
+
+def _strays(called: Iterable[tuple[str, str]]) -> int:
+    """Layers that stand elsewhere than most of those that stand around them on the other side."""
+    around: dict[str, Counter[str]] = {}
+    for one, other in called:
+        around.setdefault(one.rpartition(".")[0], Counter())[other.rpartition(".")[0]] += 1
+    return sum(sum(count.values()) - max(count.values()) for count in around.values())
 
 
 def _word(path: str) -> str:

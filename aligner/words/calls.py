@@ -213,8 +213,6 @@ def _in_one_form(
     if word == "split":
         axis = _counted(arguments.get("axis"), len(shape))
         return word, {"axis": axis, "pieces": tuple(made)}
-    if word == "div" and arguments.get("rounding_mode") == "floor":
-        return "floordiv", {}
     if word in ("max", "min") and len(operands) > 1:
         return f"{word}imum", {}
     if name == "clampmax":
