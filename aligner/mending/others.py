@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Optional
 
-from aligner.compare.checks import Check
+from aligner.compare.checks import OTHER_BORDER, Check
 from aligner.mending.hunks import shared
 from aligner.mending.rerun import FailedError, LostError
 from aligner.mending.right import wrong_of
@@ -87,9 +87,11 @@ class Others:
 
     def left(self, group: Group, value: Key, sources: Sources) -> Iterator[str]:
         """Other calls of the same code in which the value that was put right is as wrong as it was: what does in one
-        turn may be right by chance, as a rotation that is none yet.
+        turn may be right by chance, as a rotation that is none yet. Of those that hand on values of their own, as a
+        cache, nobody can tell: they are given what the wrong code made.
         """
         alike = [one for one in self._groups if one is not group and one.fails and one.kind is group.kind]
+        alike = [one for one in alike if all(check.reason != OTHER_BORDER for check in one.checks)]
         for other in alike[:SAME]:
             inside = value.layer[len(group.call.layer) :]
             with suppress(FailedError):
