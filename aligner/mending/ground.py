@@ -55,9 +55,6 @@ class Ground(Protocol):
     def arguments(self, call: Call) -> tuple[tuple[object, ...], dict[str, object]]:
         """The reference's arguments of a call of the port's."""
 
-    def has(self, key: Key) -> bool:
-        """Whether the reference's dump has a value of this address."""
-
     def off(self, check: Check, tensor: object) -> float:
         """How far a value is off that was made at a check's place."""
 

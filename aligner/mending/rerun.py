@@ -307,8 +307,7 @@ class Rerun:
             port, own = Key(check.port.step, Phase.FORWARD, *this, slot), check.key._replace(slot=slot)
             entry = self._ground.plan.entries.get(port)
             if entry is not None:
-                # Not what it was handed on as, if the reference has that of the layer itself.
-                key = own if entry.key.layer != own.layer and self._ground.has(own) else entry.key
+                key = entry.key if entry.key.layer == own.layer else own  # not what it was handed on as
                 error = self._ground.off(replace(check, port=port, key=key, against=key, axes=None), tensor)
                 made.append(0.0 if error == math.inf and self._is_made_inside(tensor) else error)
         return max(made, default=math.inf)

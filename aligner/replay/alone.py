@@ -96,10 +96,6 @@ class Alone:
                 others[slot] = self._adapter.from_numpy(own, word)
         return others
 
-    def has(self, key: Key) -> bool:
-        """Whether the reference's dump has a value of this address."""
-        return self._reference.find(key) is not None
-
     def off(self, check: Check, tensor: object) -> float:
         """How far a value is off that was made at a check's place, as the forced pass tells it."""
         entry = self._reference.find(check.against) if check.against is not None else self.plan.entries.get(check.port)

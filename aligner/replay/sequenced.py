@@ -119,7 +119,7 @@ class _Fitting:
 
     def _is_made_of(self, whole: _Layer, parts: Sequence[_Layer], count: int) -> bool:
         """Whether so many layers, all of them in one layer, are the rows of one."""
-        if len(parts) < count or parts[0].around != parts[-1].around:
+        if len(parts) < count or any(part.around != parts[0].around for part in parts):
             return False
         key = (whole.like, *(part.like for part in parts))
         if key not in self._made:

@@ -11,7 +11,6 @@ from typing import Optional
 
 from aligner.replay.items import Item, Slot
 
-_QKV = re.compile(r"q|k|v")
 _NAMED = re.compile(r"(^|_)(q|k|v|query|key|value)(_|$)")
 
 Whence = tuple[str, str, Optional[tuple[int, int]], Optional[tuple[int, int]]]
@@ -58,9 +57,9 @@ def fused(layers: list[Layer], random: Random) -> list[Layer]:
     """Queries, keys and values as one layer, or keys and values alone."""
     for around in dict.fromkeys(layer.around for layer in layers):
         row = [one for one in layers if one.around == around and one.kind == "Linear" and _NAMED.search(one.name)]
-        row.sort(key=lambda one: "qkv".index(_QKV.search(one.name).group()))
+        row.sort(key=lambda one: "qkv".index(_NAMED.search(one.name).group(2)[0]))
         row = row[1:] if random.random() < 0.3 else row
-        if len(row) < 2 or len({one.shapes["weight"][1] for one in row}) > 1:
+        if len(row) < 2 or len({(one.shapes["weight"][1], *one.shapes) for one in row}) > 1:
             continue
         whole, start = Layer(f"{around}.{random.choice(['in_proj', 'qkv', 'c_attn'])}", "Linear", {}), 0
         for role in row[0].shapes:
@@ -81,7 +80,7 @@ def split(layers: list[Layer], random: Random) -> list[Layer]:
     """One layer of queries, keys and values as three."""
     found: list[Layer] = []
     for one in layers:
-        if "qkv" not in one.name:
+        if "qkv" not in one.name or any(shape[0] % 3 for shape in one.shapes.values()):
             found.append(one)
             continue
         for number, letter in enumerate("qkv"):
