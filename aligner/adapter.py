@@ -78,6 +78,10 @@ class Adapter(Protocol):
     def layer_class(self) -> type:
         """The class that all layers are of: torch.nn.Module."""
 
+    @property
+    def casting(self) -> Sequence[str]:
+        """Methods of that class by which a program has one layer compute in a shorter type: "half"."""
+
     def version(self) -> str:
         """The framework's version."""
 

@@ -119,9 +119,10 @@ def _missing(case: Case, role: str, expected: Value) -> Iterator[Suspect]:
 def _of_size(case: Case, role: str, size: Difference, told: Mapping[str, Scalar]) -> Suspect:
     """A parameter of another size than the reference's, which does not fit."""
     values = {"reference_value": spelling.literal(size.reference), "port_value": spelling.literal(size.port)}
-    told = {**told, **values, "setting": size.name, "written": _written(case, [size.name])}
-    error = 0.0 if case.where == "parameters" else None
-    return Suspect("prelu-channel-default", told, parameters=(role,), error=error, weight=CERTAIN)
+    text = _written(case, [size.name])
+    told = {**told, **values, "setting": size.name, "written": text}
+    error, built = (0.0, "") if case.where == "parameters" else (None, text)
+    return Suspect("prelu-channel-default", told, parameters=(role,), built=built, error=error, weight=CERTAIN)
 
 
 def _untied(case: Case, role: str, actual: Value) -> Suspect:

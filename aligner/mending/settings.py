@@ -23,6 +23,7 @@ from aligner.record import Attribute, LayerSpec
 from aligner.source import sites
 from aligner.source.constructing import undrawn
 from aligner.source.owning import is_own
+from aligner.source.written import parsed, source
 from aligner.words.spelling import written as literal
 
 WAYS = ("{}", "{} // 2", "({} - 1) // 2")
@@ -32,6 +33,10 @@ OF_TWO = ("{}**{}", "{} * {}", "{} // {}", "({} - 1) // 2 * {}")
 
 EACH = ("kernel_size", "stride", "dilation", "padding")
 """Settings that are one number, or one for each axis."""
+
+STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+BLOCKS = ("body", "orelse", "finalbody")
 
 LARGE = 1 << 22
 """Elements of parameters: a layer that has more is not built again to see what it is."""
@@ -71,6 +76,16 @@ class Settings:
         if is_own(self._adapter, layer) and "..." in text:
             return self._given(path, aim, changes, for_all=False)
         return self._made(path, built, text, aim, wanted, changes)
+
+    def uncast(self, path: str) -> Optional[Written]:
+        """The call that has the layer, or one that it is in, compute in a shorter type, taken out of the text."""
+        names = path.split(".")
+        around = (self._layers.get(".".join(names[:deep])) for deep in range(len(names), 0, -1))
+        found = next((cast for layer in around if layer is not None and (cast := sites.cast(layer)) is not None), None)
+        call = None if found is None else sites.call(found.place, found.name)
+        if found is None or call is None:
+            return None
+        return self._taken(found.place, _without(found.place.file, call), ())
 
     def _given(self, path: str, aim: LayerSpec, changes: Changes, for_all: bool) -> Optional[Written]:
         """The argument of a class or a function of the user's that a setting comes of, wherever it is given; None where
@@ -275,6 +290,29 @@ def _replaced(built: sites.Built, call: ast.Call, text: str) -> Sequence[Edit]:
     return () if edit is None else (edit,)
 
 
+def _without(file: str, call: ast.Call) -> Sequence[Edit]:
+    """A layer itself in the place of what a method of it hands on; nothing in the place of a statement that only calls
+    it."""
+    if not isinstance(call.func, ast.Attribute):
+        return ()
+    plain = Sources({})
+    text, (start, end) = plain.text(file), plain.span(file, call)
+    line = text.rfind("\n", 0, start) + 1, text.find("\n", end) + 1
+    alone = not text[line[0] : start].strip() and not text[end : line[1]].strip()
+    if alone and not (isinstance(call.func.value, ast.Call) or _is_last(file, call)):
+        return (Edit(file, *line, ""),)
+    return (Edit(file, plain.span(file, call.func.value)[1], end, ""),)
+
+
+def _is_last(file: str, call: ast.Call) -> bool:
+    """Whether there is nothing else in the block that a statement stands in."""
+    blocks = (getattr(node, name, None) for node in ast.walk(parsed(source(file))) for name in BLOCKS)
+    own = (
+        block for block in blocks if isinstance(block, list) and any(getattr(s, "value", None) is call for s in block)
+    )
+    return any(len(block) == 1 for block in own)
+
+
 def _from(layer: Any) -> Optional[sites.Place]:
     """Where the function was called that built it."""
     built = sites.built(layer)
@@ -294,17 +332,22 @@ def _edits(file: str, call: ast.Call, kind: type, said: Mapping[str, str]) -> Se
     with suppress(TypeError, ValueError):
         if "pad_mode" in said and "padding" not in said and "padding" in _given(call, kind):
             said = {**said, "padding": "0"}  # only the mode that pads takes one
-        return _written(file, call, [*inspect.signature(kind).parameters], said)
+        parameters = inspect.signature(kind).parameters
+        named = [name for name, one in parameters.items() if one.kind not in STARRED]
+        takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        return _written(file, call, named, said, takes_any)
     return ()
 
 
-def _written(file: str, call: ast.Call, names: Sequence[str], said: Mapping[str, str]) -> Sequence[Edit]:
+def _written(
+    file: str, call: ast.Call, names: Sequence[str], said: Mapping[str, str], takes_any: bool = False
+) -> Sequence[Edit]:
     if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
         return ()
     plain, found, more = Sources({}), list[Edit](), list[str]()
     given = {**dict(zip(names, call.args)), **{str(one.arg): one.value for one in call.keywords}}
     for name, text in said.items():
-        if name not in names:
+        if name not in names and not takes_any:
             return ()
         node = given.get(name)
         if isinstance(node, ast.Constant) and _is(ast.literal_eval(node), name, text):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.adapter import Adapter
-from aligner.compare.cases import Cases, ran, words_of
+from aligner.compare.cases import Cases, ran
 from aligner.compare.casts import lowered_alone
 from aligner.compare.checks import LIMIT, OTHER_FORM, Check, in_float32, to_facts
 from aligner.compare.layers import Pairing, pair_layers
@@ -299,7 +299,7 @@ def _try(
         alone = _lonely(subject, port, plan)
         cases = Cases(subject.reference, port, (survey(subject.reference), survey(port)), pairing)
         settings = Settings(subject.adapter, dict(subject.adapter.layers(subject.model)))
-        written = Rewriting(settings, subject.reference, words_of(port), alone)
+        written = Rewriting(settings, subject.reference, port, alone)
         found = [*small(checks, cases, alone, written)]  # may find that a check fails after all
         for kind, facts in (*found, *tried(checks, cases, alone, written), *described(checks, subject.adapter, alone)):
             sink.finding(kind, facts)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
+from aligner.compare.cases import words_of
 from aligner.compare.checks import Check
+from aligner.compare.net import is_input
+from aligner.dtypes import DTYPES
 from aligner.explain import port_words
 from aligner.explain.suspect import Suspect
 from aligner.findings import EDIT
-from aligner.mending.settings import Settings
-from aligner.record import Attribute, LayerSpec
+from aligner.mending.settings import Settings, Written
+from aligner.record import Attribute, LayerSpec, Phase
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
@@ -20,8 +23,9 @@ if TYPE_CHECKING:
 class Rewriting:
     """Of one port; a layer's first proof counts."""
 
-    def __init__(self, settings: Settings, reference: Dump, words: str, alone: Alone) -> None:
-        self._settings, self._reference, self._words, self._alone = settings, reference, words, alone
+    def __init__(self, settings: Settings, reference: Dump, port: Dump, alone: Alone) -> None:
+        self._settings, self._reference, self._port, self._alone = settings, reference, port, alone
+        self._words = words_of(port)
         self.layers: set[str] = set()
         """Of the reference; their lines are known, ..."""
         self.settled: set[str] = set()
@@ -30,10 +34,20 @@ class Rewriting:
     def edits(self, check: Check, suspect: Suspect, facts: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """The edit of a trial that has proved its suspect, if it changes settings and nothing else."""
         layer, text = str(facts["layer"]), suspect.built or suspect.facts.get("written")
-        told = facts.get("proved") is True and (suspect.change or suspect.built) and not suspect.turned
+        change = suspect.change or suspect.built
+        told = facts.get("proved") is True and (change or suspect.dtype) and not suspect.turned
         path = self._alone.port_of(layer)
         ours, theirs = self._spec(layer), self._alone.spec(path)
-        if not told or layer in self.layers or not isinstance(text, str) or ours is None or theirs is None:
+        if told and not change and layer not in self.layers and not self._takes_short(check):
+            yield from self._told(check, suspect, facts, self._settings.uncast(path))
+        if (
+            not change
+            or not told
+            or layer in self.layers
+            or not isinstance(text, str)
+            or ours is None
+            or theirs is None
+        ):
             return
 
         def wanted(other: str) -> Optional[str]:
@@ -51,9 +65,14 @@ class Rewriting:
             return {n: known[n] for n in suspect.change} if set(suspect.change) <= set(known) else None
 
         aim = LayerSpec(theirs.kind, suspect.change) if suspect.change else LayerSpec(ours.kind, {})
-        written = self._settings.written(path, text, aim, wanted, changes)
+        yield from self._told(check, suspect, facts, self._settings.written(path, text, aim, wanted, changes))
+
+    def _told(
+        self, check: Check, suspect: Suspect, facts: Mapping[str, Any], written: Optional[Written]
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         if written is None:
             return
+        layer = str(facts["layer"])
         self.layers.add(layer)
         self.settled |= set() if written.broken else {layer}
         key = check.key
@@ -67,6 +86,12 @@ class Rewriting:
             "setting": suspect.cause,
         }
         yield EDIT, {**found, "broken": [*written.broken]} if written.broken else found
+
+    def _takes_short(self, check: Check) -> bool:
+        """Whether the code hands the layer a value that is short already, which another layer would not take."""
+        entries, _ = self._port.of_layer(check.port.layer)
+        given = {one.dtype for one in entries if one.key.phase is Phase.FORWARD and is_input(one.key.slot)}
+        return any((DTYPES[word].eps or 0.0) > (DTYPES["float32"].eps or 0.0) for word in given)
 
     def _spec(self, layer: str) -> Optional[LayerSpec]:
         known = self._reference.layers.get(layer)

@@ -8,6 +8,8 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple, Optional
 from weakref import WeakKeyDictionary
@@ -16,7 +18,7 @@ import numpy as np
 
 from aligner.adapter import Adapter
 from aligner.fingerprint import print_of
-from aligner.patches import Handle, Listeners, patch
+from aligner.patches import Handle, Listeners, patch, together
 from aligner.source import functions, sites
 from aligner.source.ear import Ear
 from aligner.structure import Tensors, flatten_arguments
@@ -44,9 +46,16 @@ _OF_CLASS: WeakKeyDictionary[type, Arguments] = WeakKeyDictionary()
 
 
 def noted(adapter: Adapter) -> Handle:
-    """Until removed, note what the user's layers are built with."""
+    """Until removed, note what the user's layers are built with, and where they are cast."""
     base = getattr(adapter, "layer_class", None)  # an adapter of others' may not tell
-    return Handle() if base is None else patch(base, "__init__", _noting, frozenset(adapter.packages))
+    if base is None:
+        return Handle()
+    packages = frozenset(adapter.packages)
+    with together() as handle:
+        handle.add(patch(base, "__init__", _noting, packages).remove)
+        for name in filter(partial(hasattr, base), getattr(adapter, "casting", ())):  # as above
+            handle.add(patch(base, name, _Casting(name), packages).remove)
+    return handle
 
 
 def _noting(original: Callable[..., None], listeners: Listeners) -> Callable[..., None]:
@@ -56,6 +65,23 @@ def _noting(original: Callable[..., None], listeners: Listeners) -> Callable[...
         original(self, *args, **kwargs)
 
     return __init__
+
+
+@dataclass(frozen=True)
+class _Casting:
+    """The same for a method that casts."""
+
+    name: str
+
+    def __call__(self, original: Callable[..., Any], listeners: Listeners) -> Callable[..., Any]:
+        name = self.name
+
+        def cast(self: Any, *args: Any, **kwargs: Any) -> Any:
+            for packages in [*listeners.values()]:
+                sites.note_cast(self, name, sys._getframe(1), packages)
+            return original(self, *args, **kwargs)
+
+        return cast
 
 
 def _note(layer: Any, packages: frozenset[str], frame: Optional[FrameType]) -> None:

@@ -1,4 +1,4 @@
-"""Where in the user's code each layer was built, and the plain values that had names there."""
+"""Where in the user's code each layer was built and cast, and the plain values that had names there."""
 
 from __future__ import annotations
 
@@ -43,7 +43,15 @@ class Built(NamedTuple):
     outside: Mapping[str, Any] = MappingProxyType({})
 
 
+class Cast(NamedTuple):
+    """The call that has a layer compute in another type."""
+
+    place: Place
+    name: str
+
+
 _BUILT: WeakKeyDictionary[Any, Built] = WeakKeyDictionary()
+_CAST: WeakKeyDictionary[Any, Cast] = WeakKeyDictionary()
 
 
 def note(layer: Any, constructor: FrameType, packages: frozenset[str]) -> None:
@@ -58,6 +66,12 @@ def note(layer: Any, constructor: FrameType, packages: frozenset[str]) -> None:
         if frame.f_code.co_name == "__init__":
             return
         frame = frame.f_back
+
+
+def note_cast(layer: Any, name: str, frame: FrameType, packages: frozenset[str]) -> None:
+    """Where the user's code called this method of a layer."""
+    if str(frame.f_globals.get("__name__")).partition(".")[0] not in packages:
+        _CAST[layer] = Cast(_place(frame), name)
 
 
 def _helper(
@@ -75,6 +89,11 @@ def _helper(
 def built(layer: Any) -> Optional[Built]:
     """None where it is not known."""
     return _BUILT.get(layer)
+
+
+def cast(layer: Any) -> Optional[Cast]:
+    """None where it is not known, or there is none."""
+    return _CAST.get(layer)
 
 
 def call(place: Place, name: str) -> Optional[ast.Call]:

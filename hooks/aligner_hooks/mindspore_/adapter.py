@@ -41,6 +41,7 @@ class MindSporeAdapter:
     name = "mindspore"
     packages = ("mindspore",)
     layer_class = nn.Cell
+    casting = ("to_float",)
 
     def version(self) -> str:
         """The version of MindSpore."""

@@ -22,6 +22,7 @@ class MindTorchAdapter:
 
     name = "mindtorch"
     packages = ("mindtorch", "torch", "mindspore")
+    casting = ("to_float",)
 
     @property
     def layer_class(self) -> type:
