@@ -110,6 +110,7 @@ OTHER_FORM = "other-form"
 """The reason of a check of an argument that the two nets hand over in different forms, and mean the same by."""
 
 OTHER_SHAPE = "shapes-differ"
+SAME_COUNT = "shapes-differ-same-count"
 """The reason of a check of values that cannot be set against each other one by one."""
 
 ROUNDING = 1e-6

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
-from aligner.compare.checks import OTHER_BORDER, OTHER_FORM, OTHER_SHAPE
+from aligner.compare.checks import OTHER_BORDER, OTHER_FORM, OTHER_SHAPE, SAME_COUNT
 from aligner.compare.deviation import Deviation, measure
 from aligner.compare.held import Held
 from aligner.compare.net import Net, is_input
@@ -207,7 +207,7 @@ def read(pair: Pair, tolerance: Tolerance) -> Reading:
     if not (_same_form(one, other) or _in_operators(one, other)):
         same = math.prod(one.shape) == math.prod(other.shape)
         facts: dict[str, Scalar] = {"reference": str(one.shape), "port": str(other.shape)}
-        return Reading(pair, reason="shapes-differ-same-count" if same else OTHER_SHAPE, facts=facts)
+        return Reading(pair, reason=SAME_COUNT if same else OTHER_SHAPE, facts=facts)
     if _complex(one.dtype) != _complex(other.dtype):
         return Reading(pair, reason="complex-and-real", facts={"reference": one.dtype, "port": other.dtype})
     deviation = measure(one, other, tolerance)

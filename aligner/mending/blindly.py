@@ -19,6 +19,7 @@ from aligner.mending.constructor import set_up
 from aligner.mending.dropped import dropped
 from aligner.mending.events import HELPER, Event, Site
 from aligner.mending.figures import counted, operated, resized, rounded, sliced, valued
+from aligner.mending.grouped import grouped
 from aligner.mending.halves import paired, spread
 from aligner.mending.lapses import carried, chosen, scaled, unread
 from aligner.mending.matching import Matching
@@ -304,7 +305,7 @@ class Blindly:
                 yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
             for late, edits in enumerate(itertools.islice(repeated(self._sources, site.file, site.line), MOVED)):
                 yield Candidate(EXCHANGE + 0.1 * late, edits, MISSING, (), 9)
-            for split in (unturned, spread, paired, regrouped):
+            for split in (unturned, spread, paired, regrouped, grouped):
                 for late, edits in enumerate(itertools.islice(split(self._sources, site.file, site.line), SWAPPED)):
                     yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
             for late, edits in enumerate(itertools.islice(kept(self._sources, site.file, site.line), SWAPPED)):

@@ -95,6 +95,15 @@ def operated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
             for other in _OTHERS.get(sign, ()):
                 for together in [some] * (len(some) > 1) + [[one] for one in some]:
                     yield tuple(Edit(file, *place, other) for place in sorted(together))
+        yield from _assigned(sources, file, statement)
+
+
+def _assigned(sources: Sources, file: str, statement: ast.stmt) -> Iterator[tuple[Edit, ...]]:
+    """What is written over elements, added to them; and the other way round."""
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
+    if isinstance(statement, (ast.Assign, ast.AugAssign)) and isinstance(target, ast.Subscript):
+        start, stop = sources.span(file, target)[1], sources.span(file, statement.value)[0]
+        yield (Edit(file, start, stop, " = " if isinstance(statement, ast.AugAssign) else " += "),)
 
 
 def sliced(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import ChainMap, Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -94,8 +95,12 @@ class Ranking:
                 sure += [one for one in triples if not one.left]
         forward = [one for one in found if one.left and one.left < start]
         forward = [one for one in forward if one.gained >= GAINED or self._is_first(one)]
-        early = sorted(forward, key=lambda one: (self._when(one), not self._is_same(one), one.cost))
-        most = sorted(forward, key=lambda one: (-one.gained, one.cost))
+        forward.sort(key=lambda one: not self._is_as_large(one))
+        early = sorted(
+            forward,
+            key=lambda one: (not self._is_as_large(one), self._when(one), not self._is_same(one), one.cost),
+        )
+        most = sorted(forward, key=lambda one: (not self._is_as_large(one), -one.gained, one.cost))
         forward = [*dict.fromkeys(one for three in zip(forward, early, most) for one in three)]
         inside = [one for one in found if one.why == MISSING and one.left >= start][:INSIDE]
         following = [one for one in found if one not in inside and one.left >= start and self._is_next(one)][:INSIDE]
@@ -106,6 +111,18 @@ class Ranking:
         first += [one for one in (*forward[: TRIALS // 3], *inside) if one not in first]
         first += [one for one in found if one.why == EXCHANGED and one not in first][: TRIALS // 4]
         return first + [one for one in found if one not in first][: TRIALS // 2]
+
+    def _is_as_large(self, one: Candidate) -> bool:
+        """Whether it gives as many numbers as there were: what follows takes no others, as a rule."""
+        for event, node, value, _ in one.moves:
+            own = event.results[:1] if node is None else [its for other, its in event.inputs if other is node]
+            shapes = [self._matching.theirs.shapes[its] for its in own if isinstance(its, int)]
+            if value is not None and any(math.prod(shape) != self._size(value) for shape in shapes):
+                return False
+        return True
+
+    def _size(self, value: int) -> int:
+        return math.prod(self._matching.ours.shapes[value])
 
     def _when(self, one: Candidate) -> int:
         """Which of the wrong values it gives another."""
@@ -258,7 +275,10 @@ class Ranking:
         """What the event's values are, so far as that follows; `fresh` are values that come of the edits."""
         first, value, model = moved.whole.get(place_of(event), (event, None, None))
         if value is not None and event.results and (model is None or self._is_fed(event, model, known)):
-            yield event.results[0], self._turn(value, event, first)
+            made = self._matching.makers[0].get(value)
+            alike = made is not None and len(made.results) == len(event.results)
+            values = made.results if made is not None and alike and model is not None else (value,)
+            yield from zip(event.results, (self._turn(one, event, first) for one in values))
             return
         taken = []
         for operand in event.operands:

@@ -72,17 +72,24 @@ class Search:
 
     def _all(self) -> Iterator[Candidate]:
         for anchor in self.anchors():
-            event = anchor.event
-            whole = anchor.node is event.node
-            for value, model in (*self._matching.near, *self._formed(anchor)):
-                if whole and model is not None and model.word == event.word and event.word not in (LAYER, HELPER):
-                    for edits, why, fed in self._adjusted(anchor, model):
-                        weights = [min(self._cost(edit), _AT_MOST.get(why, 99.0)) for edit in edits]
-                        yield Candidate(sum(weights), tuple(edits), why, ((event, None, value, fed),))
+            whole = anchor.node is anchor.event.node
+            yield from self._as_theirs(anchor) if whole else ()
             yield from self._replaced(anchor, whole)
+        for event in (one for _, one in self._matching.wrong if one is not None and len(one.results) > 1):
+            if isinstance(event.node, ast.expr) and not event.part:  # the best and where they are: one of them is wrong
+                yield from self._as_theirs(Anchor(event.node, event.results[0], event, 0, event.inputs))
         yield from exchanged_layers(self._matching, self._sources)
         yield from self._again()
         yield from self._upstream()
+
+    def _as_theirs(self, anchor: Anchor) -> Iterator[Candidate]:
+        """A call of the port's as the reference calls the same operation."""
+        event = anchor.event
+        for value, model in (*self._matching.near, *self._formed(anchor)):
+            if model is not None and model.word == event.word and event.word not in (LAYER, HELPER):
+                for edits, why, fed in self._adjusted(anchor, model):
+                    weights = [min(self._cost(edit), _AT_MOST.get(why, 99.0)) for edit in edits]
+                    yield Candidate(sum(weights), tuple(edits), why, ((event, None, value, fed),))
 
     def _upstream(self) -> Iterator[Candidate]:
         """What a wrong step works on, mended where it was made."""

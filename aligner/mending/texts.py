@@ -20,7 +20,7 @@ from aligner.mending.matching import Matching
 from aligner.mending.sources import Sources
 from aligner.words.calls import Constant, Operand
 from aligner.words.operations import arguments
-from aligner.words.spelling import MINDSPORE, NUMPY, TORCH, bracketed, number_text, spelled, unshaped, written
+from aligner.words.spelling import MINDSPORE, NUMPY, TORCH, bracketed, number_text, spelled, unshaped, widened, written
 
 DEEPEST = 8
 """Operations in one expression that is written."""
@@ -244,20 +244,23 @@ class Texts:
 
     def _shaped(self, text: str, number: int, value: int, anchor: Anchor) -> str:
         """In the reference's shape."""
-        shape = self._matching.ours.shapes[value]
-        if shape == self._matching.theirs.shapes[number]:
-            return text
+        shapes = self._matching.theirs.shapes
+        shape, base = self._matching.ours.shapes[value], unshaped(text)
+        named = {name: shapes[its] for name, its, _ in self._names(anchor.event)}
+        own, plain = named.get(base, shapes[number]), base if base in named else text
+        more = None if anchor.is_array else widened(plain, own, shape, self._side)
+        if shape in (own, shapes[number]) or more is not None:
+            return more or (plain if shape == own else text)
         made = self._matching.makers[0].get(value)
-        if made is not None and made.word == "reshape":
-            return f"{unshaped(text)}.reshape({self.shape(anchor.event, made, shape)})"
-        return f"{unshaped(text)}.reshape({', '.join(self._sizes(shape, anchor.event))})"
+        sizes = self.shape(anchor.event, made, shape) if made is not None and made.word == "reshape" else ""
+        return f"{base}.reshape({sizes or ', '.join(self._sizes(shape, anchor.event))})"
 
     def number(self, value: float, event: Event, line: str) -> str:
         """A number, in the reference's words if they mean the same here, or in the port's."""
         if (value, event, line) not in self._numbers:
             said = words.operand(line, value, event.known) or words.renamed(line, value, event.names, event.known)
-            text = bracketed(said) if said else words.kept(value, event.names) or number_text(value)
-            self._numbers[value, event, line] = text
+            plain = words.kept(value, event.names) or number_text(value)
+            self._numbers[value, event, line] = bracketed(said) if said else plain
         return self._numbers[value, event, line]
 
     def argument(self, event: Event, model: Event, key: str, value: Any) -> str:
@@ -324,13 +327,9 @@ class Texts:
         if owner is None or not self._adapter.is_model(owner):
             return None
         if id(owner) not in self._owned:
-            self._owned[id(owner)] = [
-                (name, self._heard.number(tensor))
-                for name, tensor in self._kept(owner)
-                if self._adapter.is_tensor(tensor)
-            ]
-        known = self._matching.values_of
-        return next(((name, number) for name, number in self._owned[id(owner)] if value in known(number)), None)
+            kept = ((name, one) for name, one in self._kept(owner) if self._adapter.is_tensor(one))
+            self._owned[id(owner)] = [(name, self._heard.number(tensor)) for name, tensor in kept]
+        return next((one for one in self._owned[id(owner)] if value in self._matching.values_of(one[1])), None)
 
     def _table(self, value: int, anchor: Anchor) -> Optional[str]:
         """A table that is this one with its rows for its columns."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.adapter import Adapter
-from aligner.compare.checks import OTHER_SHAPE, Check
+from aligner.compare.checks import OTHER_SHAPE, SAME_COUNT, Check
 from aligner.compare.held import Held, held
 from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
@@ -119,6 +119,8 @@ class Alone:
             return math.inf  # the same values, with axes of one elsewhere: other code may not take them so
         if check.axes is not None:
             wanted = laid(wanted, check.axes, found.shape)
+        elif check.reason == SAME_COUNT and found.shape != wanted.shape:  # as the port's layer takes it
+            wanted = Held(wanted.key, 0, wanted.dtype, wanted.raw().reshape(found.shape))
         return judged(self.plan.short, wanted, found, (check.where, check.owner, check.between), False).error
 
     def _singles(self) -> Container[Made]:
@@ -189,6 +191,7 @@ class Alone:
         copy = self._adapter.respecified(layer, {} if suspect is None else suspect.change, dtype)
         if suspect is not None:
             self._load(copy, ours, suspect.parameters)
+            self._load_inside(copy, layer, ours)
             self._load(copy, ours, list(suspect.turned), suspect.turned)
         if dtype is not None:
             self._load_all(copy, path)
@@ -314,9 +317,17 @@ class Alone:
             entry = self._reference.find(Key(0, Phase.PARAMETER, layer, 0, role))
             if entry is None or role not in own:
                 raise ValueError(f"no parameter {role}")
-            value = entry.raw()
-            value = np.ascontiguousarray(value.transpose(turned[role])) if role in turned else value
+            value = np.ascontiguousarray(entry.raw().transpose(turned[role])) if role in turned else entry.raw()
             self._adapter.load(own[role], value, entry.dtype)
+
+    def _load_inside(self, copy: object, layer: object, ours: str) -> None:
+        """Values of the reference's for parameters that layers inside the copy have for the first time."""
+        known = {(p.layer, p.role) for p in self._adapter.parameters(layer)}
+        for parameter in self._adapter.parameters(copy):
+            key = Key(0, Phase.PARAMETER, f"{ours}.{parameter.layer}".lstrip("."), 0, parameter.role)
+            entry = self._reference.find(key) if parameter.layer else None
+            if entry is not None and (parameter.layer, parameter.role) not in known and entry.shape == parameter.shape:
+                self._adapter.load(parameter, entry.raw(), entry.dtype)
 
     def _load_all(self, copy: object, path: str) -> None:
         """The reference's own weights for those that the port has rounded to a shorter type."""
@@ -367,7 +378,8 @@ class Alone:
         """How far off a value is that has a counterpart."""
         found: Any = Held(address, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
         entry, axes = self.plan.entries[address], axes or self.plan.orders.get(address)
-        if axes is not None and len(axes) in (len(entry.shape), len(found.shape)) and _size(entry) == _size(found):
+        sizes = math.prod(entry.shape), math.prod(found.shape)
+        if axes is not None and len(axes) in (len(entry.shape), len(found.shape)) and sizes[0] == sizes[1]:
             wanted = held(entry)
             return read(Pair(as_entry(laid(wanted, axes, found.shape)), found), self._rule).severity
         if entry.shape != found.shape:
@@ -376,10 +388,6 @@ class Alone:
             if order is not None:
                 return read(Pair(as_entry(laid(wanted, order, found.shape)), found), self._rule).severity
         return read(Pair(entry, found), self._rule).severity
-
-
-def _size(value: Any) -> int:
-    return math.prod(value.shape)
 
 
 def _reformed(parts: Iterable[Part]) -> Mapping[Key, Optional[Formed]]:

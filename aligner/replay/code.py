@@ -140,6 +140,8 @@ class Code:
 
     def _value(self, entry: Entry, address: Key, tensor: object, dtype: Optional[str]) -> Optional[object]:
         value, shape = entry.raw(), self.adapter.to_numpy(tensor).shape
+        if (own := DTYPES.get(self.adapter.dtype(tensor))) is not None and own.exact:
+            return None  # a mask in other words: the layer may not take it so
         if value.shape != shape and value.size != self.adapter.to_numpy(tensor).size:
             return None
         if (order := self.plan.orders.get(address)) is not None and len(order) == value.ndim:

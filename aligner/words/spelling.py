@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 from aligner.words.operations import OPERATORS, row
 
@@ -260,6 +260,18 @@ def index_text(index: Sequence[Any]) -> str:
         while len(words) > 2 and words[1] == ":":
             del words[1]
     return ", ".join(words)
+
+
+WIDER = {MINDSPORE: "expand_dims", TORCH: "unsqueeze"}
+"""The method that gives a value one axis more."""
+
+
+def widened(text: str, shape: Sequence[int], wanted: Sequence[int], side: str) -> Optional[str]:
+    """A value of one shape in another that has an axis of one more; None where it has not."""
+    places = [at for at, size in enumerate(wanted) if size == 1 and [*wanted[:at], *wanted[at + 1 :]] == [*shape]]
+    if not places or side not in WIDER:
+        return None
+    return f"{text}.{WIDER[side]}({-1 if places[-1] == len(wanted) - 1 else places[-1]})"
 
 
 def unshaped(text: str) -> str:
