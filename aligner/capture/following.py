@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import linecache
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from aligner.source.owning import is_own
 from aligner.structure import Tensors, flatten_arguments
 from aligner.values import Values, is_array
 from aligner.words.calls import dtype_of
+from aligner.words.operations import bare, may_write
 
 MOST = 4000
 """Operations of one layer that are kept."""
@@ -56,11 +56,6 @@ SECONDS = 5.0
 HELD = 4 << 20
 """Bytes of values that may wait to be looked at."""
 
-_WRITES = re.compile(
-    r"inplace|assign|setitem|scatter|copy|index_?put|set_|\w+_$|i(add|sub|mul|truediv|floordiv|mod|pow|matmul|and|or|xor)$"
-)
-"""Operators that may write into what they are given, where they are told by these names."""
-
 Where = Optional[tuple[Any, ...]]
 """File and line, and maybe more."""
 
@@ -80,6 +75,20 @@ class _Waiting:
     where: Where
 
 
+class _Cut(dict[tuple[object, ...], int]):
+    """Values that parts are taken out of, by their object and their line. `x[i] += y` adds to the part, which belongs
+    to x, and then puts it into x: by then x has it already.
+    """
+
+    def as_it_was(self, name: str, value: object, where: tuple[Any, ...], numbers: list[int]) -> None:
+        """Note the first of the numbers, the value's; or have it be what was noted, where the part is put back."""
+        place = id(value), *where[:2]
+        if name == "getitem":
+            self[place] = numbers[0]
+        elif name == "setitem":
+            numbers[0] = self.pop(place, numbers[0])
+
+
 @dataclass
 class _Code:
     """The code of a layer while it runs."""
@@ -87,6 +96,7 @@ class _Code:
     followed: bool
     call: int = 0
     waiting: list[_Waiting] = field(default_factory=list)
+    cut: _Cut = field(default_factory=_Cut)
     held: int = 0
     """Bytes that wait, at most."""
     known: dict[bytes, int] = field(default_factory=dict)
@@ -200,11 +210,13 @@ class Following:
         if code is None or not code.followed or self._failed or len(code.steps) + len(code.waiting) >= MOST:
             return None
         given = self._found(args, kwargs)
-        writes = not self._waits or _WRITES.match(name) is not None or bool(kwargs.get("inplace"))
+        writes = not self._waits or may_write(name) or bool(kwargs.get("inplace"))
         writes = writes or any(map(is_array, given))
         if writes and self._waits:
             self._read_amid(code)
         before = self._guarded(code, given) if writes else None  # it may write into them
+        if before and not self._waits and where is not None and len(before) == len(given):
+            code.cut.as_it_was(bare(name), given[0], where, before)
         arguments = [*map(self._word, args), *(f"{key}={self._word(value)}" for key, value in kwargs.items())]
 
         def made(output: object) -> None:

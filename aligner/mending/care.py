@@ -6,13 +6,14 @@ numbers divided by zero, and indices outside of what they point into.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from aligner.structure import Tensors, flatten_arguments
 from aligner.values import Values
-from aligner.words.operations import bare
+from aligner.words.operations import bare, may_write
 
 _DIVIDING = ("floordiv", "mod", "ifloordiv", "imod", "fmod", "remainder", "floordivide")
 """Operations on whole numbers that stop at zero."""
@@ -32,14 +33,25 @@ _BY_ROWS = ("gathernd", "tensorscatterupdate", "tensorscatteradd", "scatterndupd
 
 
 class HarmfulError(Exception):
-    """An operation that a kernel may die of, and all else with it."""
+    """An operation that a kernel may die of, and all else with it; or that does harm to the runs after it."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Values that layers keep, by their identity, and those of them that the code as it stands writes into."""
+
+    kept: Set[int] = frozenset()
+    written: set[int] = field(default_factory=set)
+
+
+NO_TABLES = Tables()
 
 
 class Care:
     """Runs the operations of edited code, but for those."""
 
-    def __init__(self, values: Values, empty: bool, trusts: bool = False) -> None:
-        self.values, self._trusts = values, trusts
+    def __init__(self, values: Values, empty: bool, trusts: bool = False, tables: Tables = NO_TABLES) -> None:
+        self.values, self._trusts, self._tables = values, trusts, tables
         self.empty = empty
         """Whether values without elements do no harm: code that is trusted has some."""
 
@@ -67,6 +79,11 @@ class Care:
         Raises:
             HarmfulError: it may not.
         """
+        target = id(args[0]) if args and may_write(word) else None
+        if target in self._tables.kept and self._trusts:
+            self._tables.written.add(id(args[0]))
+        elif target in self._tables.kept - self._tables.written:
+            raise HarmfulError(f"{word} of what a layer keeps")
         empty = not self.empty and any(0 in getattr(one, "shape", ()) for one in given)
         if self._trusts:
             self.empty = self.empty or empty

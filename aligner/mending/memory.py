@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from aligner.mending.care import Care
+from aligner.mending.care import NO_TABLES, Care, Tables
 from aligner.values import Values
 from aligner.words.operations import row
 
@@ -30,8 +30,8 @@ Arguments = tuple[tuple[object, ...], dict[str, object]]
 class Memory(Care):
     """Of one run, which is the first with it, and is closed. `spoiled` tells that it is of no use any more."""
 
-    def __init__(self, values: Values, arguments: Arguments) -> None:
-        super().__init__(values, empty=False, trusts=True)
+    def __init__(self, values: Values, arguments: Arguments, tables: Tables = NO_TABLES) -> None:
+        super().__init__(values, empty=False, trusts=True, tables=tables)
         self.arguments = arguments
         """What the code is given: the very same each time."""
         self.spoiled = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from functools import cached_property, partial
 from types import FunctionType
 from typing import Any, Optional
 
@@ -18,7 +18,7 @@ from aligner.compare.net import CallId
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.effects import Change, Effects
 from aligner.fingerprint import Fingerprint
-from aligner.mending.care import Care
+from aligner.mending.care import Care, Tables
 from aligner.mending.ground import Ground
 from aligner.mending.heard import Deaf, Heard
 from aligner.mending.memory import Arguments, Memory
@@ -28,7 +28,7 @@ from aligner.mending.witness import Caught
 from aligner.noise import DISTURBED, apart, noise
 from aligner.patches import together
 from aligner.record import Call, Key
-from aligner.source.constructing import Building
+from aligner.source.constructing import Building, tables
 from aligner.source.ear import Ear, replaced
 from aligner.source.functions import differs
 from aligner.structure import Tensors, flatten_arguments, substitute_arguments
@@ -63,6 +63,11 @@ class Running:
                 yield self
             finally:
                 handle.remove()
+
+    @cached_property
+    def tables(self) -> Set[int]:
+        """What the layers keep, by identity."""
+        return {id(value) for _, layer in self.adapter.layers(self._model) for value in tables(self.adapter, layer)}
 
     def counterpart(self, layer: object) -> Optional[str]:
         """The reference's layer that one of the port's is paired with, if its next call is held to it."""
@@ -152,6 +157,7 @@ class Parent:
         self._empty: Optional[bool] = None
         """Whether its own code has values without elements."""
         self.before = running.ground.before(call)
+        self._tables = Tables(running.tables)
         self.used: frozenset[FunctionType] = frozenset()
         """The user's functions that the last run went through."""
 
@@ -169,7 +175,7 @@ class Parent:
 
     def heard(self, sources: Sources) -> tuple[Heard, Rerun]:
         """The same, and what happened. What was made is remembered."""
-        self._memory = Memory(Values(self.running.adapter), self._arguments())
+        self._memory = Memory(Values(self.running.adapter), self._arguments(), self._tables)
         found = self._heard(sources, self._memory)
         self._memory.close()
         return found
@@ -293,4 +299,4 @@ class Parent:
     def _care(self, sources: Sources) -> Care:
         if sources.texts and self._empty is None:
             self.trial(Sources({}))
-        return Care(Values(self.running.adapter), bool(self._empty), trusts=not sources.texts)
+        return Care(Values(self.running.adapter), bool(self._empty), not sources.texts, self._tables)

@@ -75,9 +75,10 @@ class Search:
             whole = anchor.node is anchor.event.node
             yield from self._as_theirs(anchor) if whole else ()
             yield from self._replaced(anchor, whole)
-        for event in (one for _, one in self._matching.wrong if one is not None and len(one.results) > 1):
-            if isinstance(event.node, ast.expr) and not event.part:  # the best and where they are: one of them is wrong
-                yield from self._as_theirs(Anchor(event.node, event.results[0], event, 0, event.inputs))
+        for event in (one for _, one in self._matching.wrong if one is not None):
+            node, several = event.node, len(event.results) > 1 and not event.part  # the best and where they are
+            if (isinstance(node, ast.expr) and several) or isinstance(node, ast.AugAssign):
+                yield from self._as_theirs(Anchor(node, event.results[0], event, 0, event.inputs))
         yield from exchanged_layers(self._matching, self._sources)
         yield from self._again()
         yield from self._upstream()

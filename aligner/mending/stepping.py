@@ -52,8 +52,8 @@ EARLY, AHEAD = 4, 8
 DIFFERING = 8
 """Wrong values of one call that operations of the framework's may make."""
 
-LACKING = 0.2
-"""What each value costs that is still not as the reference has it."""
+LACKING, SHARE = 0.2, 10.0
+"""What each value costs that is still not as the reference has it, and all of them together."""
 
 LESS, FAR = 0.6, 100.0
 """How much of an error may be left that is much less, and what it costs that nothing else speaks for it."""
@@ -208,7 +208,8 @@ class Stepping:
             if not {bad.port for bad in wrong_of(look.checks, errors) if bad.port in errors} <= known:
                 continue
             if still < lacking:
-                found.append((one.cost + LACKING * len(still), number, one, trial))
+                left = LACKING * len(still) + SHARE * len(still) / len(lacking)
+                found.append((one.cost + left, number, one, trial))
             elif still == lacking and less < LESS:
                 found.append((FAR + less, number, one, trial))
         return [(one, trial) for *_, one, trial in sorted(found)[:BEST]]

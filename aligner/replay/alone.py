@@ -161,12 +161,13 @@ class Alone:
         dtype: Optional[str] = None,
         told: Optional[Callable[[Key, str, Array], None]] = None,
         added: Optional[Key] = None,
+        others: Mapping[str, object] = MappingProxyType({}),
     ) -> float:
         """How far the check's layer is off on the reference's inputs, with what the suspect says undone: the worst of
         its outputs.
 
         `told` gets each output that has a counterpart, by the port's address; `added` is an argument of the reference
-        that the port's call was not given.
+        that the port's call was not given; `others` stand for arguments.
 
         Raises:
             ValueError: such a copy cannot be made; the text says why.
@@ -174,7 +175,8 @@ class Alone:
         """
         call = self._calls[check.port.step, check.port.layer, check.port.call]
         copy = self._changed(call.layer, check.key.layer, suspect, dtype)
-        args, kwargs = self._rebuilt(call, lambda slot: self._argument(call, slot, dtype, check.axes))
+        own = partial(self._argument, call, dtype=dtype, axes=check.axes)
+        args, kwargs = self._rebuilt(call, lambda slot: others[slot] if slot in others else own(slot))
         if added is not None:
             args, kwargs = self._with(args, kwargs, added)
         output = self._run(copy, args, kwargs)
@@ -278,10 +280,7 @@ class Alone:
         return tuple(filled), dict(kwargs)
 
     def _argument(self, call: Call, slot: str, dtype: Optional[str], axes: Optional[tuple[int, ...]] = None) -> object:
-        """The reference's value in the port's form, or the port's own where the reference has none.
-
-        `axes` says in which order the port has those of the layer's values.
-        """
+        """The reference's value in the port's form, with a layer's axes in this order; the port's own where it has none."""
         address = Key(call.step, Phase.FORWARD, call.layer, call.number, slot)
         own = self._port.find(address)
         wanted = self.plan.entries.get(address)
@@ -378,8 +377,8 @@ class Alone:
         """How far off a value is that has a counterpart."""
         found: Any = Held(address, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
         entry, axes = self.plan.entries[address], axes or self.plan.orders.get(address)
-        sizes = math.prod(entry.shape), math.prod(found.shape)
-        if axes is not None and len(axes) in (len(entry.shape), len(found.shape)) and sizes[0] == sizes[1]:
+        alike = math.prod(entry.shape) == math.prod(found.shape)
+        if alike and axes is not None and len(axes) in (len(entry.shape), len(found.shape)):
             wanted = held(entry)
             return read(Pair(as_entry(laid(wanted, axes, found.shape)), found), self._rule).severity
         if entry.shape != found.shape:

@@ -36,6 +36,7 @@ from aligner.replay.alone import Alone
 from aligner.replay.forced import ForcedPass
 from aligner.replay.frames import Plan
 from aligner.replay.hearing import followed, heard
+from aligner.replay.masked import read_otherwise
 from aligner.replay.planning import planned
 from aligner.replay.precision import CASTS, grid
 from aligner.replay.rewriting import Rewriting
@@ -316,6 +317,8 @@ def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink
     with open_dump(path) as port:
         try:
             alone = _lonely(subject, port, plan)
+            with as_it_was(adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
+                checks = read_otherwise(checks, adapter, port, alone)
             mending = Mending(
                 adapter,
                 subject.model,

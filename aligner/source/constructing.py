@@ -120,6 +120,13 @@ def given(layer: Any) -> Optional[Arguments]:
     return _OF_LAYER.get(layer)
 
 
+def tables(adapter: Adapter, layer: Any) -> list[object]:
+    """All values that a layer keeps itself: tables and parameters, also in lists."""
+    found: Tensors = []
+    flatten_arguments(tuple(one.value for one in _kept(layer).values()), {}, adapter.is_tensor, found)
+    return [value for _, value in found]
+
+
 class Built(NamedTuple):
     """A layer that was built again, and what tells its values from others."""
 

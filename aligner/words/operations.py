@@ -7,6 +7,7 @@ tensors wherever they stand among the arguments, so that these are the others on
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional
@@ -230,6 +231,16 @@ class Row:
 def bare(name: str) -> str:
     """A name as the table has it."""
     return name.lower().rsplit(".", 1)[-1].replace("_", "")
+
+
+_WRITING = re.compile(
+    r"inplace|assign|setitem|scatter|copy|index_?put|set_|\w+_$|i(add|sub|mul|truediv|floordiv|mod|pow|matmul|and|or|xor)$"
+)
+
+
+def may_write(name: str) -> bool:
+    """Whether an operation may write into what it is given, to go by its name."""
+    return _WRITING.match(name) is not None
 
 
 def row(name: str) -> Optional[Row]:

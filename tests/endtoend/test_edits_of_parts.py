@@ -58,6 +58,16 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.attention, self.experts, self.camera = Attention(), Experts(), Camera()
+        self.register_buffer("weights", torch.linspace(0.5, 1.0, 6), persistent=False)
+
+    def blended(self, x):
+        total, count = torch.zeros(3, 9), torch.zeros(3, 9)
+        for start in (0, 2, 3):
+            part = x[:, start].softmax(-1)
+            total[:, start : start + 6] += self.weights * part
+            count[:, start : start + 6] += self.weights
+        blended = total / count
+        return blended
 
     def forward(self, x, valid, turn, shift):
         seen = torch.ones(7, 7, dtype=torch.bool).tril() & valid[:, None]
@@ -65,7 +75,7 @@ class Net(nn.Module):
         x = x + self.attention(x, mask)
         points = (x[..., :3] - shift[:, None]) @ turn
         numbers = torch.cat([turn, shift.unsqueeze(-1)], dim=-1)
-        return self.experts(x) + self.camera(numbers.reshape(3, 12))[:, None], points
+        return self.experts(x) + self.camera(numbers.reshape(3, 12))[:, None], points, self.blended(x)
 
 
 def build():
@@ -103,6 +113,17 @@ MISTAKES = {
     "rotation before shift in one row": (
         "torch.cat([turn, shift.unsqueeze(-1)], dim=-1)",
         "torch.cat([turn.reshape(3, 9), shift.reshape(3, 3)], dim=-1)",
+    ),
+    "a plain count of windows": ("+= self.weights\n        blended", "+= 1.0\n        blended"),
+    "blended before they are shares": (
+        "            part = x[:, start].softmax(-1)\n"
+        "            total[:, start : start + 6] += self.weights * part\n"
+        "            count[:, start : start + 6] += self.weights\n"
+        "        blended = total / count\n",
+        "            part = x[:, start]\n"
+        "            total[:, start : start + 6] += self.weights * part\n"
+        "            count[:, start : start + 6] += self.weights\n"
+        "        blended = (total / count).softmax(-1)\n",
     ),
     "turned before it is shifted": (
         "points = (x[..., :3] - shift[:, None]) @ turn",

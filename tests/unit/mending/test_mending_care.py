@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aligner.mending.care import Care, HarmfulError
+from aligner.mending.care import Care, HarmfulError, Tables
 from aligner.registry import load
 from aligner.values import Values
 
@@ -60,3 +60,15 @@ def test_values_without_elements_are_run_where_the_code_has_them_anyway():
 )
 def test_the_rest_is_run(word, args):
     assert Care(VALUES, empty=False).run(word, None, args, {}, lambda: 7) == 7
+
+
+def test_what_layers_keep_is_not_written_into_but_where_the_code_does_so_anyway():
+    table, cache = torch.zeros(4), torch.zeros(4)
+    tables = Tables({id(table), id(cache)})
+    Care(VALUES, empty=False, trusts=True, tables=tables).run("setitem", None, (cache, 0, 1.0), {}, lambda: None)
+    care = Care(VALUES, empty=False, tables=tables)
+    assert care.run("setitem", None, (cache, 1, 1.0), {}, lambda: 7) == 7
+    assert care.run("add", None, (table, 1.0), {}, lambda: 7) == 7
+    for word in ("setitem", "iadd", "mul_"):
+        with pytest.raises(HarmfulError):
+            care.run(word, None, (table, 1.0), {}, lambda: pytest.fail("it ran"))

@@ -1,0 +1,42 @@
+"""Masks of true and false: which of the two hides, the layer that is given it knows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from aligner.adapter import Adapter
+from aligner.compare.checks import Check
+from aligner.compare.net import is_input
+from aligner.dump.reader import Dump
+from aligner.replay.alone import Alone
+
+LARGE = 1 << 26
+"""Elements of a layer's parameters: a larger one is not copied to see how it reads a mask."""
+
+WRONG = 1e-3
+"""What a layer is off by, at least, that reads a mask the other way round."""
+
+
+def read_otherwise(checks: Sequence[Check], adapter: Adapter, port: Dump, alone: Alone) -> list[Check]:
+    """The checks; of a wrong mask whose layer makes something wrong of the reference's, and is right with true for
+    false in it, what the layer makes tells whether an edit is right. So it is where others are given the same.
+    """
+    entries = alone.plan.entries
+    turned = {entries[one.port].content for one in checks if _is_turned(one, adapter, port, alone)}
+    given = {port for port, entry in entries.items() if turned and is_input(port.slot) and entry.content in turned}
+    return [replace(one, by_effect=True) if one.port in given and one.suspicious else one for one in checks]
+
+
+def _is_turned(check: Check, adapter: Adapter, port: Dump, alone: Alone) -> bool:
+    own, wanted = port.find(check.port), alone.plan.entries.get(check.port)
+    asked = check.fails and check.where == "glue" and is_input(check.port.slot) and not check.by_effect
+    if not asked or own is None or wanted is None or {own.dtype, wanted.dtype} != {"bool"}:
+        return False
+    try:
+        if alone.size(check.port.layer) > LARGE or alone.error(check) <= WRONG:
+            return False
+        turned = adapter.from_numpy(~wanted.raw().astype(bool), "bool")
+        return alone.error(check, others={check.port.slot: turned}) <= WRONG
+    except Exception:  # a layer that cannot be copied, or not run by itself: then the values tell
+        return False

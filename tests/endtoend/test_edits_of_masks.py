@@ -1,0 +1,68 @@
+"""A mask of true and false that the port's layers read the other way round than the reference's."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.endtoend.test_edits_of_ports import _here, answer, is_right_with_the_patch, ported  # noqa: E402, F401
+
+NET = """
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.key, self.value = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x, mask):
+        scores = self.key(x) @ x.transpose(-1, -2)
+        scores = scores.masked_fill(mask, -1000.0)
+        return x + scores.softmax(-1) @ self.value(x)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Attention() for _ in range(3))
+
+    def forward(self, x):
+        part = torch.arange(8) // 2
+        back = part[:, None] - part
+        mask = (back < 0) | (back > 2)
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x
+
+
+def build():
+    torch.manual_seed(7)
+    return Net().eval(), torch.randn(2, 8, 6)
+"""
+FORM = ("scores.masked_fill(mask, -1000.0)", "torch.where(mask, scores, torch.tensor(-1000.0))")
+SAID = "(back < 0) | (back > 2)"
+RIGHT = "(back >= 0) & (back <= 2)"
+MISTAKES = ("(back >= 0) & (back < 2)", "(back > 0) & (back <= 2)", "(back >= 0) & (back <= 1)")
+
+
+def test_the_port_is_right(tmp_path, capsys):
+    ported(tmp_path, NET, [FORM, (SAID, RIGHT)])
+    assert answer(tmp_path, capsys)["outcome"] == "aligned"
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_patch_has_the_mask_as_the_port_reads_it(tmp_path, capsys, mistake):
+    ported(tmp_path, NET, [FORM, (SAID, mistake)])
+    found = answer(tmp_path, capsys)
+    assert found["origins"][0]["edit"]["confirmed"]
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
+def test_a_mask_that_is_turned_round_by_mistake_is_turned_back(tmp_path, capsys):
+    ported(tmp_path, NET, [(SAID, RIGHT)])
+    found = answer(tmp_path, capsys)
+    assert found["origins"][0]["edit"]["confirmed"]
+    assert is_right_with_the_patch(tmp_path, capsys)
