@@ -280,7 +280,7 @@ class Alone:
         return tuple(filled), dict(kwargs)
 
     def _argument(self, call: Call, slot: str, dtype: Optional[str], axes: Optional[tuple[int, ...]] = None) -> object:
-        """The reference's value in the port's form, with a layer's axes in this order; the port's own where it has none."""
+        """The reference's value in the port's form, with its axes in this order; the port's own where it has none."""
         address = Key(call.step, Phase.FORWARD, call.layer, call.number, slot)
         own = self._port.find(address)
         wanted = self.plan.entries.get(address)
