@@ -67,6 +67,9 @@ class Check:
     by_effect: bool = False
     """An argument whose form may be the port's own: what its layer makes of it tells whether it is right. No dump has
     this."""
+    passed_on: Optional[Key] = None
+    """The reference's record of an argument that the port's code hands this result on as, where that is another value
+    than the reference's result: the port's layer ends elsewhere. No dump has this."""
 
     @property
     def ratio(self) -> float:

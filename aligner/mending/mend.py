@@ -20,6 +20,7 @@ from aligner.adapter import Adapter
 from aligner.compare.checks import LIMIT, OTHER_BORDER, Check
 from aligner.compare.net import CallId, is_input
 from aligner.dtypes import DTYPES
+from aligner.mending.attributes import Instances
 from aligner.mending.events import Story
 from aligner.mending.ground import Ground
 from aligner.mending.hunks import hunks, rebuilt, sizes
@@ -92,7 +93,7 @@ class Mending:
         self._stepping = Stepping(adapter, ground, reference, self._theirs, self._goes_on)
         self._progress, self._trials = progress, 0
         self._sources = Sources({})
-        self._others = Others(self._running, self._groups)
+        self._others, self._instances = Others(self._running, self._groups), Instances(adapter, model)
         self._proved: list[tuple[Group, Mended]] = []
         self._until = time.monotonic() + seconds
         self.failed: Optional[Exception] = None
@@ -132,7 +133,7 @@ class Mending:
     def mended(self) -> Sequence[Mended]:
         """What came of each wrong call, in the order of the run."""
         in_vain: set[type] = set()
-        found: list[Mended] = []
+        found, made = list[Mended](), list[tuple[Group, Mended]]()
         with self._running.installed():
             for group in self._groups:
                 kind = group.kind
@@ -143,6 +144,7 @@ class Mending:
                 try:
                     for one in self._of(group, kind not in in_vain):
                         found.append(one)
+                        made += [(group, one)] if one.proved and one.edits else []
                         if one.proved and not one.broken:
                             self._proved.append((group, one))
                         if one.right or (not one.proved and (one.trials or one.framework is None)):
@@ -151,10 +153,16 @@ class Mending:
                     continue
                 except Exception as error:  # a mistake of ours; what is found of others stands
                     self.failed = self.failed or error
-            for group, one in self._proved:
-                if one.edits:
-                    one.broken = [*one.broken, *self._others.left(group, one.check.port, self._sources)]
+            for group, one in made:
+                self._instances.build_otherwise(one, partial(self._alike, group, one))
+            for group, one in ((group, one) for group, one in self._proved if one.edits):
+                one.broken = [*one.broken, *self._others.left(group, one.check.port, self._sources)]
         return found
+
+    def _alike(self, group: Group, one: Mended) -> set[str]:
+        """Layers of its class that its edits put right."""
+        sources, same = rebuilt(one.edits), (each for each in self._groups if each.kind is group.kind and each.fails)
+        return {each.call.layer for each in same if sources is not None and self._puts_right(each, sources)}
 
     def _goes_on(self, layer: str) -> bool:
         """Whether there is time for one more trial; says how many there were."""

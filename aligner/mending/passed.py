@@ -11,7 +11,8 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Callable, NamedTuple, Optional
 
@@ -30,6 +31,9 @@ LARGE = 1 << 22
 
 MOST = 512
 """Calls of a port's classes and functions that are made again."""
+
+FEW = 8
+"""Values of others of a class that are tried in its call."""
 
 Change = Mapping[str, Attribute]
 
@@ -102,16 +106,48 @@ class Making:
                 bound = inspect.signature(made).bind_partial()
                 bound.arguments.update(given)
                 layer = made(*bound.args, **bound.kwargs)
-            has = self._adapter.spec(dict(self._adapter.layers(layer))[found.below]).attributes
+            inner = dict(self._adapter.layers(layer))
+            has = self._adapter.spec(inner[found.below]).attributes
+            if any(self._is_other(found.maker.layer, path, one) for path, one in inner.items() if path != found.below):
+                return False
         except Exception:  # the user's constructor may raise whatever it likes
             return False
         return {*has} == {*wanted} and all(same(has[n], v) and type(has[n]) is type(v) for n, v in wanted.items())
 
+    def _is_other(self, outer: str, path: str, made: object) -> bool:
+        """Whether a layer beside the one that is asked for would be built otherwise, too; those around it say so."""
+        known = self._layers.get(".".join(filter(None, (outer, path))))
+        specs = [self._adapter.spec(one) for one in (known, made) if one is not None]
+        return len(specs) < len((known, made)) or specs[0].kind != specs[1].kind
+
     def _arguments(self, path: str, maker: Maker, change: Change) -> Iterator[tuple[str, Attribute]]:
         for parameter in maker.parameters:
-            for value in values(change):
+            for value in [*values(change), *_others(maker, parameter, self._layers.values())]:
                 if self.makes(Passed(maker, parameter, value, _inside(path, maker.layer)), value, change):
                     yield parameter, value
+
+
+def _others(maker: Maker, parameter: str, layers: Iterable[Any]) -> list[Attribute]:
+    """What others of the same class were given for this parameter, and the words that its constructor knows."""
+    found: dict[tuple[type, object], Attribute] = {}
+    if isinstance(maker.given.get(parameter), str):
+        found.update({(str, word): word for word in _words(maker.made) if word != maker.given[parameter]})
+    for layer in layers:
+        known = constructing.given(layer) if type(layer) is maker.made else None
+        with suppress(TypeError, ValueError):
+            signature = inspect.signature(maker.made)
+            value = signature.bind(*known[0], **known[1]).arguments.get(parameter) if known is not None else None
+            if isinstance(value, (bool, int, float, str)) and value != maker.given.get(parameter):
+                found.setdefault((type(value), value), value)
+    return [*found.values()][:FEW]
+
+
+def _words(made: Any) -> Iterator[str]:
+    with suppress(OSError, TypeError, SyntaxError):
+        code = inspect.getsource(made.__init__ if inspect.isclass(made) else made)
+        for node in ast.walk(ast.parse(textwrap.dedent(code))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isprintable():
+                yield node.value
 
 
 def _told(given: Mapping[str, Any]) -> tuple[tuple[str, object], ...]:

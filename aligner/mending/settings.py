@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import permutations
 from typing import Any, NamedTuple, Optional
@@ -77,6 +77,15 @@ class Settings:
             return self._given(path, aim, changes, for_all=False)
         return self._made(path, built, text, aim, wanted, changes)
 
+    def given(self, path: str, change: Mapping[str, Attribute], alike: Set[str]) -> Optional[Written]:
+        """A layer of the user's with other attributes, by what the call that builds it is given; `alike` are those that
+        are to have the same. None if that is not right for all that it builds.
+        """
+        if path not in self._layers or not is_own(self._adapter, self._layers[path]):
+            return None
+        aim = LayerSpec("", change)
+        return self._given(path, aim, lambda other: change if other in alike else None, for_all=True)
+
     def uncast(self, path: str) -> Optional[Written]:
         """The call that has the layer, or one that it is in, compute in a shorter type, taken out of the text."""
         names = path.split(".")
@@ -113,7 +122,7 @@ class Settings:
 
     def _argument(self, found: Passed, change: Mapping[str, Attribute]) -> Optional[str]:
         """What an argument is to be for a layer that is to be set so."""
-        right = (one for one in values(change) if self._making.makes(found, one, change))
+        right = (one for one in (found.value, *values(change)) if self._making.makes(found, one, change))
         return next((literal(found.parameter, one) for one in right), None)
 
     def _taken(self, place: sites.Place, edits: Sequence[Edit], broken: Sequence[str]) -> Optional[Written]:

@@ -98,7 +98,8 @@ class Alone:
 
     def off(self, check: Check, tensor: object) -> float:
         """How far a value is off that was made at a check's place, as the forced pass tells it."""
-        entry = self._reference.find(check.against) if check.against is not None else self.plan.entries.get(check.port)
+        border = check.passed_on or check.against
+        entry = self._reference.find(border) if border is not None else self.plan.entries.get(check.port)
         entry = entry or self._reference.find(check.key) or self.plan.entries.get(check.port)
         if entry is None:
             raise LookupError(check.port.slot)

@@ -33,6 +33,7 @@ from aligner.mending.settings import Settings
 from aligner.record import Array, Key, Note, Phase
 from aligner.replay import coordinates
 from aligner.replay.alone import Alone
+from aligner.replay.ends import passed_on
 from aligner.replay.forced import ForcedPass
 from aligner.replay.frames import Plan
 from aligner.replay.hearing import followed, heard
@@ -318,7 +319,7 @@ def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink
         try:
             alone = _lonely(subject, port, plan)
             with as_it_was(adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
-                checks = read_otherwise(checks, adapter, port, alone)
+                checks = passed_on(read_otherwise(checks, adapter, port, alone), port, plan)
             mending = Mending(
                 adapter,
                 subject.model,

@@ -61,6 +61,8 @@ class Rewriting:
 
         def changes(other: str) -> Optional[Mapping[str, Attribute]]:
             spec = self._spec(self._alone.plan.layers.get(other, ""))
+            if spec == ours:
+                return suspect.change  # as above
             known = {} if spec is None else spec.attributes
             return {n: known[n] for n in suspect.change} if set(suspect.change) <= set(known) else None
 

@@ -275,3 +275,66 @@ def test_the_report_shows_the_line_between_the_reason_and_its_proof(tmp_path, ca
     order = ["eps is 1e-05", "port.py:18", "nn.BatchNorm2d(width, eps=0.01)", "confirmed"]
     assert [word for word in order if word not in text.replace("\u00a0", " ")] == []
     assert sorted(order, key=text.replace("\u00a0", " ").index) == order
+
+
+KINDS = """
+import torch
+from torch import nn
+
+
+class Act(nn.Module):
+    def __init__(self, kind, keep=1.0):
+        super().__init__()
+        self.shift, self.offset = {"left": (4.0, 0.035), "right": (1.0, 0.3)}[kind]
+        self.keep = keep
+
+    def forward(self, x):
+        return self.keep * nn.functional.softplus(x - self.shift) - 0.08 * x - self.offset
+
+
+class Unit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line, self.act = nn.Linear(6, 6), Act("left")
+
+    def forward(self, x):
+        return self.act(self.line(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.act, self.last = Unit(), Act("right"), Unit()
+        self.kept = Act("right", keep=0.5)
+
+    def forward(self, x):
+        return self.kept(self.last(self.act(self.first(x))))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), torch.randn(5, 6)
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line"),
+    [
+        ('Act("left")', 'Act("right")', "nn.Linear(6, 6), Act('left')"),
+        ('Act("right", keep=0.5)', 'Act("right", keep=0.25)', 'Act("right", keep=0.5)'),
+        ('Act("right", keep=0.5)', 'Act("right")', 'Act("right", keep=0.5)'),
+    ],
+)
+def test_a_layer_of_the_users_is_built_otherwise_where_its_class_is_right_for_others(
+    tmp_path, capsys, right, wrong, line
+):
+    """The reference's class knows nothing of these attributes."""
+    reference = KINDS.replace("self.shift", "self.a").replace("self.offset", "self.b").replace("self.keep", "self.c")
+    ported(tmp_path, KINDS, [(right, wrong)])
+    (tmp_path / "ref.py").write_text(reference)
+    found = answer(tmp_path, capsys)
+    edit = found["origins"][0]["edit"]
+    assert edit["confirmed"]
+    assert not edit["only_here"]
+    assert line in edit["lines"][0]["after"]
+    assert is_right_with_the_patch(tmp_path, capsys)
