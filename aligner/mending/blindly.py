@@ -27,6 +27,7 @@ from aligner.mending.options import reduced, switched
 from aligner.mending.regrouped import moved_in, regrouped, unturned
 from aligner.mending.results import kept
 from aligner.mending.search import FAR, Search
+from aligner.mending.slips import accumulated, chained, offset, own_names
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.texts import Texts
 from aligner.mending.variations import (
@@ -78,8 +79,9 @@ STEPS, EACH = 40, 5
 COUNTED, COUNT = 40, 3.0
 """Numbers of a function that are made one more or less, signs that are made others, and what it costs."""
 
-UNREAD, NUMBERED = 1.5, 5.0
-"""What it costs to read a variable that nobody reads, and to take a number with what a step is given."""
+UNREAD, NUMBERED, CHAINED = 1.5, 5.0, 4.5
+"""What it costs to read a variable that nobody reads, to take a number with what a step is given, and to take two steps
+in the other order."""
 
 SCALED = 96
 """Ways to take a number times another one that is a size."""
@@ -284,55 +286,42 @@ class Blindly:
             if anchor.event.site is not None:
                 lines.setdefault(anchor.event.site.file, []).append(anchor.event.site.line)
         turned = (edits for file, some in lines.items() for edits in exchanged(self._sources, file, {*some}))
-        for late, edits in enumerate(itertools.islice(turned, MOVED)):
-            yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
+        yield from _tried(turned, MOVED, EXCHANGE, 0.1, EXCHANGED)
         places = [*dict.fromkeys((file, line) for file, some in lines.items() for line in some)][:LINES]
         words = (edits for file, line in places for edits in swapped(self._sources, file, line))
-        sites = self._sites()[:FUNCTIONS]
-        for late, edits in enumerate(itertools.islice(words, SWAPPED)):
-            yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
+        yield from _tried(words, SWAPPED, EXCHANGE, 0.05, EXCHANGED)
         for way in (drawn_out, drawn_in, gathered, turned_out, moved):
             found = (edits for file, line in places for edits in way(self._sources, file, line))
-            for late, edits in enumerate(itertools.islice(found, MOVED)):
-                yield Candidate(EXCHANGE + 0.05 * late, edits, MISSING, (), 9)
-        for site in sites:
+            yield from _tried(found, MOVED, EXCHANGE, 0.05, MISSING)
+        for site in self._sites()[:FUNCTIONS]:
+            at = self._sources, site.file, site.line
             around = statements(self._sources.text(site.file), site.line)
             near = [one.lineno for one in around if (site.file, one.lineno) not in places]
             words = (edits for line in near for edits in swapped(self._sources, site.file, line))
-            for late, edits in enumerate(itertools.islice(words, COUNTED)):
-                yield Candidate(COUNT + 0.05 * late, edits, EXCHANGED, (), 9)
-            for late, edits in enumerate(itertools.islice(renamed(self._sources, site.file, site.line), MOVED)):
-                yield Candidate(EXCHANGE + 0.1 * late, edits, EXCHANGED, (), 9)
-            for late, edits in enumerate(itertools.islice(repeated(self._sources, site.file, site.line), MOVED)):
-                yield Candidate(EXCHANGE + 0.1 * late, edits, MISSING, (), 9)
+            yield from _tried(words, COUNTED, COUNT, 0.05, EXCHANGED)
+            yield from _tried(renamed(*at), MOVED, EXCHANGE, 0.1, EXCHANGED)
+            yield from _tried(repeated(*at), MOVED, EXCHANGE, 0.1, MISSING)
             for split in (unturned, spread, paired, regrouped, grouped):
-                for late, edits in enumerate(itertools.islice(split(self._sources, site.file, site.line), SWAPPED)):
-                    yield Candidate(EXCHANGE + 0.05 * late, edits, EXCHANGED, (), 9)
-            for late, edits in enumerate(itertools.islice(kept(self._sources, site.file, site.line), SWAPPED)):
-                yield Candidate(EXCHANGE + 0.05 * late, edits, OTHER, (), 9)
-            others = _alike(self._owners.get(site))
-            for late, edits in enumerate(
-                itertools.islice(renamed_own(self._sources, site.file, site.line, others), MOVED)
-            ):
-                yield Candidate(EXCHANGE + 0.1 * late, edits, OTHER, (), 9)
-            for late, edits in enumerate(itertools.islice(counted(self._sources, site.file, site.line), COUNTED)):
-                yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
-            for way in (switched, reduced, resized, sliced, rounded, dropped, set_up, chosen, carried):
-                for late, edits in enumerate(itertools.islice(way(self._sources, site.file, site.line), COUNTED)):
-                    yield Candidate(COUNT + 0.05 * late, edits, ARGUMENT, (), 9)
-            for late, edits in enumerate(itertools.islice(unread(self._sources, site.file, site.line), COUNTED)):
-                yield Candidate(UNREAD + 0.05 * late, edits, OTHER, (), 9)
-            factors = scaled(self._sources, site.file, site.line, self._whole(site))
-            for late, edits in enumerate(itertools.islice(factors, SCALED)):
-                yield Candidate(COUNT + 0.02 * late, edits, ARGUMENT, (), 9)
-            numbers = valued(self._sources, site.file, site.line, self._matching.numbers)
-            for late, edits in enumerate(itertools.islice(numbers, MOVED)):
-                yield Candidate(COUNT + 0.1 * late, edits, ARGUMENT, (), 9)
-            plain = reordered(self._sources, site.file, site.line, self._matching.numbers)
-            for late, edits in enumerate(itertools.islice(plain, CONSTANTS)):
-                yield Candidate(EXCHANGE + 0.05 * late, edits, ARGUMENT, (), 9)
-            for late, edits in enumerate(itertools.islice(operated(self._sources, site.file, site.line), COUNTED)):
-                yield Candidate(COUNT + 0.05 * late, edits, OTHER, (), 9)
+                yield from _tried(split(*at), SWAPPED, EXCHANGE, 0.05, EXCHANGED)
+            yield from _tried(kept(*at), SWAPPED, EXCHANGE, 0.05, OTHER)
+            yield from _tried(renamed_own(*at, _alike(self._owners.get(site))), MOVED, EXCHANGE, 0.1, OTHER)
+            ways = (counted, switched, reduced, resized, sliced, rounded, dropped, set_up, chosen, carried, accumulated)
+            for way in ways:
+                yield from _tried(way(*at), COUNTED, COUNT, 0.05, ARGUMENT)
+            for way, cost in ((unread, UNREAD), (offset, UNREAD), (chained, CHAINED)):
+                yield from _tried(way(*at), COUNTED, cost, 0.05, OTHER)
+            yield from _tried(own_names(*at, self._of_both(site)), COUNTED, UNREAD, 0.05, OTHER)
+            yield from _tried(scaled(*at, self._whole(site)), SCALED, COUNT, 0.02, ARGUMENT)
+            yield from _tried(valued(*at, self._matching.numbers), MOVED, COUNT, 0.1, ARGUMENT)
+            yield from _tried(reordered(*at, self._matching.numbers), CONSTANTS, EXCHANGE, 0.05, ARGUMENT)
+            yield from _tried(operated(*at), COUNTED, COUNT, 0.05, OTHER)
+
+    def _of_both(self, site: Site) -> set[str]:
+        """What both the layer and its code there have under one name, each another thing."""
+        owner = self._owners.get(site)
+        local = next((event.names for event in self._matching.heard if event.site == site), {})
+        own = {name: one for name, one in local.items() if not name.startswith("_") and hasattr(owner, name)}
+        return {name for name, one in own.items() if not _is_same(one, getattr(owner, name))}
 
     def _whole(self, site: Site) -> list[str]:
         """What the code calls its whole numbers there, those of the layer first."""
@@ -375,6 +364,18 @@ class Blindly:
                 edit = self._search.edit(event, node, text)
                 if edit is not None:
                     yield edit
+
+
+def _tried(found: Iterable[tuple[Edit, ...]], most: int, cost: float, more: float, why: str) -> Iterator[Candidate]:
+    """So many of these, each a little dearer than the one before."""
+    for late, edits in enumerate(itertools.islice(found, most)):
+        yield Candidate(cost + more * late, edits, why, (), 9)
+
+
+def _is_same(one: object, other: object) -> bool:
+    plain = (bool, int, float, str, tuple, list, type(None))
+    both = isinstance(one, plain) and isinstance(other, plain)
+    return one is other or (both and str(one).strip("()[]") == str(other).strip("()[]"))
 
 
 def _is_factor(value: object) -> bool:

@@ -136,6 +136,7 @@ def _otherwise(part: ast.expr) -> Iterator[str]:
         yield from (f"{numbers[0] + by}:{numbers[1] + by}{step}" for by in (1, -1))
         return
     if part.lower is not None and part.upper is not None:
+        yield from [f"{_on(part.lower, 1)}:{step}"] if ends[1] == "-1" else []
         yield from (f"{_on(part.lower, by)}:{_on(part.upper, by)}{step}" for by in (-1, 1))
         yield from (f":{ends[1]}{step}", f"{ends[0]}:{step}")
     for end, said, form in zip((part.lower, part.upper), ends, ("{}:", ":{}")):
@@ -146,6 +147,8 @@ def _otherwise(part: ast.expr) -> Iterator[str]:
             yield f":-{said}{step}"
         elif form == ":{}" and isinstance(end, ast.UnaryOp) and isinstance(end.op, ast.USub):
             yield f"{ast.unparse(end.operand)}:{step}"
+        if form == "{}:":
+            yield f"{_on(end, -1)}:-1{step}"
         if not isinstance(end, ast.Constant):
             yield from (form.format(f"{said} {sign} 1") + step for sign in "+-")
 
