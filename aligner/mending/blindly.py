@@ -92,8 +92,8 @@ CONSTANTS = 24
 LARGEST = 4096
 """Larger numbers are no sizes that another is divided by."""
 
-FUNCTIONS = 3
-"""Functions that are written in other ways."""
+FUNCTIONS, PLAIN = 3, (bool, int, float, str, tuple, list, type(None))
+"""Functions that are written in other ways; values that are told from others by what they are."""
 
 BLIND = ("relu", "gelu", "sigmoid", "tanh", "silu", "sqrt", "exp", "abs", "log", "square")
 """What is tried around a wrong value where the reference does several steps in one."""
@@ -373,8 +373,7 @@ def _tried(found: Iterable[tuple[Edit, ...]], most: int, cost: float, more: floa
 
 
 def _is_same(one: object, other: object) -> bool:
-    plain = (bool, int, float, str, tuple, list, type(None))
-    both = isinstance(one, plain) and isinstance(other, plain)
+    both = isinstance(one, PLAIN) and isinstance(other, PLAIN)
     return one is other or (both and str(one).strip("()[]") == str(other).strip("()[]"))
 
 
