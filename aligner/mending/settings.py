@@ -162,12 +162,12 @@ class Settings:
     ) -> tuple[Sequence[Edit], list[str]]:
         """The call with these settings, and the others that it builds for which they are not right."""
         kind, broken = type(self._layers[path]), list[str]()
-        said = _keywords(text, kind.__name__)
+        said = _keywords(text)
         if said is None:
             return (), broken
         asks = {path: said}
         for other, its in others.items():
-            keywords = None if its is None else _keywords(its, "")
+            keywords = None if its is None else _keywords(its)
             if keywords == {"pad_mode": "'valid'"} and "padding" in said:
                 keywords = {**said, "padding": "0"}
             if keywords is None or {*keywords} != {*said}:
@@ -183,14 +183,14 @@ class Settings:
 
     def _around(self, path: str, built: sites.Built, call: ast.Call, text: str, wanted: Wanted) -> Optional[Written]:
         """The same where a function of the user's is given what the call hands on: `linear(a, b, bias=True)`."""
-        said = _keywords(text, type(self._layers[path]).__name__) or {}
+        said = _keywords(text) or {}
         nodes = _given(call, type(self._layers[path]))
         outer = sites.call(built.around, built.helper) if built.around is not None else None
         names = {name: node.id for name in said if isinstance(node := nodes.get(name), ast.Name)}
         if outer is None or built.around is None or {*names} != {*said} or not {*names.values()} <= {*built.parameters}:
             return None
         beside = [other for other in self._layers if other != path and _from(self._layers[other]) == built.around]
-        broken = [o for o in beside if (its := wanted(o)) is None or _keywords(its, "") != said]
+        broken = [o for o in beside if (its := wanted(o)) is None or _keywords(its) != said]
         method = isinstance(outer.func, ast.Attribute) and built.parameters[:1] in (("self",), ("cls",))
         parameters = built.parameters[method:]
         edits = _written(built.around.file, outer, parameters, {names[name]: value for name, value in said.items()})
@@ -264,11 +264,11 @@ def _all(edits: Mapping[sites.Place, Sequence[Edit]]) -> list[Edit]:
     return [edit for some in edits.values() for edit in some]
 
 
-def _keywords(text: str, name: str) -> Optional[dict[str, str]]:
-    """What a call says by keywords; None if it is one of another class than `name`, or says more than plain values."""
+def _keywords(text: str) -> Optional[dict[str, str]]:
+    """What a call says by keywords, whichever class of the kind it names; None if that is more than plain values."""
     with suppress(SyntaxError, ValueError):
         call = ast.parse(text, mode="eval").body
-        if isinstance(call, ast.Call) and (not name or ast.unparse(call.func).rpartition(".")[2] == name):
+        if isinstance(call, ast.Call):
             said = {one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg is not None}
             return {name: repr(_single(name, value)) for name, value in said.items()} or None
     return None

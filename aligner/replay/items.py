@@ -24,6 +24,10 @@ MEANINGS = {
 """What people call parameters in classes of their own; an attention's one projection is like a Linear's."""
 
 
+STATISTICS = frozenset({"running_mean", "running_var"})
+"""What a norm has seen in training; one that takes each batch's own has none."""
+
+
 class Slot(NamedTuple):
     """A parameter's place on one side."""
 

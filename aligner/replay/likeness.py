@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from aligner.replay import blocks
-from aligner.replay.items import Item, Match, without
+from aligner.replay.items import STATISTICS, Item, Match, without
 
 Signature = Callable[[Sequence[Item]], tuple[object, ...]]
 """What layers must have in common to be alike."""
@@ -36,9 +36,16 @@ def _singles(reference: Sequence[Item], port: Sequence[Item], known: Sequence[Ma
         for rows in (blocks.rows(reference, port, known), _rows(reference, port)):
             free = [{i.slot for i in side if biases or not _is_bias(i)} for side in without(reference, port, matches)]
             for row in rows:
-                ours, theirs = ([[item] for item in side if item.slot in slots] for side, slots in zip(row, free))
+                sides = [[item for item in side if item.slot in slots] for side, slots in zip(row, free)]
+                ours, theirs = ([[item] for item in side] for side in _without_statistics(sides))
                 matches += [Match(a[0], b[0], "structure", sure * 0.8) for a, b, sure in _in_order(ours, theirs)]
     return matches
+
+
+def _without_statistics(sides: Sequence[list[Item]]) -> Sequence[list[Item]]:
+    """Where one side lacks a norm's statistics, what is left are not those."""
+    learnt = [[item for item in side if item.role not in STATISTICS] for side in sides]
+    return learnt if len(sides[0]) != len(sides[1]) and len(learnt[0]) == len(learnt[1]) else sides
 
 
 def _is_bias(item: Item) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from aligner.replay import fused
-from aligner.replay.items import Item, Match
+from aligner.replay.items import STATISTICS, Item, Match
 from aligner.replay.likeness import ratio
 
 MOST = 400_000
@@ -106,8 +106,9 @@ class _Fitting:
         one, other = ours[i], theirs[j]
         cost = self._alike.get((one.like, other.like))
         if cost is None:
-            fits = one.needed.items() <= other.shapes.items() and other.needed.items() <= one.shapes.items()
-            cost = OTHER_KIND * (one.kind != other.kind) + OTHER_ROLES * (one.called != other.called)
+            lacking = [*(one.needed.items() - other.shapes.items()), *(other.needed.items() - one.shapes.items())]
+            fits = all(role in STATISTICS for role, _ in lacking)  # a norm may take each batch's own
+            cost = OTHER_KIND * (one.kind != other.kind) + OTHER_ROLES * (one.called != other.called) + len(lacking)
             self._alike[one.like, other.like] = cost = cost if fits else math.inf
         if cost < math.inf:
             yield (1, 1), cost + OTHER_NAME * (1.0 - _likeness(one.name, other.name))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from aligner.record import display
 from aligner.replay import fused
-from aligner.replay.items import Item, Match, Slot, with_meanings, without
+from aligner.replay.items import STATISTICS, Item, Match, Slot, with_meanings, without
 from aligner.replay.likeness import by_structure
 from aligner.replay.naming import by_name, check_renames
 from aligner.replay.reshaping import Form, Sides, forms
@@ -96,8 +96,17 @@ class Transfer:
 
     @property
     def failing(self) -> tuple[list[Item], list[Item]]:
-        """What is left over and must not be."""
-        return [item for item in self.left_reference if item.required], [i for i in self.left_port if i.required]
+        """What is left over and must not be. A norm that takes each batch's own statistics needs none: that is a
+        setting, and what is wrong with it is told of what it makes.
+        """
+        layers = {match.reference.slot.layer: match.port.slot.layer for match in self.matches}
+        taking = {i.slot.layer for i in (*self.left_port, *(m.port for m in self.matches)) if i.role in STATISTICS}
+        ours = [item for item in self.left_reference if item.required]
+        idle = {layer for layer, other in layers.items() if other not in taking}
+        return (
+            [item for item in ours if item.role not in STATISTICS or item.slot.layer not in idle],
+            [item for item in self.left_port if item.required],
+        )
 
 
 def plan(
@@ -188,7 +197,7 @@ def _planned(
 
 def _quality(matches: Sequence[Match], rank: _Ranks) -> tuple[int, float, float]:
     """More matches first, then fewer crossings among alike parameters, more layers that are called the same, and fewer
-    that are torn from others; then surer ones."""
+    that are torn from others, and statistics for what is learnt; then surer ones."""
     rows: dict[tuple[object, ...], list[int]] = {}
     for match in sorted(matches, key=lambda match: rank[0][match.reference.slot]):
         one = match.reference
@@ -197,7 +206,8 @@ def _quality(matches: Sequence[Match], rank: _Ranks) -> tuple[int, float, float]
     called = {(match.reference.place, match.port.place) for match in matches}
     alike = sum(1 for one, other in called if _word(one) == _word(other))
     torn = _strays(called) + _strays((other, one) for one, other in called)
-    return len(matches), alike - crossings - TORN * torn, sum(match.confidence for match in matches)
+    odd = sum(1 for match in matches if (match.reference.role in STATISTICS) != (match.port.role in STATISTICS))
+    return len(matches), alike - crossings - TORN * torn - odd, sum(match.confidence for match in matches)
 
 
 def _strays(called: Iterable[tuple[str, str]]) -> int:

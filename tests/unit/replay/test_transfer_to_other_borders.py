@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from aligner.replay.items import Item, Slot
 from aligner.replay.transfer import plan
 from tests.unit.replay import recut
 from tests.unit.replay.recut import linear, norm
@@ -85,3 +86,23 @@ def test_all_parameters_are_found(net, seed):
     assert _found(plan(ours, theirs, {})) == recut.truth(port)
     turned = {(one, rows, other, own) for other, own, one, rows in recut.truth(port)}
     assert _found(plan(theirs, ours, {})) == turned
+
+
+def _layer(path, kind, *roles):
+    return [Item(Slot(path, role), (8,), f"{path}.{role}", kind, True) for role in roles]
+
+
+def test_a_norm_that_takes_the_batchs_own_statistics_takes_nobody_elses_values():
+    """Those that are left are no scales of the same size; and none has to be there."""
+    reference, port = [], []
+    for number in range(3):
+        reference += _layer(f"layers.{number}.norm", "BatchNorm", "weight", "bias", "running_mean", "running_var")
+        reference += _layer(f"layers.{number}.middle", "Bypass", "bypass_scale")
+        reference += _layer(f"layers.{number}.end", "Bypass", "bypass_scale")
+        port += _layer(f"stack.{number}.norm", "BatchNorm", "weight", "bias")
+        port += _layer(f"stack.{number}", "Layer", "middle_scale", "scale")
+    found = plan(reference, port, {})
+    assert found.failing == ([], [])
+    assert {item.role for item in found.left_reference} == {"running_mean", "running_var"}
+    scales = [one for one in found.matches if one.reference.slot.role == "bypass_scale"]
+    assert [one.port.slot.role for one in scales] == ["middle_scale", "scale"] * 3
