@@ -20,7 +20,8 @@ def narrowed(
 ) -> tuple[Origin, ...]:
     """The origins, with the innermost layer. `homes` are those that were found by what the reference does there; it is
     so in all layers of that kind, and wherever the same edit of the same layer is told."""
-    layers = [(origin, _layer(origin, net, homes)) for origin in origins]
+    found = [(origin, _layer(origin, net, homes)) for origin in origins]
+    layers = [(one, one.layer if _has_its_own(one, layer, ports) else layer) for one, layer in found]
     edits = [(one.layer, () if one.edit is None else one.edit.hunks) for one, _ in layers]
     known = {edit: layer for (one, layer), edit in zip(layers, edits) if edit[1] and layer != one.layer}
     return tuple(_named(one, known.get(edit, layer), net, ports) for (one, layer), edit in zip(layers, edits))
@@ -30,6 +31,16 @@ def _named(origin: Origin, layer: str, net: Net, ports: Mapping[str, str]) -> Or
     if layer not in net.by_layer() or not _inside(layer, origin.layer):
         return origin
     return replace(origin, layer=layer, port_layer=ports.get(layer, origin.port_layer), kind=net.kind(layer))
+
+
+def _has_its_own(origin: Origin, inner: str, ports: Mapping[str, str]) -> bool:
+    """Whether the port has a layer of its own for what is inside, and what puts it right stands around that."""
+    if inner == origin.layer or origin.edit is None or not origin.edit.own:
+        return False
+    inside = [port.split(".")[:-1] for layer, port in ports.items() if layer.startswith(f"{inner}.")]
+    shared = itertools.takewhile(lambda names: len({*names}) == 1, zip(*inside))
+    around = ports.get(origin.layer, origin.layer)
+    return len([*shared]) > len(around.split(".") if around else [])
 
 
 def _layer(origin: Origin, net: Net, homes: Sequence[Home]) -> str:

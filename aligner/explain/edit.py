@@ -41,6 +41,8 @@ class Edit:
     """Where something else in the code is still wrong: the values that it puts right, by the reference's address."""
     setting: str = ""
     """The cause that it mends, where it is the line that builds a layer: the layer was built so, and run."""
+    own: bool = False
+    """All lines stand in the class of the port's layer whose code was run, and in that of no layer inside it."""
 
     def mends(self, key: Optional[Key]) -> bool:
         """Whether this value is right with it."""
@@ -78,4 +80,5 @@ class Edit:
             sizes,
             right,
             str(facts.get("setting", "")),
+            bool(facts.get("own", False)),
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,17 @@ def hunks(old: Sources, new: Sources) -> Iterator[Mapping[str, Any]]:
 def shared(old: Sources, new: Sources) -> bool:
     """Whether something is changed outside of all classes, which any layer may use."""
     return any(not _in_class(old.text(one["file"]), int(one["line"])) for one in hunks(old, new))
+
+
+def within(hunks: Sequence[Mapping[str, Any]], kind: type) -> bool:
+    """Whether all of these lines stand in a class."""
+    try:
+        lines, first = inspect.getsourcelines(kind)
+        file = inspect.getsourcefile(kind)
+    except (OSError, TypeError):
+        return False
+    places = [(one["file"], int(one["line"])) for one in hunks]
+    return bool(places) and all(where == file and first <= line < first + len(lines) for where, line in places)
 
 
 def _in_class(text: str, line: int) -> bool:

@@ -23,7 +23,7 @@ from aligner.dtypes import DTYPES
 from aligner.mending.attributes import Instances
 from aligner.mending.events import Story
 from aligner.mending.ground import Ground
-from aligner.mending.hunks import hunks, rebuilt, sizes
+from aligner.mending.hunks import hunks, rebuilt, sizes, within
 from aligner.mending.mended import Mended
 from aligner.mending.others import BREAKING, Group, Others
 from aligner.mending.rerun import ALLOWED, SMALL, FailedError
@@ -38,11 +38,9 @@ if TYPE_CHECKING:
     from aligner.capture.progress import Progress
     from aligner.dump.reader import Dump
 
-DEPTH = 4
-"""Edits that are looked for, one after the other, until one more of a call's values is right."""
-
-TELLING = 16
-"""So few numbers may be right by chance."""
+DEPTH, TELLING = 4, 16
+"""Edits that are looked for, one after the other, until one more of a call's values is right; so few numbers may be right
+by chance."""
 
 
 Errors = Mapping[Key, float]
@@ -362,10 +360,11 @@ class Mending:
     def _take(self, group: Group, start: Sources, left_out: Sequence[Mended], sources: Sources, result: Mended) -> None:
         """Note what was found. Edits in the place of earlier ones must put right what those did."""
         result.proved, result.edits = True, [*hunks(start, sources)]
+        result.own = within(result.edits, group.kind)
         earlier = [one for other, one in self._proved if left_out and not self._puts_right(other, sources, one.right)]
         lines = {(edit["file"], edit["line"]) for edit in result.edits}
         for other, one in self._proved if not left_out else ():  # a line that is to say two things is right for none
-            alike = any((edit["file"], edit["line"]) in lines for edit in one.edits)
+            alike = lines & {(edit["file"], edit["line"]) for edit in one.edits}
             if alike and not self._puts_right(other, sources, one.right):
                 earlier.append(one)
                 one.broken = [*one.broken, result.owner]

@@ -31,6 +31,8 @@ class Mended:
     like: str = ""
     home: str = ""
     """The reference's layer inside whose code it is, if the port has that code and no such layer."""
+    own: bool = False
+    """All edits stand in the class of the call's layer."""
     sizes: Sequence[int] = ()
     """Numbers that the edits write, and that are sizes of the values at hand."""
     right: Sequence[Key] = ()
@@ -55,6 +57,8 @@ class Mended:
                 facts[name] = [*getattr(self, name)]
         if self.home:
             facts["home"] = self.home
+        if self.own:
+            facts["own"] = True
         if self.right:
             facts["right"] = [[key.step, key.layer, key.call, key.slot] for key in self.right]
         site = None if self.framework is None else self.framework.operation.port.site
