@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from aligner.dump.reader import Dump
 
 DEPTH, TELLING = 4, 16
-"""Edits that are looked for, one after the other, until one more of a call's values is right; so few numbers may be right
-by chance."""
+"""Edits that are looked for, one after the other, until one more of a call's values is right; so few numbers may be
+right by chance."""
 
 
 Errors = Mapping[Key, float]
