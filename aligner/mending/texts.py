@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Optional
 
+from aligner import values
 from aligner.adapter import Adapter
 from aligner.fingerprint import distances
 from aligner.mending import words
@@ -52,7 +53,7 @@ class Texts:
         self._side, self._layers = side, layers
         self._numbers: dict[tuple[float, Event, str], str] = {}
         self._called: dict[Event, list[tuple[str, int, bool]]] = {}
-        self._owned: dict[int, list[tuple[str, int]]] = {}
+        self._owned: dict[tuple[int, bool], list[tuple[str, int]]] = {}
         self._reached = 0
         """How deep the expression is that is being written."""
         self.assumed: Mapping[int, int] = {}
@@ -322,20 +323,24 @@ class Texts:
         return self._called[event]
 
     def _parameter(self, value: int, anchor: Anchor) -> Optional[tuple[str, int]]:
-        """A tensor that the layer itself keeps, and its number."""
+        """What the layer itself keeps that has this value, and its number."""
+        return next((one for one in self._tables(anchor) if value in self._matching.values_of(one[1])), None)
+
+    def _tables(self, anchor: Anchor) -> Sequence[tuple[str, int]]:
+        """All that the layer itself keeps of the kind that stands there."""
         owner = anchor.event.names.get("self")
         if owner is None or not self._adapter.is_model(owner):
-            return None
-        if id(owner) not in self._owned:
-            kept = ((name, one) for name, one in self._kept(owner) if self._adapter.is_tensor(one))
-            self._owned[id(owner)] = [(name, self._heard.number(tensor)) for name, tensor in kept]
-        return next((one for one in self._owned[id(owner)] if value in self._matching.values_of(one[1])), None)
+            return ()
+        key, wanted = (id(owner), anchor.is_array), values.is_array if anchor.is_array else self._adapter.is_tensor
+        if key not in self._owned:
+            kept = ((name, one) for name, one in self._kept(owner) if wanted(one))
+            self._owned[key] = [(name, self._heard.number(tensor)) for name, tensor in kept]
+        return self._owned[key]
 
     def _table(self, value: int, anchor: Anchor) -> Optional[str]:
         """A table that is this one with its rows for its columns."""
         form = self._matching.ours.shapes[value]
-        self._parameter(value, anchor)
-        for name, number in self._owned.get(id(anchor.event.names.get("self")), ()) if len(form) == 2 else ():
+        for name, number in self._tables(anchor) if len(form) == 2 else ():
             if self._matching.theirs.shapes[number] == form[::-1]:
                 known = self._matching.ours.values[value], self._matching.theirs.values[number]
                 if (distances(known[:1], known[1:], turned=True) <= self._matching.limit).all():
@@ -359,7 +364,7 @@ class Texts:
         for path, other in self._adapter.layers(owner):
             if other is layer and path:
                 operands = ", ".join(self.text(one, anchor, depth + 1) for one in made.operands)
-                return f"{dotted(path)}({operands})"
+                return f"{words.dotted(path)}({operands})"
         raise LookupError(made.layer)
 
     def _modules(self, event: Event, side: str) -> Mapping[str, str]:
@@ -391,8 +396,3 @@ class Texts:
             LookupError: the code has no words for it.
         """
         return spelled("transpose", [text], {"perm": tuple(perm)}, {}, self._modules(event, self._side), self._side)
-
-
-def dotted(path: str) -> str:
-    """A layer's path as the code of its owner writes it."""
-    return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split("."))

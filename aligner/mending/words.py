@@ -326,3 +326,8 @@ def _whole(line: str) -> str:
         elif letter in _OPENS:
             before = _OPENS[letter] + before
     return f"{before}{line.rstrip(', ') if before or after else line}{''.join(reversed(after))}"
+
+
+def dotted(path: str) -> str:
+    """A layer's path as the code of its owner writes it."""
+    return "self" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path.split("."))

@@ -153,3 +153,44 @@ def test_it_is_proved_and_the_patch_makes_the_port_right(tmp_path, capsys, mista
     assert found["origins"]
     assert all(origin["edit"]["confirmed"] for origin in found["origins"])
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+TABLES = """
+import numpy as np
+import torch
+from torch import nn
+
+
+def table(size):
+    places = np.arange(size)
+    return places[:, None] - places[None] + size - 1
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("index", torch.from_numpy(table(8)), persistent=False)
+        self.bias, self.line = nn.Parameter(torch.randn(15)), nn.Linear(6, 6)
+
+    def forward(self, x):
+        n = x.shape[1]
+        index = self.index[:n, :n].reshape(-1)
+        bias = self.bias[index].reshape(n, n)
+        return self.line(torch.softmax(x @ x.transpose(1, 2) + bias, -1) @ x)
+
+
+def build():
+    torch.manual_seed(7)
+    return Net().eval(), torch.randn(2, 5, 6)
+"""
+
+
+def test_a_table_of_numpys_that_the_layer_keeps_stands_for_one_that_is_made_anew(tmp_path, capsys):
+    kept = ('self.register_buffer("index", torch.from_numpy(table(8)), persistent=False)', "self.index = table(8)")
+    used = ("index = self.index[:n, :n].reshape(-1)", "index = torch.from_numpy(table(n).reshape(-1))")
+    (tmp_path / "ref.py").write_text(TABLES, encoding="utf-8")
+    (tmp_path / "port.py").write_text(TABLES.replace(*kept).replace(*used), encoding="utf-8")
+    found = answer(tmp_path, capsys)
+    assert found["origins"][0]["edit"]["confirmed"]
+    assert "self.index[:n, :n]" in found["origins"][0]["edit"]["lines"][0]["after"]
+    assert is_right_with_the_patch(tmp_path, capsys)
