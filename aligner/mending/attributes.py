@@ -25,6 +25,8 @@ class Instances:
     def __init__(self, adapter: Adapter, model: Any) -> None:
         self._layers = dict(adapter.layers(model))
         self._settings = Settings(adapter, self._layers)
+        self._alike: dict[str, Set[str]] = {}
+        """By edits, what they put right."""
 
     def build_otherwise(self, one: Mended, alike: Callable[[], Set[str]]) -> None:
         """Have the call say it that builds the layer, if there is one that is right for all that it builds; `alike`
@@ -38,7 +40,9 @@ class Instances:
             if type(has.get(name)) in (int, float) and type(has[name])(number) == number
         }
         if change and len(change) == len(attributes(one.edits)):
-            written = self._settings.given(one.call.layer, change, alike())
+            edits = repr(one.edits)
+            self._alike[edits] = known = self._alike[edits] if edits in self._alike else alike()
+            written = self._settings.given(one.call.layer, change, known)
             if written is not None and written.edits:
                 one.edits, one.broken = [*written.edits], ()
 

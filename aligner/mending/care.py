@@ -79,11 +79,11 @@ class Care:
         Raises:
             HarmfulError: it may not.
         """
-        target = id(args[0]) if args and may_write(word) else None
-        if target in self._tables.kept and self._trusts:
-            self._tables.written.add(id(args[0]))
-        elif target in self._tables.kept - self._tables.written:
-            raise HarmfulError(f"{word} of what a layer keeps")
+        if args and may_write(word) and id(args[0]) in self._tables.kept:
+            if self._trusts:
+                self._tables.written.add(id(args[0]))
+            elif id(args[0]) not in self._tables.written:
+                raise HarmfulError(f"{word} of what a layer keeps")
         empty = not self.empty and any(0 in getattr(one, "shape", ()) for one in given)
         if self._trusts:
             self.empty = self.empty or empty

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.adapter import Adapter
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from aligner.capture.progress import Progress
     from aligner.dump.reader import Dump
 
-DEPTH, TELLING = 4, 16
+DEPTH, TELLING, ALIKE = 4, 16, 64
 """Edits that are looked for, one after the other, until one more of a call's values is right; so few numbers may be
-right by chance."""
+right by chance; layers of a class of which it is seen whether edits put them right."""
 
 
 Errors = Mapping[Key, float]
@@ -160,7 +161,8 @@ class Mending:
     def _alike(self, group: Group, one: Mended) -> set[str]:
         """Layers of its class that its edits put right."""
         sources, same = rebuilt(one.edits), (each for each in self._groups if each.kind is group.kind and each.fails)
-        return {each.call.layer for each in same if sources is not None and self._puts_right(each, sources)}
+        right = (each for each in islice(same, ALIKE) if sources is not None and self._puts_right(each, sources))
+        return {each.call.layer for each in right}
 
     def _goes_on(self, layer: str) -> bool:
         """Whether there is time for one more trial; says how many there were."""

@@ -132,11 +132,11 @@ def _others(maker: Maker, parameter: str, layers: Iterable[Any]) -> list[Attribu
     found: dict[tuple[type, object], Attribute] = {}
     if isinstance(maker.given.get(parameter), str):
         found.update({(str, word): word for word in _words(maker.made) if word != maker.given[parameter]})
+    signature = inspect.signature(maker.made)
     for layer in layers:
         known = constructing.given(layer) if type(layer) is maker.made else None
-        with suppress(TypeError, ValueError):
-            signature = inspect.signature(maker.made)
-            value = signature.bind(*known[0], **known[1]).arguments.get(parameter) if known is not None else None
+        with suppress(TypeError):
+            value = None if known is None else signature.bind(*known[0], **known[1]).arguments.get(parameter)
             if isinstance(value, (bool, int, float, str)) and value != maker.given.get(parameter):
                 found.setdefault((type(value), value), value)
     return [*found.values()][:FEW]

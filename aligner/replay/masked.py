@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 from aligner.adapter import Adapter
 from aligner.compare.checks import Check
@@ -14,6 +15,9 @@ from aligner.replay.alone import Alone
 LARGE = 1 << 26
 """Elements of a layer's parameters: a larger one is not copied to see how it reads a mask."""
 
+MOST = 8
+"""Masks of which it is asked."""
+
 WRONG = 1e-3
 """What a layer is off by, at least, that reads a mask the other way round."""
 
@@ -23,20 +27,23 @@ def read_otherwise(checks: Sequence[Check], adapter: Adapter, port: Dump, alone:
     false in it, what the layer makes tells whether an edit is right. So it is where others are given the same.
     """
     entries = alone.plan.entries
-    turned = {entries[one.port].content for one in checks if _is_turned(one, adapter, port, alone)}
+    asked = islice((one for one in checks if _is_asked(one, port, alone)), MOST)
+    turned = {entries[one.port].content for one in asked if _is_turned(one, adapter, alone)}
     given = {port for port, entry in entries.items() if turned and is_input(port.slot) and entry.content in turned}
     return [replace(one, by_effect=True) if one.port in given and one.suspicious else one for one in checks]
 
 
-def _is_turned(check: Check, adapter: Adapter, port: Dump, alone: Alone) -> bool:
+def _is_asked(check: Check, port: Dump, alone: Alone) -> bool:
     own, wanted = port.find(check.port), alone.plan.entries.get(check.port)
-    asked = check.fails and check.where == "glue" and is_input(check.port.slot) and not check.by_effect
-    if not asked or own is None or wanted is None or {own.dtype, wanted.dtype} != {"bool"}:
-        return False
+    wrong = check.fails and check.where == "glue" and is_input(check.port.slot) and not check.by_effect
+    return wrong and own is not None and wanted is not None and {own.dtype, wanted.dtype} == {"bool"}
+
+
+def _is_turned(check: Check, adapter: Adapter, alone: Alone) -> bool:
     try:
         if alone.size(check.port.layer) > LARGE or alone.error(check) <= WRONG:
             return False
-        turned = adapter.from_numpy(~wanted.raw().astype(bool), "bool")
+        turned = adapter.from_numpy(~alone.plan.entries[check.port].raw().astype(bool), "bool")
         return alone.error(check, others={check.port.slot: turned}) <= WRONG
     except Exception:  # a layer that cannot be copied, or not run by itself: then the values tell
         return False
