@@ -43,7 +43,6 @@ DEPTH, TELLING, ALIKE = 4, 16, 64
 """Edits that are looked for, one after the other, until one more of a call's values is right; so few numbers may be
 right by chance; layers of a class of which it is seen whether edits put them right."""
 
-
 Errors = Mapping[Key, float]
 """How far each value is off, by the port's address."""
 
