@@ -11,6 +11,7 @@ call is, or where each side hands out as many; else either side has something th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,14 +37,24 @@ Matched = list[tuple["Entry", "Entry"]]
 _Numbers = npt.NDArray[Any]
 
 
-def matched_outputs(one: Sequence[Entry], other: Sequence[Entry]) -> Matched:
-    """Pairs of outputs of two calls that stand for each other; those that are in none have no counterpart."""
+def matched_outputs(one: Sequence[Entry], other: Sequence[Entry], known: dict[str, str]) -> Matched:
+    """Pairs of outputs of two calls that stand for each other; those that are in none have no counterpart.
+
+    `known` tells which slots of the port hold what which of the reference's hold in calls of the same layer before
+    this one, and is told more. So they do where their axes stand in another order, or are alike by chance.
+    """
     if {entry.key.slot for entry in one} == {entry.key.slot for entry in other}:
         theirs = {entry.key.slot: entry for entry in other}
         return [(entry, theirs[entry.key.slot]) for entry in one]
     if [squeezed(entry.shape) for entry in one] == [squeezed(entry.shape) for entry in other]:
         return list(zip(one, other))
     pairs = by_value(one, other)
+    known.update((first.key.slot, second.key.slot) for first, second in pairs)
+    left = _left(one, other, pairs)
+    slots = {entry.key.slot: entry for entry in left[1]}
+    for entry in left[0]:
+        found = slots.get(known.get(entry.key.slot, ""))
+        pairs += [(entry, found)] if found is not None and math.prod(found.shape) == math.prod(entry.shape) else []
     if positional([*one, *other]) and _crossed(other, pairs):
         return _by_form(one, other, lambda entry: entry.key.slot)
     for form in (_place, _shape, _squeezed):

@@ -58,6 +58,7 @@ def pair_records(reference: Dump, port: Dump, pairing: Pairing) -> list[Pair]:
     theirs = _grouped(port, {key for part in known for key in part.keys(1)})
     single = pairing.single
     handed: dict[object, dict[str, str]] = {}
+    before: dict[str, dict[str, str]] = {}
     owners: dict[str, list[str]] = {}
     for pair in pairing.layers:
         owners.setdefault(pair.reference, []).append(pair.port)
@@ -67,7 +68,8 @@ def pair_records(reference: Dump, port: Dump, pairing: Pairing) -> list[Pair]:
             if other in theirs:
                 if group[1] in CALLS:
                     slots = handed.setdefault((group[0], *group[2:]), {})
-                    matched, left, theirs[other] = _by_side(left, theirs[other], slots)
+                    earlier = before.setdefault(group[2], {})
+                    matched, left, theirs[other] = _by_side(left, theirs[other], slots, earlier)
                 else:
                     matched, left, theirs[other] = _by_role(left, theirs[other])
                 pairs += matched
@@ -103,11 +105,12 @@ def _counterparts(
 
 
 def _by_side(
-    one: Sequence[Entry], other: Sequence[Entry], slots: dict[str, str]
+    one: Sequence[Entry], other: Sequence[Entry], slots: dict[str, str], earlier: dict[str, str]
 ) -> tuple[list[Pair], list[Entry], list[Entry]]:
     """Pairs of a call's inputs by equal slots and then by order, of its outputs by what they hold where slots differ.
 
     `slots` tells which output of the port stands for which of the reference's, if that is known; else it is told.
+    `earlier` are those of which what they hold has told it in calls of the same layer before.
     """
     given, ours, theirs = _by_slot(
         [e for e in one if is_input(e.key.slot)], [e for e in other if is_input(e.key.slot)], {}
@@ -120,7 +123,7 @@ def _by_side(
     if slots:  # their gradients
         found = _by_slot(ours, theirs, slots)
     else:
-        matched = matched_outputs(ours, theirs)
+        matched = matched_outputs(ours, theirs, earlier)
         slots.update((a.key.slot, b.key.slot) for a, b in matched)
         taken = {id(entry) for pair in matched for entry in pair}
         pairs = [Pair(*pair) for pair in matched]

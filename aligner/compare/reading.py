@@ -176,8 +176,12 @@ def excuse_mask(reading: Reading, tolerance: Tolerance) -> None:
 
 
 def visible_part(one: Entry, other: Entry, deviation: Deviation) -> Optional[tuple[Array, Array]]:
-    """The values that a softmax would see, of both, where both hide others at the same places; else None."""
-    if (not deviation.nonfinite and deviation.max_abs < HIDDEN) or any(deviation.nan) or _complex(one.dtype):
+    """The values that a softmax would see, of both, where both hide others at the same places; else None.
+
+    One may write a large number over a score, the other add it: then they differ by no more than a score.
+    """
+    differ = deviation.nonfinite or deviation.max_abs >= HIDDEN or max(deviation.worst_values or (0.0,)) <= -HIDDEN
+    if not differ or any(deviation.nan) or _complex(one.dtype):
         return None
     if max(one.nbytes, other.nbytes) > LARGEST:
         return None

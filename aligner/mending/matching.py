@@ -53,7 +53,7 @@ class Matching:
         if found in self.twins[wanted] and theirs.shapes[found] == ours.shapes[wanted]:
             self.twins[wanted].remove(found)  # too near for a fingerprint
         right = {value for twins in self.twins.values() for value in twins}
-        self.wrong = _behind(found, self.makers[1], right - {found})
+        self.wrong = _behind(found, self.makers[1], right - {found}, self._remade(right))
         self.missing = _behind(wanted, self.makers[0], {v for v, twins in self.twins.items() if twins} - {wanted})
         nowhere = {value for value, _ in self.wrong} - right
         self.held = {
@@ -64,6 +64,15 @@ class Matching:
     def _known(events: Iterable[Event], end: int) -> list[int]:
         found = {v for event in events for v in (*event.results, *event.operands) if isinstance(v, int) and v >= 0}
         return sorted(found | {end})
+
+    def _remade(self, right: Set[int]) -> dict[int, list[int]]:
+        """What a right value is made of where it is made once more: a place that is found again, in what is wrong."""
+        found: dict[int, list[int]] = {}
+        for event in self.heard:
+            for value in right.intersection(event.results) if event.word not in (LAYER, RETURN, KEPT) else ():
+                if self.makers[1].get(value) is not event:
+                    found.setdefault(value, []).extend(one for one in event.operands if isinstance(one, int))
+        return found
 
     @property
     def near(self) -> Sequence[Step]:
@@ -133,12 +142,16 @@ class Matching:
         return found
 
 
-def _behind(end: int, made: Mapping[int, Event], right: Collection[int]) -> list[Step]:
+def _behind(
+    end: int, made: Mapping[int, Event], right: Collection[int], remade: Optional[dict[int, list[int]]] = None
+) -> list[Step]:
     """Values on the way to the end that are not known to be right, and what made them; the first first."""
     found: dict[int, Optional[Event]] = {}
     left = [end]
     while left:
         value = left.pop()
+        if value in right and remade:
+            left += remade.pop(value, ())
         if value in found or value in right:
             continue
         found[value] = event = made.get(value)

@@ -91,6 +91,8 @@ def _cores(one: Numbers, other: Numbers) -> Optional[tuple[Numbers, Numbers]]:
     """Both without the axes that they say the same along; None where these are not the same axes of what is masked."""
     if not one.size or not other.size:
         return None
+    if squeezed(one.shape) == squeezed(other.shape):
+        one, other = one.squeeze(), other.squeeze()
     (first, places), (second, theirs) = _core(one), _core(other)
     if not places or first.shape != second.shape or places[1:] != theirs[1:]:
         return None

@@ -40,6 +40,8 @@ class Turned:
     """Of these the ones that are none."""
     _seen: dict[Shapes, Axes] = field(default_factory=dict)
     """By the reference's shape and the port's: the order in which the port has the reference's values."""
+    _slots: dict[tuple[str, str], Axes] = field(default_factory=dict)
+    """By the port's layer and slot: the order in which that is in a call in which its shape tells."""
 
     def judged(
         self, check: Check, wanted: Held, found: Held, short: Optional[str], given: bool = False
@@ -47,18 +49,19 @@ class Turned:
         """The check of a value that may be such a one, and the reference's value so. One in the same shape is one if it
         is trusted, or made of what was `given` so.
         """
-        alike = check.deviation is not None
-        if not check.suspicious or (alike and not (given or is_input(check.port.slot))):
+        alike, slot = check.deviation is not None, (check.port.layer, check.port.slot)
+        if not check.suspicious or (alike and not (given or is_input(check.port.slot) or slot in self._slots)):
             return check, wanted
         shapes, array = (wanted.shape, found.shape), found.raw()
         order = laid_out(wanted, array, found.dtype, LIMIT * check.expected)
         if order is not None and not mask_like(wanted):
             self._seen.update({} if alike else {shapes: order})
+            self._slots.update({} if alike else {slot: order})
         if order is None and wanted.shape != found.shape and not mask_like(wanted):
             order = self._seen.get(shapes) or self._likely(shapes)
         if order is not None and alike and is_input(check.port.slot):
             self.exchanged.add(check.port)
-            order = order if check.port in self.trusted else None
+            order = order if check.port in self.trusted or self._slots.get(slot) == order else None
         if order is None:
             return check, wanted
         self.orders[check.port] = order

@@ -38,6 +38,7 @@ from aligner.replay.lent import Lent
 from aligner.replay.masks import say_the_same, spread_out
 from aligner.replay.overflow import Overflow
 from aligner.replay.own import Own
+from aligner.replay.portions import Portions
 from aligner.replay.precision import SHORT
 from aligner.replay.turned import Turned
 
@@ -82,7 +83,7 @@ class Values:
         self.disturb: Optional[Change] = None
         self.watched: Optional[Callable[[Check, Array, str], None]] = None
         self.borders = Borders(plan.uses)
-        self.turned, self.own = Turned(), Own(plan.made)
+        self.turned, self.own, self._portions = Turned(), Own(plan.made), Portions()
         self.indices: set[Key] = set()
         """Whole numbers that are others than the reference's, and may count from elsewhere."""
         self.spread: set[Key] = set()
@@ -91,11 +92,8 @@ class Values:
         """What tells a mask in other words from others: the reference's and the port's."""
         self.understood: set[object] = set()
         """Of these the ones that mean the same: so the words do, or somebody made the right thing of them."""
-        self._adapter = adapter
-        self._sink = sink
-        self.order = order
-        self._step = 0
-        self._kept = 0
+        self._adapter, self._sink, self.order = adapter, sink, order
+        self._step = self._kept = 0
         self._prints: dict[Key, prints.Print] = {}
         """What was kept in the dump."""
         self._told: set[object] = set()
@@ -112,7 +110,7 @@ class Values:
         self._step = step
         self.lent.begin(step, owned)
         self._right, self.taken, self._overflow, self.odd = set(), False, Overflow(), set()
-        self._told, self._said = set(), {}
+        self._told, self._said, self._portions = set(), {}, Portions()
         self.borders.begin()
         self.own.begin()
 
@@ -135,6 +133,7 @@ class Values:
         check = replace(check, isolated=not (owner is not None and owner.loose))
         check = self._overflow.judged(check, entry, wanted, (found.dtype, self.plan.short), frame)
         own = self.own.excused(check, found, frame.call) or self.own.inside(check, found, frame, self.checks)
+        own = own or self._portions.taken(check, wanted, found, frame, len(self.checks))
         if own is not None:
             self.checks.append(own)
             return None
@@ -284,6 +283,7 @@ class Values:
         """All that this call hands on was looked at."""
         for check in self.borders.left((frame.path, frame.number), frame.outer):
             self._amend(check)
+        self._portions.left(frame, self.checks)
 
     def ended(self) -> None:
         """A run has ended."""

@@ -25,7 +25,7 @@ def entries(**outputs):
 
 
 def pairs(one, other):
-    return {(a.key.slot[7:], b.key.slot[7:]) for a, b in matched_outputs(one, other)}
+    return {(a.key.slot[7:], b.key.slot[7:]) for a, b in matched_outputs(one, other, {})}
 
 
 @pytest.mark.parametrize(

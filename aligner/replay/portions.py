@@ -1,0 +1,72 @@
+"""Values of a forced pass of which one side has a part: the biases of the newest token, where the other makes all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Optional
+
+import numpy as np
+
+from aligner.compare.checks import OTHER_FORM, Check
+from aligner.compare.held import Held
+from aligner.compare.net import is_input
+from aligner.replay.judgement import judged
+
+if TYPE_CHECKING:
+    from aligner.replay.frames import Frame
+
+Call = tuple[str, int]
+
+
+class Portions:
+    """Of one run. A layer that is given a part makes a part; whether that is all that was wanted, the code around tells
+    when it has ended: it makes nothing wrong that was not wrong before."""
+
+    def __init__(self) -> None:
+        self._calls: set[Call] = set()
+        """Those that were given a part."""
+        self._waiting: list[tuple[Frame, int, Check]] = []
+        """The code around, the place of the check, and what it was."""
+
+    def taken(self, check: Check, wanted: Held, found: Held, frame: Frame, place: int) -> Optional[Check]:
+        """The check that goes into this place for such a value; None for others."""
+        call, given = (frame.path, frame.number), is_input(check.port.slot)
+        if not check.suspicious or frame.around is None or not (given or call in self._calls):
+            return None
+        if not any(_same(check, one, other) for one, other in _parts(wanted, found)):
+            return None
+        if given:
+            self._calls.add(call)
+            self._waiting.append((frame.around, place, check))
+        return replace(check, error=0.0, deviation=None, reason=OTHER_FORM)
+
+    def left(self, frame: Frame, checks: list[Check]) -> None:
+        """A call has ended."""
+        mine = [(place, check) for around, place, check in self._waiting if around is frame]
+        if not mine:
+            return
+        self._waiting = [one for one in self._waiting if one[0] is not frame]
+        before = {(check.port.layer, check.port.slot) for check in checks[: frame.first] if check.suspicious}
+        since = (check for at, check in enumerate(checks) if at >= frame.first and at not in frame.doubtful)
+        if any(check.suspicious and (check.port.layer, check.port.slot) not in before for check in since):
+            for place, check in mine:
+                checks[place] = check
+
+
+def _parts(wanted: Held, found: Held) -> Iterator[tuple[Held, Held]]:
+    """Both as long as the shorter one, at either end of the axis in which alone they differ."""
+    if len(wanted.shape) != len(found.shape) or 0 in (*wanted.shape, *found.shape):
+        return
+    axes = [axis for axis, sizes in enumerate(zip(wanted.shape, found.shape)) if sizes[0] != sizes[1]]
+    if len(axes) == 1:
+        length = min(wanted.shape[axes[0]], found.shape[axes[0]])
+        for end in (slice(None, length), slice(-length, None)):
+            yield tuple(  # type: ignore[misc]  # of two
+                Held(one.key, one.order, one.dtype, np.ascontiguousarray(one.raw()[(slice(None),) * axes[0] + (end,)]))
+                for one in (wanted, found)
+            )
+
+
+def _same(check: Check, wanted: Held, found: Held) -> bool:
+    return not judged(None, wanted, found, (check.where, check.owner, check.between), same=False).suspicious
