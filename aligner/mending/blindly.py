@@ -21,13 +21,13 @@ from aligner.mending.events import HELPER, Event, Site
 from aligner.mending.figures import counted, operated, resized, rounded, sliced, valued
 from aligner.mending.grouped import grouped
 from aligner.mending.halves import paired, spread
-from aligner.mending.lapses import carried, chosen, scaled, unread
+from aligner.mending.lapses import carried, chosen, looped, scaled, unread
 from aligner.mending.matching import Matching
-from aligner.mending.options import reduced, switched
+from aligner.mending.options import reduced, switched, untold
 from aligner.mending.regrouped import moved_in, regrouped, unturned
 from aligner.mending.results import kept
 from aligner.mending.search import FAR, Search
-from aligner.mending.slips import accumulated, chained, offset, own_names
+from aligner.mending.slips import accumulated, chained, of_each, offset, own_names
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.texts import Texts
 from aligner.mending.variations import (
@@ -80,8 +80,7 @@ COUNTED, COUNT = 40, 3.0
 """Numbers of a function that are made one more or less, signs that are made others, and what it costs."""
 
 UNREAD, NUMBERED, CHAINED = 1.5, 5.0, 4.5
-"""What it costs to read a variable that nobody reads, to take a number with what a step is given, and to take two steps
-in the other order."""
+"""What it costs to read a variable that nobody reads, to take a number with a step's, two steps in the other order."""
 
 SCALED = 96
 """Ways to take a number times another one that is a size."""
@@ -308,8 +307,9 @@ class Blindly:
             ways = (counted, switched, reduced, resized, sliced, rounded, dropped, set_up, chosen, carried, accumulated)
             for way in ways:
                 yield from _tried(way(*at), COUNTED, COUNT, 0.05, ARGUMENT)
-            for way, cost in ((unread, UNREAD), (offset, UNREAD), (chained, CHAINED)):
-                yield from _tried(way(*at), COUNTED, cost, 0.05, OTHER)
+            for way in (unread, offset, looped, untold, of_each):
+                yield from _tried(way(*at), COUNTED, UNREAD, 0.05, OTHER)
+            yield from _tried(chained(*at), COUNTED, CHAINED, 0.05, OTHER)
             yield from _tried(own_names(*at, self._of_both(site)), COUNTED, UNREAD, 0.05, OTHER)
             yield from _tried(scaled(*at, self._whole(site)), SCALED, COUNT, 0.02, ARGUMENT)
             yield from _tried(valued(*at, self._matching.numbers), MOVED, COUNT, 0.1, ARGUMENT)

@@ -197,8 +197,9 @@ class Heard:
             yield "", value
         elif isinstance(value, (tuple, list)) and len(value) <= 16:
             for number, item in enumerate(value):
+                grown = isinstance(value, list) and number == len(value) - 1  # in each turn of a loop the last one
                 for slot, tensor in self._within(item):
-                    yield f"[{number}]{slot}", tensor
+                    yield f"[{-1 if grown else number}]{slot}", tensor
 
     def _tensors(self, output: object) -> list[object]:
         return self._given((output,), {})
@@ -232,7 +233,8 @@ class Heard:
         node = self._sources.node(site)
         arrays: dict[ast.AST, str] = {}
         inputs = [*self._inputs(node, args, kwargs, arrays, keeps)]
-        return _Frame(site, node, inputs, arrays, dict(frame.f_locals), frame.f_globals)
+        names = {name: [*one] if type(one) is list else one for name, one in frame.f_locals.items()}  # lists grow
+        return _Frame(site, node, inputs, arrays, names, frame.f_globals)
 
     def _inputs(
         self,

@@ -30,10 +30,11 @@ def each_others(found: Sequence[Candidate]) -> Iterator[Candidate]:
 
 
 def everywhere(found: Sequence[Candidate]) -> Iterator[Candidate]:
-    """The same name, or number, changed in the same way in all the places where that may be, or in neighbours."""
+    """The same name changed in the same way, or the same argument told, in all the places where that may be, or in
+    neighbours."""
     known: dict[tuple[str, str, str], list[Candidate]] = {}
     for one in found:
-        if len(one.edits) == 1 and one.old.isidentifier():
+        if len(one.edits) == 1 and (one.old.isidentifier() or (not one.old and one.edits[0].new.startswith(", "))):
             places = known.setdefault((one.edits[0].file, one.old, one.edits[0].new), [])
             places += [one] if all(other.edits != one.edits for other in places) else []
     for places in known.values():

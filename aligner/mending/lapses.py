@@ -67,6 +67,22 @@ def chosen(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]
                     yield from ((Edit(file, end, end, f" if {part.target.id} != {name}"),) for name in at)
 
 
+def looped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """One item of a list that a loop takes in each of its turns, as the one that it is at."""
+    found = statements(sources.text(file), line)
+    for loop in (one for one in found if isinstance(one, ast.For)):
+        counts = isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) in ("range", "enumerate")
+        target = loop.target.elts[0] if isinstance(loop.target, ast.Tuple) else loop.target
+        inside = (one for one in found if loop.lineno < one.lineno <= (loop.end_lineno or 0))
+        for node in (node for one in inside for node in own(one) if isinstance(node, ast.Subscript)):
+            if counts and isinstance(target, ast.Name) and _is_item(node.slice):
+                yield (Edit(file, *sources.span(file, node.slice), target.id),)
+
+
+def _is_item(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) is int
+
+
 def scaled(sources: Sources, file: str, line: int, factors: Sequence[str]) -> Iterator[tuple[Edit, ...]]:
     """Numbers of the function around this line times one of these, or divided by it: those under a root first."""
     found: list[tuple[bool, ast.Constant]] = []

@@ -69,7 +69,7 @@ class Matching:
         """What a right value is made of where it is made once more: a place that is found again, in what is wrong."""
         found: dict[int, list[int]] = {}
         for event in self.heard:
-            for value in right.intersection(event.results) if event.word not in (LAYER, RETURN, KEPT) else ():
+            for value in right & {*event.results} if event.word not in (LAYER, RETURN, KEPT) else ():
                 if self.makers[1].get(value) is not event:
                     found.setdefault(value, []).extend(one for one in event.operands if isinstance(one, int))
         return found

@@ -19,6 +19,9 @@ WORDS = (
 )
 """Arguments that are told by a word, each with the others that may stand there."""
 
+UNTOLD = {"meshgrid": ("indexing", "'ij'"), "std": ("ddof", "1"), "var": ("ddof", "1")}
+"""By the name of a function what torch does and MindSpore's does only if it is told so."""
+
 REDUCING = ("mean", "sum", "std", "var", "amax", "amin", "norm", "softmax")
 """Functions that are told the axes that they take together."""
 
@@ -37,6 +40,16 @@ def switched(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
                 quote = sources.words(file, node)[:1]
                 for text in (*others, *(f"{quote}{one}{quote}" for one in words if one != known)):
                     yield (Edit(file, *sources.span(file, node), text),)
+
+
+def untold(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """Calls that are to be told what torch need not be told."""
+    for statement in statements(sources.text(file), line):
+        for call in (node for node in own(statement) if isinstance(node, ast.Call)):
+            name, value = UNTOLD.get(ast.unparse(call.func).rpartition(".")[2], ("", ""))
+            if name and name not in {one.arg for one in call.keywords}:
+                end = sources.span(file, call)[1] - 1
+                yield (Edit(file, end, end, f", {name}={value}"),)
 
 
 def reduced(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:

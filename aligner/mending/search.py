@@ -34,6 +34,9 @@ _AT_MOST = {ARGUMENT: 1.5, EXCHANGED: EXCHANGE / 2}
 FAR = 20
 """Steps behind an expression that count against it."""
 
+SPELLED = 9
+"""Ways to name arguments that a call lacks."""
+
 SHAPING = ("reshape", "expand", "cast")
 """Words of operations that leave all values as they are."""
 
@@ -313,9 +316,12 @@ class Search:
     def _changed(self, event: Event, model: Event, others: Sequence[tuple[str, Any]]) -> Iterator[list[Edit]]:
         """Edits of these arguments; of one that the call lacks, under each name that it may have."""
         ways = [[*self.argument(event, model, key, value)] for key, value in others]
-        for number in range(max(map(len, ways), default=1)):
-            if all(ways):
-                yield [way[min(number, len(way) - 1)] for way in ways]
+        for way in itertools.islice(itertools.product(*ways), SPELLED):
+            places: dict[tuple[str, int, int], str] = {}
+            for one in way:  # a call that lacks several is given them at one place
+                where = one.file, one.start, one.end
+                places[where] = places.get(where, "") + one.new
+            yield [Edit(*where, new) for where, new in places.items()]
 
     def argument(self, event: Event, model: Event, key: str, value: Any, said: str = "") -> Iterator[Edit]:
         """The port's call with another argument."""

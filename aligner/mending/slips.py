@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence, Set
+from typing import Optional
 
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import own, statements
 from aligner.source.written import parsed
+
+GATHER = 3
+"""Arguments of a function that takes rows: of what, which, and along which axis."""
 
 
 def own_names(sources: Sources, file: str, line: int, both: Set[str]) -> Iterator[tuple[Edit, ...]]:
@@ -106,3 +110,39 @@ def _instead(sources: Sources, file: str, whole: ast.expr, part: ast.expr, text:
     (start, _), (first, last) = sources.span(file, whole), sources.span(file, part)
     said = sources.words(file, whole)
     return said[: first - start] + text + said[last - start :]
+
+
+def of_each(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """Rows of a value whose first two axes were joined, found by where they are in each item: where that begins."""
+    for statement in statements(sources.text(file), line):
+        for node in own(statement):
+            parts = _gathered(node)
+            whole = _joined(parts[0]) if parts is not None else None
+            if parts is None or whole is None:
+                continue
+            said, text = sources.words(file, whole), sources.words(file, parts[1])
+            function = node.func if isinstance(node, ast.Call) else None
+            module = ast.unparse(function.value) if isinstance(function, ast.Attribute) else "ops"
+            for axes in ("-1, 1", "-1, 1, 1"):
+                begin = f"({module}.arange({said}.shape[0]) * {said}.shape[1]).reshape({axes})"
+                yield (Edit(file, *sources.span(file, parts[1]), f"{text} + {begin}"),)
+
+
+def _gathered(node: ast.AST) -> Optional[tuple[ast.expr, ast.expr]]:
+    """What rows are taken of, and which."""
+    if isinstance(node, ast.Subscript):
+        return node.value, node.slice
+    if not isinstance(node, ast.Call) or len(node.args) != GATHER:
+        return None
+    place = {"gather": 1, "index_select": 2}.get(ast.unparse(node.func).rpartition(".")[2])
+    return (node.args[0], node.args[place]) if place is not None else None
+
+
+def _joined(node: ast.expr) -> Optional[ast.expr]:
+    """What was reshaped."""
+    name = ast.unparse(node.func).rpartition(".") if isinstance(node, ast.Call) else ("", "", "")
+    if not isinstance(node, ast.Call) or name[2] not in ("reshape", "view", "flatten"):
+        return None
+    if isinstance(node.func, ast.Attribute) and name[0] not in ("ops", "mint", "torch", "P", "F"):
+        return node.func.value
+    return node.args[0] if node.args else None
