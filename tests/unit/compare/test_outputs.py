@@ -102,3 +102,11 @@ def test_a_wrapper_around_the_reference_is_no_output_that_the_port_lacks():
     plain.call("", "Net", lambda v: plain.call("body", "Linear", lambda u: u * np.float32(2), v), x)
     result = compare(recorder.dump(), plain.dump())
     assert (result.outcome, result.warnings) == ("aligned", ())
+
+
+def test_what_earlier_calls_have_told_holds_where_values_and_shapes_do_not():
+    known: dict[str, str] = {}
+    matched_outputs(entries(_0=A, _1_0=B), entries(_0=A, _1=B, _2=C), known)
+    assert known == {"output.0": "output.0", "output.1.0": "output.1"}
+    told = matched_outputs(entries(_0=A, _1_0=B), entries(_0=A, _1=B.T, _2=B + 9), known)
+    assert [(a.key.slot, b.key.slot) for a, b in told] == [("output.0", "output.0"), ("output.1.0", "output.1")]

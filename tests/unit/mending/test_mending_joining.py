@@ -42,3 +42,11 @@ def test_other_names_are_not_the_same_done_to_several(tmp_path):
     path, sources = tmp_path / "code.py", Sources({})
     some = candidates(path, "a = f(x, y)\n", [("x", "z"), ("y", "z")])
     assert not [*alongside(some, sources)]
+
+
+def test_the_same_argument_is_told_everywhere(tmp_path):
+    path, sources = tmp_path / "code.py", Sources({})
+    path.write_text("a = std(x)\nb = std(y)\n", encoding="utf-8")
+    ends = (9, 20)
+    some = [Candidate(2.0, (Edit(str(path), end, end, ", axis=1"),), OTHER, (), 9, old="") for end in ends]
+    assert texts(sources, path, everywhere(some)) == ["a = std(x, axis=1)\nb = std(y, axis=1)\n"]

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from aligner.mending.lapses import carried, chosen, scaled, unread
+from aligner.mending.lapses import carried, chosen, looped, scaled, unread
 from tests.unit.mending.edited import edited
 
 
@@ -47,3 +47,14 @@ def test_a_number_times_a_size(tmp_path):
 )
 def test_an_operand_inside_of_a_call_or_outside(tmp_path, line, other):
     assert any(other in text for text in edited(tmp_path, carried, line))
+
+
+@pytest.mark.parametrize("loop", ["for i in range(3)", "for i, z in enumerate(x)"])
+def test_an_item_that_stands_still_in_a_loop(tmp_path, loop):
+    found = edited(tmp_path, looped, f"{loop}:\n            y = self.norms[0](n[-1])")
+    assert ["self.norms[i](n[-1])" in text for text in found[:1]] == [True]
+
+
+@pytest.mark.parametrize("lines", ["y = self.norms[0](x)", "for z in x:\n            y = self.norms[0](z)"])
+def test_an_item_of_no_loop_that_counts_stays(tmp_path, lines):
+    assert edited(tmp_path, looped, lines) == []

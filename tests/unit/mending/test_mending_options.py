@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligner.mending.options import reduced, switched
+from aligner.mending.options import reduced, switched, untold
 from tests.unit.mending.edited import edited
 
 
@@ -28,3 +28,11 @@ def test_axes_that_are_reduced(tmp_path):
     found = edited(tmp_path, reduced, lines)
     assert "x.mean((2,), keepdims=True)\n        y = (x - m).std(axis=(2,)) + x.view((0, 2))" in found[0]
     assert any("x.mean((0, 1, 2), keepdims=True)\n        y = (x - m).std(axis=(0, 2))" in one for one in found)
+
+
+def test_what_torch_need_not_be_told(tmp_path):
+    found = edited(tmp_path, untold, "y, z = ops.meshgrid(x, n)\n        y = ops.std(x, ddof=1) + x.var(0)")
+    assert [text.split("construct")[1].split("return")[0].split("\n", 1)[1].strip() for text in found] == [
+        "y, z = ops.meshgrid(x, n, indexing='ij')\n        y = ops.std(x, ddof=1) + x.var(0)",
+        "y, z = ops.meshgrid(x, n)\n        y = ops.std(x, ddof=1) + x.var(0, ddof=1)",
+    ]

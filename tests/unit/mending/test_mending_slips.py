@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from aligner.mending.figures import operated, sliced
-from aligner.mending.slips import accumulated, chained, offset, own_names
+from aligner.mending.slips import accumulated, chained, of_each, offset, own_names
 from tests.unit.mending.edited import NET, edited
 
 BREAK = "\n        "
@@ -76,3 +76,22 @@ def test_what_begins_late_may_begin_before_and_end_there(tmp_path, wrong, right)
 def test_elements_are_written_over_or_added_to(tmp_path, wrong, right):
     lines = f"y = x{BREAK}" + "{}"
     assert NET.format(lines.format(right)) in edited(tmp_path, operated, lines.format(wrong))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("y = ops.gather(x.reshape(-1, 4), n, 0)", "n + (ops.arange(x.shape[0]) * x.shape[1]).reshape(-1, 1), 0)"),
+        (
+            "y = mint.index_select(x.flatten(0, 1), 0, n)",
+            "0, n + (mint.arange(x.shape[0]) * x.shape[1]).reshape(-1, 1)",
+        ),
+        ("y = ops.reshape(x, (-1, 4))[n]", "[n + (ops.arange(x.shape[0]) * x.shape[1]).reshape(-1, 1, 1)]"),
+    ],
+)
+def test_rows_of_each_item(tmp_path, wrong, right):
+    assert any(right in text for text in edited(tmp_path, of_each, wrong))
+
+
+def test_rows_of_what_was_not_joined_stay(tmp_path):
+    assert edited(tmp_path, of_each, "y = ops.gather(x, n, 0) + x[n] + ops.gather(x.abs(), n, 0)") == []

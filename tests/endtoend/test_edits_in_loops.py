@@ -1,0 +1,160 @@
+"""Mistakes in loops: a list that grows, an item that stands still, a place that is found twice, two calls at once."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.endtoend.test_edits_of_ports import _here, answer, is_right_with_the_patch, ported  # noqa: E402, F401
+
+NET = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 12)
+        self.steps = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.last = nn.Linear(30, 6)
+
+    def forward(self, x):
+        parts = [*self.first(x).chunk(2, -1)]
+        for step in self.steps:
+            parts.append(step(parts[-1]))
+        return self.last(torch.cat(parts, -1))
+
+
+class Towers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shared = nn.Linear(6, 6)
+        self.norms = nn.ModuleList(nn.LayerNorm(6) for _ in range(3))
+
+    def forward(self, levels):
+        found = []
+        for i, x in enumerate(levels):
+            found.append(self.norms[i](self.shared(x)))
+        return torch.cat(found, 1)
+
+
+class Seeds(nn.Module):
+    def forward(self, x):
+        left = (x * x).sum(-1) + 1.0
+        seeds = []
+        for _ in range(5):
+            best = left.argmax(-1)
+            seed = x[torch.arange(len(x)), best][:, None]
+            seeds.append(seed)
+            left = left * (1.0 - torch.exp(-((seed - x) ** 2).sum(-1)))
+        return torch.cat(seeds, 1)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block, self.towers, self.seeds = Block(), Towers(), Seeds()
+
+    def forward(self, x):
+        x = self.towers([self.block(x), x[:, :4], x[:, 2:]])
+        one = x.std((1, 2), keepdim=True)
+        other = (x * x).std((1, 2), keepdim=True)
+        return self.seeds(x * (one / other))
+
+
+def build():
+    torch.manual_seed(11)
+    net = Net()
+    for norm in net.towers.norms:
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+    return net.eval(), torch.randn(3, 9, 6)
+"""
+MISTAKES = {
+    "a list that grows": [
+        ("        parts = [*self", "        parts = [first, last] = [*self"),
+        ("step(parts[-1])", "step(last)"),
+    ],
+    "an item that stands still": [("self.norms[i]", "self.norms[0]")],
+    "a place that is found twice": [
+        ("        seeds = []", "        seeds, dense = [], left"),
+        ("left = left *", "left = dense *"),
+    ],
+    "two calls at once": [
+        ("x.std((1, 2), keepdim=True)", "x.std()"),
+        ("(x * x).std((1, 2), keepdim=True)", "(x * x).std()"),
+    ],
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=[*MISTAKES])
+def test_the_patch_makes_the_port_right(tmp_path, capsys, mistake):
+    ported(tmp_path, NET, mistake)
+    found = answer(tmp_path, capsys)
+    assert all(one["edit"]["confirmed"] for one in found["origins"])
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
+DECODER = """
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.bias = nn.Linear(8, 8), nn.Linear(8, 8), nn.Embedding(9, 2)
+        self.softmax = nn.Softmax(-1)
+
+    def forward(self, x, past):
+        query, key = (layer(x).reshape(len(x), -1, 2, 4) for layer in (self.query, self.key))
+        key = key if past is None else torch.cat([past, key], 1)
+        length = key.shape[1]
+        place = torch.arange(length)
+        bias = self.bias((place[None] - place[:, None]).clamp(-4, 4) + 4)[-x.shape[1]:].permute(2, 0, 1)
+        scores = torch.einsum("bqhd,bkhd->bhqk", query, key) + bias
+        scores = scores.masked_fill(place > place[length - x.shape[1]:, None], -1e4)
+        return torch.einsum("bhqk,bkhd->bqhd", self.softmax(scores), key).flatten(2), key
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.last = Attention(), nn.Linear(8, 8)
+
+    def forward(self, x):
+        past, made = None, []
+        for start in range(4):
+            y, past = self.attention(x[:, start : start + 1], past)
+            made.append(self.last(y))
+        return torch.cat(made, 1)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), torch.randn(3, 4, 8)
+"""
+OTHERWISE = [
+    ("place[None] - place[:, None])", "place[None] - place[-x.shape[1]:, None])"),
+    ("[-x.shape[1]:].permute", ".permute"),
+    (".reshape(len(x), -1, 2, 4)", ".reshape(len(x), -1, 2, 4).transpose(1, 2)"),
+    ("torch.cat([past, key], 1)", "torch.cat([past, key], 2)"),
+    ("key.shape[1]", "key.shape[2]"),
+    ("bqhd,bkhd->bhqk", "bhqd,bhkd->bhqk"),
+    ("scores.masked_fill(place > place[length - x.shape[1]:, None], -1e4)",
+     "scores + (place > place[length - x.shape[1]:, None]) * -1e4"),
+    ("bhqk,bkhd->bqhd", "bhqk,bhkd->bqhd"),
+]  # fmt: skip
+
+
+def test_a_port_that_works_on_the_newest_part_alone_is_right(tmp_path, capsys):
+    ported(tmp_path, DECODER, OTHERWISE)
+    found = answer(tmp_path, capsys)
+    assert (found["outcome"], found["origins"]) == ("aligned", [])
+
+
+def test_a_part_of_which_something_wrong_is_made_is_wrong(tmp_path, capsys):
+    ported(tmp_path, DECODER, [*OTHERWISE, ("place[-x.shape[1]:, None])", "place[:x.shape[1], None])")])
+    found = answer(tmp_path, capsys)
+    assert (found["outcome"], found["origins"][0]["layer"]) == ("diverged", "attention")
