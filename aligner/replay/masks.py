@@ -25,6 +25,10 @@ HALF = 0.5
 TWO = 2
 """Values of a mask that says what is seen and what not."""
 
+SURE = 3
+"""Axes longer than one by which it is known what is masked, whatever other axes stand between; of two, (N, 1, 1, L) and
+(N, 1, L, 1) hide keys or queries."""
+
 
 def spread_out(wanted: Held, array: Array, dtype: str) -> bool:
     """Whether they stand for each other value by value, and one says it more often than the other.
@@ -91,7 +95,7 @@ def _cores(one: Numbers, other: Numbers) -> Optional[tuple[Numbers, Numbers]]:
     """Both without the axes that they say the same along; None where these are not the same axes of what is masked."""
     if not one.size or not other.size:
         return None
-    if squeezed(one.shape) == squeezed(other.shape):
+    if squeezed(one.shape) == squeezed(other.shape) and len(squeezed(one.shape)) >= SURE:
         one, other = one.squeeze(), other.squeeze()
     (first, places), (second, theirs) = _core(one), _core(other)
     if not places or first.shape != second.shape or places[1:] != theirs[1:]:

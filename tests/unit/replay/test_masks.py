@@ -1,0 +1,29 @@
+"""Whether two masks say the same, with axes of one between."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aligner.compare.held import Held
+from aligner.record import Key, Phase
+from aligner.replay.masks import say_the_same
+
+SEEN = np.random.default_rng(2).random((3, 4, 5)) > 0.4
+
+
+def held(values):
+    return Held(Key(0, Phase.FORWARD, "", 0, "input.1"), 0, "bool", values)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5, 1), (3, 1, 4, 5), (1, 3, 4, 5)])
+def test_of_three_axes_it_does_not_matter_where_others_stand(shape):
+    mask = np.where(SEEN, np.float32(0), np.float32(-1e4)).reshape(shape)
+    assert say_the_same(held(SEEN), mask, "float32")
+    assert not say_the_same(held(SEEN), np.where(mask == 0, np.float32(-1e4), np.float32(0))[::-1], "float32")
+
+
+def test_of_two_it_does():
+    keys, mask = SEEN[:, :1, :, None].swapaxes(2, 3), np.where(SEEN[:, 0], np.float32(0), np.float32(-1e4))
+    assert say_the_same(held(keys), mask.reshape(3, 1, 1, 5), "float32")
+    assert not say_the_same(held(keys), mask.reshape(3, 1, 5, 1), "float32")
