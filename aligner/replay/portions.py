@@ -1,4 +1,7 @@
-"""Values of a forced pass of which one side has a part: the biases of the newest token, where the other makes all."""
+"""Values of a forced pass of which the port has a part: the biases of the newest token, where the reference makes all.
+
+Layers that are given indices make of a part a part. Of others, and of what is no index, a part is another thing.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import numpy as np
 from aligner.compare.checks import OTHER_FORM, Check
 from aligner.compare.held import Held
 from aligner.compare.net import is_input
+from aligner.dtypes import DTYPES
 from aligner.replay.judgement import judged
 
 if TYPE_CHECKING:
@@ -32,7 +36,11 @@ class Portions:
     def taken(self, check: Check, wanted: Held, found: Held, frame: Frame, place: int) -> Optional[Check]:
         """The check that goes into this place for such a value; None for others."""
         call, given = (frame.path, frame.number), is_input(check.port.slot)
-        if not check.suspicious or frame.around is None or not (given or call in self._calls):
+        if (
+            not check.suspicious
+            or frame.around is None
+            or not (_are_indices(found, frame) if given else call in self._calls)
+        ):
             return None
         if not any(_same(check, one, other) for one, other in _parts(wanted, found)):
             return None
@@ -54,13 +62,17 @@ class Portions:
                 checks[place] = check
 
 
+def _are_indices(found: Held, frame: Frame) -> bool:
+    return DTYPES[found.dtype].exact and found.dtype != "bool" and not frame.inner
+
+
 def _parts(wanted: Held, found: Held) -> Iterator[tuple[Held, Held]]:
-    """Both as long as the shorter one, at either end of the axis in which alone they differ."""
+    """Both as long as the port's, at either end of the axis in which alone it is shorter."""
     if len(wanted.shape) != len(found.shape) or 0 in (*wanted.shape, *found.shape):
         return
     axes = [axis for axis, sizes in enumerate(zip(wanted.shape, found.shape)) if sizes[0] != sizes[1]]
-    if len(axes) == 1:
-        length = min(wanted.shape[axes[0]], found.shape[axes[0]])
+    if len(axes) == 1 and found.shape[axes[0]] < wanted.shape[axes[0]]:
+        length = found.shape[axes[0]]
         for end in (slice(None, length), slice(-length, None)):
             yield tuple(  # type: ignore[misc]  # of two
                 Held(one.key, one.order, one.dtype, np.ascontiguousarray(one.raw()[(slice(None),) * axes[0] + (end,)]))
