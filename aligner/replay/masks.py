@@ -26,8 +26,8 @@ TWO = 2
 """Values of a mask that says what is seen and what not."""
 
 SURE = 3
-"""Axes longer than one by which it is known what is masked, whatever other axes stand between; of two, (N, 1, 1, L) and
-(N, 1, L, 1) hide keys or queries."""
+"""Axes longer than one by which it is known what is masked, though one of one stands behind them; of two it is not
+known whether they hide keys or queries."""
 
 
 def spread_out(wanted: Held, array: Array, dtype: str) -> bool:
@@ -95,8 +95,9 @@ def _cores(one: Numbers, other: Numbers) -> Optional[tuple[Numbers, Numbers]]:
     """Both without the axes that they say the same along; None where these are not the same axes of what is masked."""
     if not one.size or not other.size:
         return None
-    if squeezed(one.shape) == squeezed(other.shape) and len(squeezed(one.shape)) >= SURE:
-        one, other = one.squeeze(), other.squeeze()
+    for first, second in ((one, other), (other, one)):
+        if first.shape == (*second.shape, 1) and len(squeezed(first.shape)) >= SURE:
+            one, other = one.reshape(second.shape), other.reshape(second.shape)
     (first, places), (second, theirs) = _core(one), _core(other)
     if not places or first.shape != second.shape or places[1:] != theirs[1:]:
         return None

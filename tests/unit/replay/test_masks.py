@@ -17,9 +17,10 @@ def held(values):
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5, 1), (3, 1, 4, 5), (1, 3, 4, 5)])
-def test_of_three_axes_it_does_not_matter_where_others_stand(shape):
+def test_of_three_axes_one_of_one_before_or_behind_does_not_matter(shape):
     mask = np.where(SEEN, np.float32(0), np.float32(-1e4)).reshape(shape)
     assert say_the_same(held(SEEN), mask, "float32")
+    assert not say_the_same(held(SEEN), mask.reshape(3, 4, 1, 5), "float32")
     assert not say_the_same(held(SEEN), np.where(mask == 0, np.float32(-1e4), np.float32(0))[::-1], "float32")
 
 
