@@ -131,7 +131,8 @@ def of_each(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
 def _gathered(node: ast.AST) -> Optional[tuple[ast.expr, ast.expr]]:
     """What rows are taken of, and which."""
     if isinstance(node, ast.Subscript):
-        return node.value, node.slice
+        plain = isinstance(node.slice, (ast.Slice, ast.Tuple, ast.Constant))
+        return None if plain else (node.value, node.slice)
     if not isinstance(node, ast.Call) or len(node.args) != GATHER:
         return None
     place = {"gather": 1, "index_select": 2}.get(ast.unparse(node.func).rpartition(".")[2])

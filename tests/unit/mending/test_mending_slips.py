@@ -94,4 +94,9 @@ def test_rows_of_each_item(tmp_path, wrong, right):
 
 
 def test_rows_of_what_was_not_joined_stay(tmp_path):
-    assert edited(tmp_path, of_each, "y = ops.gather(x, n, 0) + x[n] + ops.gather(x.abs(), n, 0)") == []
+    assert (
+        edited(
+            tmp_path, of_each, "y = ops.gather(x, n, 0) + x[n] + ops.gather(x.abs(), n, 0) + x.reshape(-1, 4)[0, :2]"
+        )
+        == []
+    )
