@@ -12,7 +12,7 @@ call is, or where each side hands out as many; else either side has something th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,18 +50,25 @@ def matched_outputs(one: Sequence[Entry], other: Sequence[Entry], known: dict[st
         return list(zip(one, other))
     pairs = by_value(one, other)
     known.update((first.key.slot, second.key.slot) for first, second in pairs)
-    left = _left(one, other, pairs)
-    slots = {entry.key.slot: entry for entry in left[1]}
-    for entry in left[0]:
-        found = slots.get(known.get(entry.key.slot, ""))
-        pairs += [(entry, found)] if found is not None and math.prod(found.shape) == math.prod(entry.shape) else []
+    pairs += told(*unpaired(one, other, pairs), known)
     if positional([*one, *other]) and _crossed(other, pairs):
         return _by_form(one, other, lambda entry: entry.key.slot)
     for form in (_place, _shape, _squeezed):
-        pairs += _by_form(*_left(one, other, pairs), form)
+        pairs += _by_form(*unpaired(one, other, pairs), form)
     if not pairs or len(one) == len(other):
-        pairs += zip(*_left(one, other, pairs))
+        pairs += zip(*unpaired(one, other, pairs))
     return sorted(pairs, key=lambda pair: pair[0].order)
+
+
+def told(one: Sequence[Entry], other: Sequence[Entry], known: Mapping[str, str]) -> Matched:
+    """Pairs of values of as many elements by what calls before this one have told of their slots."""
+    slots = {entry.key.slot: entry for entry in other}
+    pairs = []
+    for entry in one:
+        found = slots.get(known.get(entry.key.slot, ""))
+        if found is not None and math.prod(found.shape) == math.prod(entry.shape):
+            pairs.append((entry, slots.pop(found.key.slot)))
+    return pairs
 
 
 def positional(entries: Sequence[Entry]) -> bool:
@@ -69,7 +76,8 @@ def positional(entries: Sequence[Entry]) -> bool:
     return all(part.isdigit() for entry in entries for part in entry.key.slot.split(".")[1:])
 
 
-def _left(one: Sequence[Entry], other: Sequence[Entry], pairs: Matched) -> tuple[list[Entry], list[Entry]]:
+def unpaired(one: Sequence[Entry], other: Sequence[Entry], pairs: Matched) -> tuple[list[Entry], list[Entry]]:
+    """What is in none of these pairs."""
     taken = {id(entry) for pair in pairs for entry in pair}
     return [e for e in one if id(e) not in taken], [e for e in other if id(e) not in taken]
 

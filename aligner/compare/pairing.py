@@ -14,7 +14,7 @@ from aligner.compare.folded import ends
 from aligner.compare.layers import Pairing
 from aligner.compare.looped import loops
 from aligner.compare.net import CallId, is_input
-from aligner.compare.outputs import by_value, matched_outputs
+from aligner.compare.outputs import by_value, matched_outputs, told, unpaired
 from aligner.compare.pieces import pieces
 from aligner.compare.spread import squeezed
 from aligner.compare.tables import tables
@@ -112,16 +112,15 @@ def _by_side(
     `slots` tells which output of the port stands for which of the reference's, if that is known; else it is told.
     `earlier` are those of which what they hold has told it in calls of the same layer before.
     """
-    given, ours, theirs = _by_slot(
-        [e for e in one if is_input(e.key.slot)], [e for e in other if is_input(e.key.slot)], {}
-    )
+    ours, theirs = ([e for e in entries if is_input(e.key.slot)] for entries in (one, other))
+    given, ours, theirs = _by_slot(ours, theirs, {}, earlier)
     for form, entry in () if slots else tables(ours, theirs):
         given.append(Pair(_as_entry(form), entry))
         ours, theirs = [e for e in ours if e is not form.entry], [e for e in theirs if e is not entry]
     left = ours, theirs
     ours, theirs = ([e for e in entries if not is_input(e.key.slot)] for entries in (one, other))
     if slots:  # their gradients
-        found = _by_slot(ours, theirs, slots)
+        found = _by_slot(ours, theirs, slots, {})
     else:
         matched = matched_outputs(ours, theirs, earlier)
         slots.update((a.key.slot, b.key.slot) for a, b in matched)
@@ -132,10 +131,10 @@ def _by_side(
 
 
 def _by_slot(
-    one: Sequence[Entry], other: Sequence[Entry], known: Mapping[str, str]
+    one: Sequence[Entry], other: Sequence[Entry], known: Mapping[str, str], earlier: dict[str, str]
 ) -> tuple[list[Pair], list[Entry], list[Entry]]:
-    """Pairs of equal slots (or of the port's slots by `known`), then of what holds the same, then of equal shapes in
-    order.
+    """Pairs of equal slots (or of the port's slots by `known`), then of what holds the same, or has held it `earlier`,
+    then of equal shapes in order.
 
     Slots of other sizes come last: a side may have an argument more, and others behind it.
     """
@@ -143,8 +142,11 @@ def _by_slot(
     wanted = {known.get(entry.key.slot, entry.key.slot): entry for entry in one}
     pairs = [Pair(e, slots[slot]) for slot, e in wanted.items() if slot in slots and _size(e) == _size(slots[slot])]
     ours, theirs = _left(pairs, one, other)
-    pairs += (same := [Pair(*pair) for pair in by_value(ours, theirs)])
-    rest, ours, theirs = _by_form(*_left(same, ours, theirs), (_shape, _squeezed))
+    same = by_value(ours, theirs)
+    earlier.update((first.key.slot, second.key.slot) for first, second in same)
+    same += told(*unpaired(ours, theirs, same), earlier)
+    pairs += (held := [Pair(*pair) for pair in same])
+    rest, ours, theirs = _by_form(*_left(held, ours, theirs), (_shape, _squeezed))
     slots = {entry.key.slot: entry for entry in theirs}
     last = [Pair(e, slots[slot]) for slot, e in wanted.items() if slot in slots and any(e is left for left in ours)]
     return pairs + rest + last, *_left(last, ours, theirs)

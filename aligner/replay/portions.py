@@ -56,7 +56,8 @@ class Portions:
             return
         self._waiting = [one for one in self._waiting if one[0] is not frame]
         before = {(check.port.layer, check.port.slot) for check in checks[: frame.first] if check.suspicious}
-        since = (check for at, check in enumerate(checks) if at >= frame.first and at not in frame.doubtful)
+        since = (c for at, c in enumerate(checks) if at >= frame.first and at not in frame.doubtful)
+        since = (c for c in since if not (is_input(c.port.slot) and c.port.layer == frame.path))  # none of its making
         if any(check.suspicious and (check.port.layer, check.port.slot) not in before for check in since):
             for place, check in mine:
                 checks[place] = check

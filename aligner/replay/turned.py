@@ -12,7 +12,7 @@ from aligner.compare.checks import LIMIT, OTHER_FORM, Check
 from aligner.compare.held import Held
 from aligner.compare.net import is_input
 from aligner.record import Key
-from aligner.replay.forms import Axes, joined, laid, laid_out, mask_like, other_orders
+from aligner.replay.forms import Axes, joined, laid, laid_out, mask_like, other_orders, squeezed
 from aligner.replay.judgement import judged
 
 MOST = 8
@@ -50,20 +50,23 @@ class Turned:
         is trusted, or made of what was `given` so.
         """
         alike, slot = check.deviation is not None, (check.port.layer, check.port.slot)
+        telling = not alike and squeezed(wanted.shape) != squeezed(found.shape)
         if not check.suspicious or (alike and not (given or is_input(check.port.slot) or slot in self._slots)):
             return check, wanted
         shapes, array = (wanted.shape, found.shape), found.raw()
         order = laid_out(wanted, array, found.dtype, LIMIT * check.expected)
         if order is not None and not mask_like(wanted):
             self._seen.update({} if alike else {shapes: order})
-            self._slots.update({} if alike else {slot: order})
+            self._slots.update({slot: order} if telling else {})
         if order is None and wanted.shape != found.shape and not mask_like(wanted):
             order = self._seen.get(shapes) or self._likely(shapes)
         if order is not None and alike and is_input(check.port.slot):
             self.exchanged.add(check.port)
             order = order if check.port in self.trusted or self._slots.get(slot) == order else None
-        if order is None:
+        if order is None and (order := self._slots.get(slot) if alike else None) is None:
             return check, wanted
+        if telling:
+            self._slots.setdefault(slot, order)
         self.orders[check.port] = order
         put = laid(wanted, order, found.shape)
         place = (check.where, check.owner, check.between)
