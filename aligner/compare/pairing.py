@@ -58,22 +58,26 @@ def pair_records(reference: Dump, port: Dump, pairing: Pairing) -> list[Pair]:
     theirs = _grouped(port, {key for part in known for key in part.keys(1)})
     single = pairing.single
     handed: dict[object, dict[str, str]] = {}
-    before: dict[str, dict[str, str]] = {}
+    elsewhere: dict[str, dict[str, str]] = {}
     owners: dict[str, list[str]] = {}
     for pair in pairing.layers:
         owners.setdefault(pair.reference, []).append(pair.port)
-    for group, entries in _grouped(reference, {key for part in known for key in part.keys(0)}).items():
-        left = entries
-        for other in _counterparts(group, pairing, single, owners):
-            if other in theirs:
-                if group[1] in CALLS:
-                    slots = handed.setdefault((group[0], *group[2:]), {})
-                    earlier = before.setdefault(group[2], {})
-                    matched, left, theirs[other] = _by_side(left, theirs[other], slots, earlier)
-                else:
-                    matched, left, theirs[other] = _by_role(left, theirs[other])
-                pairs += matched
-        pairs += [Pair(entry, None) for entry in left]
+    left = _grouped(reference, {key for part in known for key in part.keys(0)})
+    between = [(group, other) for group in left for other in _counterparts(group, pairing, single, owners)]
+    between = [(group, other) for group, other in between if other in theirs]
+    for group, other in between:
+        if group[1] in CALLS:
+            slots = handed.setdefault((group[0], *group[2:]), {})
+            told_so_far = elsewhere.setdefault(group[2], {})
+            matched, left[group], theirs[other] = _by_side(left[group], theirs[other], slots, told_so_far)
+        else:
+            matched, left[group], theirs[other] = _by_role(left[group], theirs[other])
+        pairs += matched
+    for group, other in between:  # what later calls have told
+        rest = told(left[group], theirs[other], elsewhere.get(group[2], {}))
+        left[group], theirs[other] = unpaired(left[group], theirs[other], rest)
+        pairs += [Pair(*pair) for pair in rest]
+    pairs += [Pair(entry, None) for entries in left.values() for entry in entries]
     pairs += [Pair(None, entry) for entries in theirs.values() for entry in entries]
     return pairs
 
@@ -110,7 +114,7 @@ def _by_side(
     """Pairs of a call's inputs by equal slots and then by order, of its outputs by what they hold where slots differ.
 
     `slots` tells which output of the port stands for which of the reference's, if that is known; else it is told.
-    `earlier` are those of which what they hold has told it in calls of the same layer before.
+    `earlier` are those of which what they hold has told it in calls of the same layer before, and is told more.
     """
     ours, theirs = ([e for e in entries if is_input(e.key.slot)] for entries in (one, other))
     given, ours, theirs = _by_slot(ours, theirs, {}, earlier)

@@ -13,14 +13,20 @@ WORDS = (
     ("zeros", "border", "reflection"),
     ("constant", "reflect", "replicate", "edge", "symmetric", "circular"),
     ("none", "tanh"),
+    ("none", "add", "mul"),
     ("ij", "xy"),
     ("left", "right"),
     ("floor", "trunc"),
 )
 """Arguments that are told by a word, each with the others that may stand there."""
 
-UNTOLD = {"meshgrid": ("indexing", "'ij'"), "std": ("ddof", "1"), "var": ("ddof", "1")}
-"""By the name of a function what torch does and MindSpore's does only if it is told so."""
+UNTOLD = {
+    "meshgrid": ("indexing", "'ij'"),
+    "std": ("ddof", "1"),
+    "var": ("ddof", "1"),
+    "tensor_scatter_elements": ("reduction", "'add'"),
+}
+"""By the name of a function what torch does, or another one of its, and MindSpore's does only if it is told so."""
 
 REDUCING = ("mean", "sum", "std", "var", "amax", "amin", "norm", "softmax")
 """Functions that are told the axes that they take together."""
@@ -36,7 +42,7 @@ def switched(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
             for node in (*call.args, *(one.value for one in call.keywords)):
                 known = node.value if isinstance(node, ast.Constant) else None
                 others = [str(not known)] if isinstance(known, bool) else []
-                words = next((group for group in WORDS if known in group), ()) if isinstance(known, str) else ()
+                words = [word for group in WORDS if known in group for word in group]
                 quote = sources.words(file, node)[:1]
                 for text in (*others, *(f"{quote}{one}{quote}" for one in words if one != known)):
                     yield (Edit(file, *sources.span(file, node), text),)

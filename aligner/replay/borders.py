@@ -247,6 +247,9 @@ class Borders:
             for one in mine if ends else ():  # it goes on as it is, and so do they
                 one.code = outer
             return (), check
+        beside = is_input(check.port.slot) and check.port.slot != FIRST
+        if check.suspicious and beside and all(one.seen for one in mine):  # it may be in a form of its own
+            return (), check
         if check.suspicious and not all(check.error < LITTLE * min(one.check.error, 1.0) for one in mine):
             self._open = [one for one in self._open if all(one is not other for other in mine)]
             self.refuted.update(one.check.port for one in mine if one.comparable or is_input(one.check.port.slot))

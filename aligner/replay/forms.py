@@ -135,9 +135,9 @@ def tells_other_things(wanted: Held, array: Array, dtype: str) -> bool:
 
 
 def in_other_words(wanted: Held, array: Array, dtype: str) -> bool:
-    """Whether one side says by numbers what the other says by true and false, and may mean the same by it."""
-    apart = DTYPES[wanted.dtype].exact != DTYPES[dtype].exact
-    return apart and "bool" in (wanted.dtype, dtype) and not tells_other_things(wanted, array, dtype)
+    """Whether one side says by numbers, or by false, what the other says by true, and may mean the same by it."""
+    apart = DTYPES[wanted.dtype].exact != DTYPES[dtype].exact and "bool" in (wanted.dtype, dtype)
+    return (apart or wanted.dtype == dtype == "bool") and not tells_other_things(wanted, array, dtype)
 
 
 def are_indices(wanted: Held, array: Array, dtype: str) -> bool:

@@ -71,6 +71,12 @@ def hides_as_before(wanted: Held, own: Array, found: Array) -> bool:
     return bool(np.array_equal(now[0] if hides else ~now[0], now[1]))
 
 
+def in_its_words(wanted: Array, found: Array) -> Array:
+    """A mask of true and false the way round in which most of another one says the same."""
+    otherwise = wanted.shape == found.shape and bool(np.mean(wanted != found) > HALF)
+    return np.logical_not(wanted) if otherwise else wanted
+
+
 def is_additive(mask: Array) -> bool:
     """Whether it hides by what is added to scores."""
     return bool((_numbers(mask) <= -HIDDEN).any())

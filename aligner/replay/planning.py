@@ -62,7 +62,7 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     short = usual(pairs, port.header.get("amp"))
     cast = {layers[layer]: dtype for layer, dtype in switched(port).items() if layer in layers}
     guessed = {pair.port for pair in pairing.layers if pair.by == "structure"}
-    moved = uses(pairs, port.calls, around, guessed)
+    moved = uses(pairs, port.calls, around | _recut(pairs), guessed)
     known = entries, calls, missing, _uneven(pairs, pairing), _results(pairs), layers
     return Plan(*known, short, lowered(reference), cast, uses=moved, made=Within(reference).makes)
 
@@ -84,6 +84,13 @@ def _missing(pairs: Sequence[Pair], pairing: Pairing) -> Mapping[tuple[int, Call
         (step, call): [entry for entry in entries if (step, call, entry.content) not in given]
         for (step, call), entries in found.items()
     }
+
+
+def _recut(pairs: Sequence[Pair]) -> Set[str]:
+    """The port's layers that take or hand on what their counterparts do not: they have other code inside."""
+    both = {pair.port.key.layer for pair in pairs if pair.reference is not None and pair.port is not None}
+    alone = {pair.key.layer for pair in pairs if pair.reference is None and pair.key.phase is Phase.FORWARD}
+    return both & alone - {""}
 
 
 def _uneven(pairs: Sequence[Pair], pairing: Pairing) -> Set[tuple[int, CallId]]:

@@ -35,7 +35,7 @@ from aligner.replay.forms import (
 from aligner.replay.frames import Frame, Plan
 from aligner.replay.judgement import Place, judged, unexcused, without_effect
 from aligner.replay.lent import Lent
-from aligner.replay.masks import say_the_same, spread_out
+from aligner.replay.masks import in_its_words, say_the_same, spread_out
 from aligner.replay.overflow import Overflow
 from aligner.replay.own import Own
 from aligner.replay.portions import Portions
@@ -65,12 +65,10 @@ class Values:
         self.plan = plan
         self.settle: Callable[[], None] = lambda: None  # called before a value of the port's code is overwritten
         self.unheard: Callable[[], bool] = lambda: False  # called where code raises that may be heard in its source
-        self.taken = False
-        """The port's code handed on another value of the reference than the one that was due."""
+        self.taken = False  # the port's code handed on another value of the reference than the one that was due
         self.spared: dict[int, bool] = {}
         """By step: whether such a value is left as it is, for those who are to get it."""
-        self.free: set[tuple[str, int]] = set()
-        """Calls that raised on the reference's inputs and are left with their own."""
+        self.free: set[tuple[str, int]] = set()  # calls that raised on the reference's inputs and keep their own
         self.odd: set[tuple[str, int]] = set()
         """Calls of this run that made another shape than the reference's."""
         self.shared: set[int] = set()
@@ -163,7 +161,8 @@ class Values:
                 return None
         if check.reason == OTHER_FORM:
             self.checks.append(check)
-            return None if is_input(address.slot) else self._other(wanted, found.raw(), found.dtype)
+            kept = is_input(address.slot) or len(self.checks) - 1 in self._said
+            return None if kept else self._other(wanted, found.raw(), found.dtype)
         if check.suspicious and owner is not None and place[0] == "glue" and not doubtful:
             check = self._settled(owner, check, wanted, found)
         if check.suspicious and self.watched is None:
@@ -367,6 +366,7 @@ class Values:
         one, other = DTYPES[wanted.dtype], DTYPES[dtype]
         if not as_it_is and value.size == array.size and squeezed(value.shape) == squeezed(array.shape):
             value = value.reshape(array.shape)
+        value = in_its_words(value, array) if word == dtype == "bool" else value
         if self.disturb is not None and not one.exact:
             value = encode(self.disturb(decode(value, word), word), word)
         if self.plan.given is not None and not one.exact and "complex" not in word:
