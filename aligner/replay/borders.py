@@ -230,7 +230,7 @@ class Borders:
         """Whether this call waits for what is made of its other arguments."""
         return any(_one_call(one.check.port, port) for one in self._open)
 
-    def opened(self, check: Check, code: Code, outer: Code) -> tuple[Sequence[Check], Check]:
+    def opened(self, check: Check, found: Held, code: Code, outer: Code) -> tuple[Sequence[Check], Check]:
         """What a value that `code` makes tells of those that wait: their checks, and its own, as they are to be told.
 
         If what the code makes is right until it ends, they are: their layers end elsewhere. If not, it comes of them,
@@ -247,9 +247,9 @@ class Borders:
             for one in mine if ends else ():  # it goes on as it is, and so do they
                 one.code = outer
             return (), check
-        beside = is_input(check.port.slot) and check.port.slot != FIRST
-        if check.suspicious and beside and all(one.seen for one in mine):  # it may be in a form of its own
-            return (), check
+        beside = check.suspicious and is_input(check.port.slot) and check.port.slot != FIRST
+        if beside and all(one.seen for one in mine) and prints.taken(found.raw()) not in [one.value for one in mine]:
+            return (), check  # it may be in a form of its own
         if check.suspicious and not all(check.error < LITTLE * min(one.check.error, 1.0) for one in mine):
             self._open = [one for one in self._open if all(one is not other for other in mine)]
             self.refuted.update(one.check.port for one in mine if one.comparable or is_input(one.check.port.slot))

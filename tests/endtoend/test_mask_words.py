@@ -184,3 +184,37 @@ def test_a_mask_on_another_axis_is_who_made_its_however_far_it_is_handed_on(tmp_
     ids[0, 5:] = ids[1, 3:] = 0
     found = compared(tmp_path, telling(Passed()), Passed(keys=False), ids)
     assert [(layer, where) for layer, where, _ in places(found)] == [("", "glue")]
+
+
+class Front(nn.Module):
+    """Makes the mask itself, of lengths, and hands it on in its words."""
+
+    def __init__(self, words, late=0):
+        super().__init__()
+        self.embed, self.words, self.late = nn.Linear(3, WIDE), words, late
+
+    def forward(self, x, count):
+        keep = torch.arange(x.shape[1]) < count[:, None] + self.late
+        return self.embed(x), WORDS[self.words](keep)
+
+
+class Fronted(nn.Module):
+    def __init__(self, words, late=0, least=0.0):
+        super().__init__()
+        self.front, self.attention, self.head = Front(words, late), Attention(words, False), nn.Linear(WIDE, 4)
+        self.least = least
+
+    def forward(self, x, count):
+        x, mask = self.front(x, count)
+        return torch.where(self.head(x + self.attention(x, mask)) > self.least, 1.5, x[..., :4])
+
+
+@pytest.mark.parametrize("one", ["keeps", "added"])
+@pytest.mark.parametrize(
+    ("wrong", "where"), [({}, []), ({"least": 0.4}, [("", "glue")]), ({"late": 1}, [("front", "glue")])]
+)
+def test_of_a_mask_that_a_layer_hands_on_the_mistake_is_told_and_no_reader_of_it(tmp_path, one, wrong, where):
+    torch.manual_seed(1)
+    inputs = torch.randn(3, 7, 3), torch.tensor([5, 3, 7])
+    found = compared(tmp_path, telling(Fronted(one)), Fronted("hides", **wrong), *inputs)
+    assert [place[:2] for place in places(found)] == where

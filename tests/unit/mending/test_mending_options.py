@@ -14,6 +14,7 @@ from tests.unit.mending.edited import edited
         ("resize(x, mode='nearest', align_corners=True)", ["resize(x, mode='bilinear', align_corners=True)"]),
         ("resize(x, 2, True)", ["resize(x, 2, False)"]),
         ('gelu(x, approximate="none")', ['gelu(x, approximate="tanh")']),
+        ("scatter(x, n, x, reduction='none')", ["scatter(x, n, x, reduction='add')"]),
         ("f(x, 'words', 1, None)", []),
     ],
 )
@@ -36,3 +37,8 @@ def test_what_torch_need_not_be_told(tmp_path):
         "y, z = ops.meshgrid(x, n, indexing='ij')\n        y = ops.std(x, ddof=1) + x.var(0)",
         "y, z = ops.meshgrid(x, n)\n        y = ops.std(x, ddof=1) + x.var(0, ddof=1)",
     ]
+
+
+def test_what_is_scattered_is_added_where_torch_says_so_by_the_name(tmp_path):
+    found = edited(tmp_path, untold, "y = ops.tensor_scatter_elements(x, n, x, axis=1)")
+    assert "y = ops.tensor_scatter_elements(x, n, x, axis=1, reduction='add')\n" in found[0]

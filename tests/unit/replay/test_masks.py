@@ -7,7 +7,8 @@ import pytest
 
 from aligner.compare.held import Held
 from aligner.record import Key, Phase
-from aligner.replay.masks import say_the_same
+from aligner.replay.forms import in_other_words
+from aligner.replay.masks import in_its_words, say_the_same
 
 SEEN = np.random.default_rng(2).random((3, 4, 5)) > 0.4
 
@@ -28,3 +29,12 @@ def test_of_two_it_does():
     keys, mask = SEEN[:, :1, :, None].swapaxes(2, 3), np.where(SEEN[:, 0], np.float32(0), np.float32(-1e4))
     assert say_the_same(held(keys), mask.reshape(3, 1, 1, 5), "float32")
     assert not say_the_same(held(keys), mask.reshape(3, 1, 5, 1), "float32")
+
+
+def test_true_for_false_are_other_words_and_a_few_others_are_none():
+    wrong = ~SEEN
+    wrong[0, 0, 0] ^= True
+    assert in_other_words(held(SEEN), ~SEEN, "bool")
+    assert not in_other_words(held(SEEN), wrong, "bool")
+    assert np.array_equal(in_its_words(SEEN, wrong), ~SEEN)
+    assert np.array_equal(in_its_words(SEEN, ~wrong), SEEN)
