@@ -103,7 +103,7 @@ CASES = {
         lambda: (torch.randn(4, 6, 8), torch.randint(0, 5, (4, 6))),
         scattered,
         overwritten,
-        LINE,
+        EDIT,
     ),
     "remainder": (
         embedding,
