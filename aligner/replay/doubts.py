@@ -83,7 +83,8 @@ class Doubts:
         others = {self._values.checks[place].port for place in frame.misled}
         counted = self._values.indices - others  # each of the reference's is always the same other one
         self.strange |= {c.port for c in doubts if formed and (_is_strange(c, self._values) or c.port in counted)}
-        sooner = [place for place in frame.doubtful if self._values.checks[place].port not in self._values.words]
+        masks = {port for port in self._values.words if self._values.plan.entries[port].dtype == "bool"}
+        sooner = [place for place in frame.doubtful if self._values.checks[place].port not in masks]
         blamed = misled or sooner or frame.doubtful if wrong else ()  # one that says other things, before other words
         for place in [place for place in frame.doubtful if place not in blamed]:
             self._values.checks[place] = replace(self._values.checks[place], error=0.0, reason=OTHER_FORM)
