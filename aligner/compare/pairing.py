@@ -14,7 +14,7 @@ from aligner.compare.folded import ends
 from aligner.compare.layers import Pairing
 from aligner.compare.looped import loops
 from aligner.compare.net import CallId, is_input
-from aligner.compare.outputs import by_value, matched_outputs, told, unpaired
+from aligner.compare.outputs import by_value, matched_outputs, positional, told, unpaired
 from aligner.compare.pieces import pieces
 from aligner.compare.spread import squeezed
 from aligner.compare.tables import tables
@@ -113,11 +113,15 @@ def _by_side(
 ) -> tuple[list[Pair], list[Entry], list[Entry]]:
     """Pairs of a call's inputs by equal slots and then by order, of its outputs by what they hold where slots differ.
 
+    Where a side is given more, places alone are no slots: what they hold comes first, for others may stand before it.
+
     `slots` tells which output of the port stands for which of the reference's, if that is known; else it is told.
     `earlier` are those of which what they hold has told it in calls of the same layer before, and is told more.
     """
     ours, theirs = ([e for e in entries if is_input(e.key.slot)] for entries in (one, other))
-    given, ours, theirs = _by_slot(ours, theirs, {}, earlier)
+    shifted = by_value(*map(_in_places, (ours, theirs))) if len(ours) != len(theirs) else []
+    given, ours, theirs = _by_slot(*unpaired(ours, theirs, shifted), {}, earlier)
+    given += [Pair(*pair) for pair in shifted]
     for form, entry in () if slots else tables(ours, theirs):
         given.append(Pair(_as_entry(form), entry))
         ours, theirs = [e for e in ours if e is not form.entry], [e for e in theirs if e is not entry]
@@ -154,6 +158,10 @@ def _by_slot(
     slots = {entry.key.slot: entry for entry in theirs}
     last = [Pair(e, slots[slot]) for slot, e in wanted.items() if slot in slots and any(e is left for left in ours)]
     return pairs + rest + last, *_left(last, ours, theirs)
+
+
+def _in_places(entries: Sequence[Entry]) -> list[Entry]:
+    return [entry for entry in entries if positional([entry])]
 
 
 def _left(pairs: Sequence[Pair], one: Sequence[Entry], other: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:

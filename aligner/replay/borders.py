@@ -5,7 +5,8 @@
     later  values that the port makes later than the layer of the same name does in the reference (the activation is
            a line behind the norm, or the residual is added one level higher)
     passed what a layer only passes on (an Identity, dropout that is silent): it stands wherever its author put it
-    around what layers that hold others are given and hand on: they begin and end where their author has cut
+    around what layers that hold others, or take or hand on what their counterparts do not, are given and hand on: they
+           begin and end where their author has cut
 
 All are read from the free run's dumps: the first two by which values are the same on either side, whatever they are.
 Whether they are right is found out in the forced pass, where they are made of right ones.
@@ -51,14 +52,15 @@ class Uses:
     passed: frozenset[Key] = frozenset()
     """Addresses of layers that hand on what they are given on both sides, and were paired by likeness alone."""
     around: frozenset[str] = frozenset()
-    """The port's layers that others run inside of, without the net itself."""
+    """The port's layers that others run inside of, or that have other code inside, without the net itself."""
     standing: Standing = field(default_factory=Standing)
 
 
 def uses(pairs: Sequence[Pair], calls: Iterable[Call], around: Set[str], guessed: Set[str]) -> Uses:
     """Read them from the pairs of a free run and the port's calls. The net's own border is where it is.
 
-    `around` are the port's layers with others inside, `guessed` those whose counterparts likeness alone has told.
+    `around` are the port's layers with others or other code inside, `guessed` those whose counterparts likeness alone
+    has told.
 
     What a layer is given counts for what is used inside it alone: a right value in the wrong place is wrong.
     """
@@ -230,7 +232,7 @@ class Borders:
         """Whether this call waits for what is made of its other arguments."""
         return any(_one_call(one.check.port, port) for one in self._open)
 
-    def opened(self, check: Check, found: Held, code: Code, outer: Code) -> tuple[Sequence[Check], Check]:
+    def opened(self, check: Check, code: Code, outer: Code) -> tuple[Sequence[Check], Check]:
         """What a value that `code` makes tells of those that wait: their checks, and its own, as they are to be told.
 
         If what the code makes is right until it ends, they are: their layers end elsewhere. If not, it comes of them,
@@ -247,9 +249,6 @@ class Borders:
             for one in mine if ends else ():  # it goes on as it is, and so do they
                 one.code = outer
             return (), check
-        beside = check.suspicious and is_input(check.port.slot) and check.port.slot != FIRST
-        if beside and all(one.seen for one in mine) and prints.taken(found.raw()) not in [one.value for one in mine]:
-            return (), check  # it may be in a form of its own
         if check.suspicious and not all(check.error < LITTLE * min(one.check.error, 1.0) for one in mine):
             self._open = [one for one in self._open if all(one is not other for other in mine)]
             self.refuted.update(one.check.port for one in mine if one.comparable or is_input(one.check.port.slot))

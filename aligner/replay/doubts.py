@@ -83,8 +83,7 @@ class Doubts:
         others = {self._values.checks[place].port for place in frame.misled}
         counted = self._values.indices - others  # each of the reference's is always the same other one
         self.strange |= {c.port for c in doubts if formed and (_is_strange(c, self._values) or c.port in counted)}
-        masks = {port for port in self._values.words if self._values.plan.entries[port].dtype == "bool"}
-        sooner = [place for place in frame.doubtful if self._values.checks[place].port not in masks]
+        sooner = [place for place in frame.doubtful if not self._is_mask(self._values.checks[place])]
         blamed = misled or sooner or frame.doubtful if wrong else ()  # one that says other things, before other words
         for place in [place for place in frame.doubtful if place not in blamed]:
             self._values.checks[place] = replace(self._values.checks[place], error=0.0, reason=OTHER_FORM)
@@ -132,6 +131,11 @@ class Doubts:
             and all(_is_clean(check) for check in made)
         }
         self.right |= asked - mended
+
+    def _is_mask(self, check: Check) -> bool:
+        """Whether it is a mask of true and false in other words."""
+        entry = self._values.plan.entries.get(check.port)
+        return check.port in self._values.words and entry is not None and entry.dtype == "bool"
 
     def _taken_turned(self, frame: Frame, made: int) -> bool:
         """Whether a layer is given its arguments in another order of axes, and so may take them: a norm of the last

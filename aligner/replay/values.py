@@ -273,7 +273,7 @@ class Values:
             if due.suspicious:
                 due = replace(due, kept=self.keep(due.port, found.dtype, found.raw()))
             self._amend(due)
-        excused, check = self.borders.opened(check, found, around if given else here, around)
+        excused, check = self.borders.opened(check, around if given else here, around)
         for due in excused:
             self._amend(due)
         return check, other

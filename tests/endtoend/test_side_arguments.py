@@ -8,6 +8,10 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - only after it is known to be there
 from torch.nn import functional as F  # noqa: E402 - as above
 
+from aligner.compare.layers import pair_layers  # noqa: E402 - as above
+from aligner.compare.net import survey  # noqa: E402 - as above
+from aligner.compare.pairing import pair_records  # noqa: E402 - as above
+from aligner.dump.reader import open_dump  # noqa: E402 - as above
 from tests.endtoend import pairs  # noqa: E402 - as above
 
 WIDTH, LENGTH = 8, 6
@@ -217,3 +221,35 @@ class Twice(nn.Module):
 def test_what_a_port_alone_is_given_is_not_blamed_for_what_is_wrong_inside(tmp_path, scale, wanted):
     net, port = telling(Twice(False, 0.4)), telling(Twice(True, scale))
     assert pairs.places(compared(tmp_path, net, port)) == wanted
+
+
+class Head(nn.Module):
+    """Given counts as well, or not."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 3)
+
+    def forward(self, x, *more):
+        return self.linear(x) / more[-1][:, None]
+
+
+class Counted(nn.Module):
+    """The head's last argument is the volume."""
+
+    def __init__(self, counted):
+        super().__init__()
+        self.first, self.head, self.counted = nn.Linear(8, 8), Head(), counted
+
+    def forward(self, x, counts, volume):
+        return self.head(self.first(x), *((counts, volume) if self.counted else (volume,)))
+
+
+def test_an_argument_behind_one_that_the_port_leaves_out_is_known_by_what_it_holds(tmp_path):
+    given = torch.randn(4, 8), torch.tensor([3.0, 5.0, 2.0, 4.0]), torch.tensor([11.0, 17.5, 12.25, 14.0])
+    found = pairs.compared(tmp_path, pairs.telling(Counted(True)), Counted(False), *given)
+    assert found.aligned
+    with open_dump(tmp_path / "ref.h5") as one, open_dump(tmp_path / "port.h5") as other:
+        plain = pair_records(one, other, pair_layers(survey(one), survey(other), {}, None))
+    slots = {pair.key.slot: pair.port and pair.port.key.slot for pair in plain if pair.key.layer == "head"}
+    assert slots == {"input.0": "input.0", "input.1": None, "input.2": "input.1", "output.0": "output.0"}

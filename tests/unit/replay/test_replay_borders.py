@@ -33,13 +33,12 @@ def waiting(*layers, inside=True):
         assert moved.entry is None
         # the check is another object by now, as it is where values are judged
         code = (layer, 0) if inside else BLOCK
-        assert borders.opened(replace(wrong[layer]), found, code, BLOCK)[1].suspicious
+        assert borders.opened(replace(wrong[layer]), code, BLOCK)[1].suspicious
     return borders
 
 
 def told(borders, made, code=BLOCK, outer=BLOCK):
-    found = Held(made.port, 0, "float32", RNG.standard_normal(32).astype(np.float32))
-    excused, mine = borders.opened(made, found, code, outer)
+    excused, mine = borders.opened(made, code, outer)
     return [one.port.layer for one in excused if one.reason == OTHER_BORDER], mine.follows
 
 
@@ -76,11 +75,3 @@ def test_code_inside_another_layer_tells_nothing():
     borders = waiting("tail")
     assert told(borders, check("next.inner", "input.0", error=1.0), code=("next", 0), outer=("next", 0)) == ([], False)
     assert not borders.left(BLOCK, NET), "and nothing has been seen of it yet"
-
-
-def test_an_argument_in_a_form_of_its_own_says_nothing_once_something_right_was_made():
-    borders = waiting("tail", inside=False)
-    assert told(borders, check("next", "input.0")) == ([], False)
-    assert told(borders, check("next", "input.1", error=1.0)) == ([], False)
-    assert not borders.refuted
-    assert told(borders, check("last", "input.0", error=1.0)) == ([], True)
