@@ -13,6 +13,7 @@ from aligner.record import Key, Phase
 from aligner.replay.frames import Frame
 from aligner.replay.handed import lacking, understood
 from aligner.replay.judgement import expected
+from aligner.replay.prints import BOOL
 from aligner.replay.values import NEARLY, Values
 
 if TYPE_CHECKING:
@@ -81,9 +82,10 @@ class Doubts:
         self.open |= ports - told if wrong and not misled and frame.around is not None else set()
         formed = frame.inner and not any(check.reason for _, check in mine)
         others = {self._values.checks[place].port for place in frame.misled}
-        counted = self._values.indices - others  # each of the reference's is always the same other one
+        masks = {c.port for c in doubts if self._is_mask(c)}
+        counted = masks | self._values.indices - others  # each of the reference's is always the same other one
         self.strange |= {c.port for c in doubts if formed and (_is_strange(c, self._values) or c.port in counted)}
-        sooner = [place for place in frame.doubtful if not self._is_mask(self._values.checks[place])]
+        sooner = [place for place in frame.doubtful if self._values.checks[place].port not in masks]
         blamed = misled or sooner or frame.doubtful if wrong else ()  # one that says other things, before other words
         for place in [place for place in frame.doubtful if place not in blamed]:
             self._values.checks[place] = replace(self._values.checks[place], error=0.0, reason=OTHER_FORM)
@@ -133,9 +135,8 @@ class Doubts:
         self.right |= asked - mended
 
     def _is_mask(self, check: Check) -> bool:
-        """Whether it is a mask of true and false in other words."""
-        entry = self._values.plan.entries.get(check.port)
-        return check.port in self._values.words and entry is not None and entry.dtype == "bool"
+        """Whether it is a mask of true and false, as the reference's is, in other words."""
+        return {form for _, form, _ in self._values.words.get(check.port, ())} == {BOOL}
 
     def _taken_turned(self, frame: Frame, made: int) -> bool:
         """Whether a layer is given its arguments in another order of axes, and so may take them: a norm of the last

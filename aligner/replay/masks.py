@@ -71,10 +71,14 @@ def hides_as_before(wanted: Held, own: Array, found: Array) -> bool:
     return bool(np.array_equal(now[0] if hides else ~now[0], now[1]))
 
 
+def says_otherwise(wanted: Array, found: Array) -> bool:
+    """Whether most of a mask of true and false is the other way round: in other words, or by mistake."""
+    return wanted.shape == found.shape and bool(np.mean(wanted != found) > HALF)
+
+
 def in_its_words(wanted: Array, found: Array) -> Array:
     """A mask of true and false the way round in which most of another one says the same."""
-    otherwise = wanted.shape == found.shape and bool(np.mean(wanted != found) > HALF)
-    return np.logical_not(wanted) if otherwise else wanted
+    return np.logical_not(wanted) if says_otherwise(wanted, found) else wanted
 
 
 def is_additive(mask: Array) -> bool:

@@ -7,6 +7,9 @@ from aligner.record import Array
 LOOKED_AT = 256
 """Elements by which a value is known again."""
 
+BOOL = "|b1"
+"""The form of true and false in a print."""
+
 Print = tuple[tuple[int, ...], str, bytes]
 
 

@@ -86,7 +86,7 @@ class Values:
         """Whole numbers that are others than the reference's, and may count from elsewhere."""
         self.spread: set[Key] = set()
         """Masks that stand for the reference's value by value, and say it more often, or less."""
-        self.words: dict[Key, object] = {}
+        self.words: dict[Key, tuple[prints.Print, prints.Print]] = {}
         """What tells a mask in other words from others: the reference's and the port's."""
         self.understood: set[object] = set()
         """Of these the ones that mean the same: so the words do, or somebody made the right thing of them."""
@@ -366,7 +366,7 @@ class Values:
         one, other = DTYPES[wanted.dtype], DTYPES[dtype]
         if not as_it_is and value.size == array.size and squeezed(value.shape) == squeezed(array.shape):
             value = value.reshape(array.shape)
-        value = in_its_words(value, array) if word == dtype == "bool" else value
+        value = in_its_words(value, array) if word == dtype == "bool" and not as_it_is else value
         if self.disturb is not None and not one.exact:
             value = encode(self.disturb(decode(value, word), word), word)
         if self.plan.given is not None and not one.exact and "complex" not in word:

@@ -66,3 +66,26 @@ def test_a_mask_that_is_turned_round_by_mistake_is_turned_back(tmp_path, capsys)
     found = answer(tmp_path, capsys)
     assert found["origins"][0]["edit"]["confirmed"]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+OTHERWISE = ("scores.softmax(-1)", "scores.softmax(1)")
+
+
+def test_a_layer_that_is_wrong_with_a_mask_in_its_own_words_is_told_itself(tmp_path, capsys):
+    ported(tmp_path, NET, [FORM, (SAID, RIGHT), OTHERWISE])
+    found = answer(tmp_path, capsys)
+    assert {one["layer"] for one in found["origins"]} <= {"layers.0", "layers.1", "layers.2"}
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_where_the_layer_is_wrong_as_well_no_mask_is_proved_that_it_reads_the_other_way_round(
+    tmp_path, capsys, mistake
+):
+    ported(tmp_path, NET, [FORM, (SAID, mistake), OTHERWISE])
+    origins = answer(tmp_path, capsys)["origins"]
+    edits = [one["edit"] for one in origins if one.get("edit") and one["edit"]["confirmed"]]
+    proved = [line["after"].partition("mask = ") for edit in edits for line in edit["lines"]]
+    back = torch.arange(8)[:, None] // 2 - torch.arange(8) // 2
+    masks = [eval(text, {"back": back}) for _, said, text in proved if said]
+    assert all(mask.equal((back >= 0) & (back <= 2)) for mask in masks)
