@@ -48,7 +48,7 @@ def _is_same(place: Place, case: Case, dumps: tuple[Dump, Dump]) -> bool:
     if place.axes is not None or case.computed is not None or not _is_full(case.expected) or not _is_full(case.actual):
         return False
     return (
-        any(f.get("layer") == case.layer and f.get("python") is not None for k, f in port.findings if k == LAYER)
+        any(f.get("layer") == case.port_layer and f.get("python") is not None for k, f in port.findings if k == LAYER)
         and _structure(reference, place.key) == _structure(port, place.port) is not None
         and _are_equal(case.parameters, case.port_parameters)
     )

@@ -178,3 +178,43 @@ def test_what_the_frameworks_tanh_does_inside_a_recurrent_layer_is_nobodys_mista
     causes = [suspect.causes[0] for suspect in found.suspects]
     assert causes
     assert {cause.id for cause in causes} == {"framework-layer-differs"}
+
+
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTMCell(48, 24)
+
+    def forward(self, x):
+        start = torch.zeros(x.shape[0], 24)
+        state = self.lstm(x, (start, start))
+        for _ in range(3):
+            state = self.lstm(x, state)
+        return torch.cat(state)
+
+
+class StepCells(cells.Cell):
+    """The same under another name."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = cells.LSTMCell(48, 24)
+
+    def construct(self, x):
+        start = ops.zeros((x.shape[0], 24))
+        state = self.cell(x, (start, start))
+        for _ in range(3):
+            state = self.cell(x, state)
+        return ops.cat(state)
+
+
+def test_so_it_is_of_a_layer_that_the_port_calls_otherwise(tmp_path):
+    torch.manual_seed(0)
+    with torch.no_grad(), aligner.capture(one := Steps().eval(), tmp_path / "ref.h5"):
+        one(torch.randn(4, 48) * 4)
+    replay = aligner.replay(tmp_path / "ref.h5", other := StepCells().set_train(False))
+    with replay.capture(tmp_path / "port.h5", Options(force=True)):
+        other(*replay.inputs(0))
+    found = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
+    assert found.outcome == "aligned"
+    assert [suspect.causes[0].id for suspect in found.suspects] == ["framework-layer-differs"]
