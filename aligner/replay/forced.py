@@ -51,7 +51,7 @@ ATTEMPTS = 6
 ORDERS = 4
 """Other orders of axes that are tried for what a layer is given."""
 
-RERUNS = 2
+RERUNS = 3
 """Runs of a step in which values are found to be held that had been taken for those of another border."""
 
 
@@ -119,9 +119,8 @@ class ForcedPass:
     def _settled(self, step: int, call: Callable[[], object], known: int) -> None:
         """Run the step, and once more while values turn out to be held that had been left as they were."""
         for _ in range(RERUNS):
-            refuted = len(self.values.borders.refuted)
             self._held_run(step, call)
-            if len(self.values.borders.refuted) == refuted:
+            if not self.values.borders.learned(self.checks[known:]):
                 break
             del self.checks[known:]
         else:

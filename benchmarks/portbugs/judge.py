@@ -16,8 +16,8 @@ EDITS = ("the line", "elsewhere", "none")
 LINES = ("the line", "between", "none", "another")
 NAMED = 2  # a reader looks at so many causes
 EDITED = "code-edit"
-FRAMEWORK = "framework-differs"
-"""What is said of an operation of the framework's that makes something else of the same values."""
+FRAMEWORK = {"framework-differs", "framework-layer-differs"}
+"""What is said of an operation or a layer of the framework's that makes something else of the same values."""
 
 LINE_CAUSES = {"line-differs", "line-argument", "line-operand", "line-missing", "line-extra"}
 
@@ -118,10 +118,10 @@ def alarm(net: str, precision: str, exit_code: int, answer: Json) -> Alarm:
 
 def _named(answer: Json) -> list[Json]:
     """The places called wrong: over the tolerance first, then those below it, but for what is said to be no mistake of
-    the port's there: an operation of the framework's that makes a little of the same values otherwise.
+    the port's there: what is the framework's own and makes a little of the same values otherwise.
     """
     named = (*answer["origins"], *answer.get("suspects", ()))
-    return [one for one in named if FRAMEWORK not in _first_cause(one) or not _is_small(one)]
+    return [one for one in named if not FRAMEWORK & {*_first_cause(one)} or not _is_small(one)]
 
 
 def _is_small(entry: Json) -> bool:

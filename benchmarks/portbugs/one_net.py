@@ -83,7 +83,7 @@ def _mended(port: Path, wrong: str, said: Any, reference: Path, missing: tuple[s
     except CaseError:
         return False
     left = [*told["origins"], *told["suspects"]]
-    framework = all(origin["causes"] and origin["causes"][0]["id"] == FRAMEWORK for origin in left)
+    framework = all(origin["causes"] and origin["causes"][0]["id"] in FRAMEWORK for origin in left)
     return framework and (code == 0 or bool(left))
 
 
