@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Optional
 
 IsTensor = Callable[[object], bool]
@@ -85,25 +86,72 @@ def _plain_key(key: object) -> object:
     return key if isinstance(key, (str, int)) else str(key)
 
 
-def opaque(args: tuple[object, ...], kwargs: Mapping[str, object], is_tensor: IsTensor) -> list[object]:
-    """The opaque ones among arguments, in the order of their structure."""
+class Form:
+    """A dict, named tuple or dataclass without what is in it, to make others of its type that hold other items."""
+
+    def __init__(self, value: Any) -> None:
+        self.plain = type(value) is dict
+        """A dict as any other."""
+        self._empty: Any = None
+        with suppress(Exception):  # what cannot be copied comes back as a plain dict or tuple
+            items: dict[object, object] = {name: None for name, _ in _fields(value)}
+            self._empty = {} if self.plain else _refilled(value, items)
+
+    def filled(self, items: Mapping[object, object]) -> object:
+        """One with these items, by key or the field's name."""
+        if self._empty is None:
+            raise LookupError
+        return _refilled(self._empty, items)
+
+
+def _fields(value: Any) -> list[tuple[object, object]]:
+    """What is in a mapping, named tuple or dataclass, by key or the field's name."""
+    if isinstance(value, Mapping):
+        return [(_plain_key(key), item) for key, item in value.items()]
+    named = hasattr(value, "_fields")
+    names = value._fields if named else [field.name for field in dataclasses.fields(value)]
+    return [(name, getattr(value, name) if named else getattr(value, name, None)) for name in names]
+
+
+def _refilled(value: Any, items: Mapping[Any, object]) -> object:
+    """A copy with other items."""
+    if isinstance(value, tuple):
+        return tuple.__new__(type(value), items.values())
+    made = _dict_like(value) if isinstance(value, dict) else copy.copy(value)
+    for name, item in items.items():
+        if isinstance(made, Mapping):
+            made[name] = item  # type: ignore[index]  # one that cannot be written to raises
+        else:
+            object.__setattr__(made, name, item)
+    return made
+
+
+def _dict_like(value: dict[Any, object]) -> Any:
+    """A copy of a dict of a type of its own, made without that type's code: its attributes may be its items."""
+    made = type(value).__new__(type(value))
+    dict.update(made, value)
+    own = object.__getattribute__(value, "__dict__") if hasattr(type(value), "__dict__") else {}
+    if own is value:
+        object.__setattr__(made, "__dict__", made)
+    else:
+        object.__getattribute__(made, "__dict__").update(own)
+    return made
+
+
+def kept(args: tuple[object, ...], kwargs: Mapping[str, object], is_tensor: IsTensor) -> list[object]:
+    """What a structure does not tell of arguments, in its order: opaque values, and the forms of those with names."""
     found: list[object] = []
 
     def look(value: object, around: tuple[object, ...]) -> None:
         told = _flatten(value, "", is_tensor, [], around)
-        if isinstance(told, dict) and "opaque" in told:
+        if not isinstance(told, dict) or not {"opaque", "fields", "dict", "list", "tuple"} & told.keys():
+            return
+        if "opaque" in told:
             found.append(value)
             return
-        fields = getattr(value, "_fields", ()) if isinstance(value, tuple) else ()
-        if isinstance(value, Mapping):
-            items: Iterable[object] = value.values()
-        elif isinstance(value, (tuple, list)):
-            items = [getattr(value, name) for name in fields] if fields else value
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            items = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-        else:
-            return
-        for item in items:
+        named = "fields" in told or "dict" in told
+        found.extend([Form(value)] if named else [])
+        for item in [item for _, item in _fields(value)] if named else value:  # type: ignore[attr-defined]  # a list
             look(item, (*around, value))
 
     for value in (*args, *kwargs.values()):
@@ -114,7 +162,7 @@ def opaque(args: tuple[object, ...], kwargs: Mapping[str, object], is_tensor: Is
 
 def rebuild(structure: Any, tensor: Callable[[str], object], objects: Optional[Iterator[object]] = None) -> object:
     """The value again, with `tensor(slot)` in the tensors' places and the next of the `objects` in those of opaque
-    values; named tuples and dataclasses come back as tuples.
+    values; named tuples and dataclasses come back as tuples where there is no form of theirs.
 
     Raises:
         LookupError: at an opaque value for which there is none; the message is its class name.
@@ -129,11 +177,13 @@ def rebuild(structure: Any, tensor: Callable[[str], object], objects: Optional[I
         return [rebuild(item, tensor, objects) for item in structure["list"]]
     if "tuple" in structure:
         return tuple(rebuild(item, tensor, objects) for item in structure["tuple"])
-    if "dict" in structure:
-        return {key: rebuild(item, tensor, objects) for key, item in structure["dict"]}
-    if "fields" in structure:
-        return tuple(rebuild(item, tensor, objects) for _, item in structure["fields"])
-    known = next(objects, None) if objects is not None and "opaque" in structure else None
+    known = next(objects, None) if objects is not None else None
+    if "dict" in structure or "fields" in structure:
+        items = {name: rebuild(item, tensor, objects) for name, item in structure.get("dict", structure.get("fields"))}
+        if isinstance(known, Form):
+            with suppress(Exception):  # a constructor's affair
+                return known.filled(items)
+        return items if "dict" in structure else tuple(items.values())
     if known is None:
         raise LookupError(str(structure.get("opaque", structure)))
     return known
@@ -195,7 +245,7 @@ def _substitute(value: Any, slot: str, others: Mapping[str, object], around: Aro
         return _substitute(item, f"{slot}.{name}", others, (*around, (value, changed)))
 
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return made(*(inner(name, getattr(value, name)) for name in value._fields))
+        return tuple.__new__(made, [inner(name, getattr(value, name)) for name in value._fields])
     if isinstance(value, tuple):
         return made(inner(i, item) for i, item in enumerate(value))
     if isinstance(value, list):

@@ -6,13 +6,12 @@ import ast
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from types import FunctionType
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
 from aligner.mending.anchor import Anchor
-from aligner.mending.callers import around
+from aligner.mending.callers import around, forgotten
 from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OTHER, Candidate
 from aligner.mending.constants import reordered
 from aligner.mending.constructor import set_up
@@ -228,7 +227,7 @@ class Blindly:
         for late, event in enumerate(reversed(calls)):
             if not isinstance(event.node, ast.Call):
                 continue
-            for edit in self._forgotten(event, event.node):
+            for edit in forgotten(event, event.node, self._matching, self._texts, self._sources):
                 yield Candidate(TURNED + 0.1 * late, (edit,), MISSING, (), 9)
             for number, edit in enumerate(itertools.islice(self._others(event), SWAPPED)):
                 yield Candidate(TURNED + 0.1 * late + 0.02 * number, (edit,), OTHER, (), 9)
@@ -263,20 +262,6 @@ class Blindly:
                 alike = (name for name, other in names.items() if other != value and shapes[other] == shapes[value])
                 edits = (self._search.edit(event, node, name) for name in alike)
                 yield from (edit for edit in edits if edit is not None)
-
-    def _forgotten(self, event: Event, call: ast.Call) -> Iterator[Edit]:
-        """Arguments that a function takes and is not given here."""
-        function = means_function(ast.unparse(call.func), event.known)
-        if function is None or event.site is None or any(isinstance(one, ast.Starred) for one in call.args):
-            return
-        code, bound = function.__code__, "." in ast.unparse(call.func)
-        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount][bound + len(call.args) :]
-        owner = event.names.get("self")
-        end = self._sources.span(event.site.file, call)[1] - 1
-        for name in (one for one in names if one not in {keyword.arg for keyword in call.keywords}):
-            text = name if name in event.names else f"self.{name}" if hasattr(owner, name) else ""
-            if text:
-                yield Edit(event.site.file, end, end, f"{', ' * bool(call.args or call.keywords)}{name}={text}")
 
     def _varied(self) -> Iterator[Candidate]:
         """The functions that the wrong value comes of, written in other ways."""
@@ -391,10 +376,3 @@ def _alike(owner: object) -> Mapping[str, Sequence[str]]:
     return {
         name: [other for other, its in forms.items() if other != name and its == form] for name, form in forms.items()
     }
-
-
-def means_function(words: str, names: Mapping[str, Any]) -> Optional[FunctionType]:
-    """The function of the user's that a call names: a plain name, or a method of the layer itself."""
-    first, dot, rest = words.partition(".")
-    found = names.get(first) if not dot else getattr(type(names.get("self")), rest, None) if first == "self" else None
-    return found if isinstance(found, FunctionType) else None

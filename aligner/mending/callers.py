@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Optional, Union
+from types import FunctionType
+from typing import Any, Optional, Union
 
 from aligner.mending.candidate import Candidate
 from aligner.mending.events import HELPER, Event
 from aligner.mending.figures import more
+from aligner.mending.matching import Matching
 from aligner.mending.sources import Edit, Sources, edit_of
+from aligner.mending.texts import Texts
 from aligner.source.written import parsed
 
 Given = Union[ast.expr, str]
@@ -19,6 +22,9 @@ Given = Union[ast.expr, str]
 
 COST = 0.4
 """What it costs more than the change inside, which may make others wrong that call the function."""
+
+FITTING = 4
+"""Values of the code's that are tried as an argument."""
 
 
 def by_caller(one: Candidate, events: Sequence[Event], sources: Sources) -> Iterator[Candidate]:
@@ -37,6 +43,24 @@ def by_caller(one: Candidate, events: Sequence[Event], sources: Sources) -> Iter
         edit = _edit(call.node, call.site.file, place, text, sources)
         if edit is not None:
             yield replace(one, cost=one.cost + COST + 0.1 * late, edits=(edit,), old="")
+
+
+def forgotten(event: Event, call: ast.Call, matching: Matching, texts: Texts, sources: Sources) -> Iterator[Edit]:
+    """Arguments that a function takes and is not given here: what the code has by that name, or what the reference
+    works on where the port lacks a step."""
+    function = _function(ast.unparse(call.func), event.known)
+    if function is None or event.site is None or any(isinstance(one, ast.Starred) for one in call.args):
+        return
+    code, bound = function.__code__, "." in ast.unparse(call.func)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount][bound + len(call.args) :]
+    owner = event.names.get("self")
+    wanted = {value for _, made in matching.near if made is not None for value in made.operands}
+    fitting = [name for name, number in texts.names(event) if wanted & {*matching.values_of(number)}]
+    for name in (one for one in names if one not in {keyword.arg for keyword in call.keywords}):
+        own = name if name in event.names else f"self.{name}" if hasattr(owner, name) else ""
+        for text in dict.fromkeys([*[own] * bool(own), *fitting[:FITTING]]):
+            edit = _edit(call, event.site.file, name, text, sources)
+            yield from [edit] if edit is not None else []
 
 
 def _texts(one: Candidate, event: Event, call: Event, place: Optional[Given], sources: Sources) -> Iterator[str]:
@@ -98,3 +122,10 @@ def _edit(call: ast.Call, file: str, place: Optional[Given], text: str, sources:
         return None if place is None else edit_of(sources, file, place, text)
     end = sources.span(file, call)[1] - 1
     return Edit(file, end, end, f"{', ' * bool(call.args or call.keywords)}{place}={text}")
+
+
+def _function(words: str, names: Mapping[str, Any]) -> Optional[FunctionType]:
+    """The function of the user's that a call names: a plain name, or a method of the layer itself."""
+    first, dot, rest = words.partition(".")
+    found = names.get(first) if not dot else getattr(type(names.get("self")), rest, None) if first == "self" else None
+    return found if isinstance(found, FunctionType) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -27,6 +28,9 @@ from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 
 MOST = 4000
 """Events of one run that are kept."""
+
+ITEMS, DEEP = 64, 3
+"""Named values in one that the code has a name for, and how deep they stand in it."""
 
 
 class Deaf:
@@ -192,13 +196,17 @@ class Heard:
             for slot, tensor in self._within(value):
                 yield name + slot, self.number(tensor), is_array(tensor)
 
-    def _within(self, value: Any) -> Iterator[tuple[str, object]]:
+    def _within(self, value: Any, deep: int = 0) -> Iterator[tuple[str, object]]:
         if self._values.holds(value):
             yield "", value
+        elif deep < DEEP and (named := _named(value)):
+            for name, item in named:
+                for slot, tensor in self._within(item, deep + 1):
+                    yield name + slot, tensor
         elif isinstance(value, (tuple, list)) and len(value) <= 16:
             for number, item in enumerate(value):
                 grown = isinstance(value, list) and number == len(value) - 1  # in each turn of a loop the last one
-                for slot, tensor in self._within(item):
+                for slot, tensor in self._within(item, deep + 1):
                     yield f"[{-1 if grown else number}]{slot}", tensor
 
     def _tensors(self, output: object) -> list[object]:
@@ -289,6 +297,19 @@ class Heard:
                 yield from self._pairs(node.values, [*value.values()], arrays)
             elif value is None:
                 yield node, None
+
+
+def _named(value: Any) -> Sequence[tuple[str, object]]:
+    """What the code may read in a value by a name: items of a dict, fields of a named tuple or another object."""
+    if isinstance(value, Mapping):
+        found = [(f'["{key}"]', item) for key, item in value.items() if isinstance(key, str)]
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        found = [(f".{name}", item) for name, item in zip(value._fields, value)]
+    elif callable(value) or isinstance(value, types.ModuleType) or not hasattr(value, "__dict__"):
+        return ()  # a layer's own are told otherwise
+    else:
+        found = [(f".{name}", item) for name, item in vars(value).items() if not name.startswith("_")]
+    return found if len(found) <= ITEMS else ()
 
 
 class _Frame:

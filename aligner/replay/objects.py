@@ -1,4 +1,5 @@
-"""Objects of a program's own that calls are given, as they were then: a cache before anything is in it.
+"""Objects of a program's own that calls are given, as they were then: a cache before anything is in it, the types of
+named tuples and dataclasses.
 
 What the code of a layer has put into one may be wrong when it is called again: with tensors they are kept for the first
 call, when others have put them there, and for the second, if nothing was wrong before.
@@ -12,7 +13,7 @@ from typing import Optional
 
 from aligner.compare.net import CallId
 from aligner.record import Call, Key
-from aligner.structure import opaque
+from aligner.structure import Form, kept
 
 MOST = 1000
 """Values in an object, at most."""
@@ -34,8 +35,8 @@ class Objects:
 
     def keep(self, step: int, call: CallId, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """A call begins."""
-        found = opaque(args, kwargs, self._is_tensor)
-        if not found or (step, call) in self._known:
+        found = kept(args, kwargs, self._is_tensor)
+        if (step, call) in self._known or all(isinstance(one, Form) and one.plain for one in found):
             return
         plain = [copied(one, self._is_tensor, 0) for one in found]
         if None in plain and call.number <= 1:
@@ -54,6 +55,8 @@ class Objects:
 
 def copied(value: object, is_tensor: Callable[[object], bool], tensors: int = TENSORS) -> Optional[object]:
     """Another object that holds the same; None for what is of a framework's, is large, or holds more tensors."""
+    if isinstance(value, Form):
+        return value
     known: dict[int, object] = {}
     left = [MOST, tensors]
 

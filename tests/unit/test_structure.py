@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import OrderedDict, namedtuple
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from aligner.structure import (
     MAX_DEPTH,
     flatten_arguments,
     flatten_result,
+    kept,
     rebuild,
     rebuild_arguments,
     substitute_arguments,
@@ -102,6 +104,67 @@ def test_named_tuples_and_dataclasses_come_back_as_tuples():
     structure, found = result((Pair(A, 1), Box(B)))
     assert rebuild(structure, found.__getitem__) == ((A, 1), (B, None))
     assert structure["tuple"][0]["object"] == "Pair"
+
+
+class Table(dict):
+    """Its items are attributes as well."""
+
+    def __getattr__(self, name):
+        return self[name]
+
+
+class Same(dict):
+    """Its items are its attributes."""
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.__dict__ = self
+
+
+class Fixed(Pair):
+    """Made in its own way."""
+
+    def __new__(cls):
+        raise AssertionError
+
+
+@dataclass(frozen=True)
+class Frozen:
+    a: object
+    b: object = 3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Pair(A, 1),
+        Box(B),
+        Frozen(A),
+        Table(x=A, y=[B]),
+        Same(x=A),
+        OrderedDict(x=A),
+        tuple.__new__(Fixed, (A, 2)),
+        {"deep": [Pair(Frozen(A), {"x": Table(x=Box(B))}), None]},
+    ],
+    ids=["named-tuple", "dataclass", "frozen", "table", "same", "ordered", "made-in-its-own-way", "deep"],
+)
+def test_a_value_is_of_its_own_type_again_where_that_was_kept(value):
+    found = []
+    structure = flatten_arguments((1, value), {"other": Cache()}, is_tensor, found)
+    forms = kept((1, value), {"other": Cache()}, is_tensor)
+    others = {slot: Tensor() for slot, _ in found}
+    (one, again), named = rebuild_arguments(structure, others.__getitem__, forms)
+    assert one == 1
+    assert type(named["other"]) is Cache
+    expected = substitute_arguments((value,), {}, {slot.replace("input.1", "input.0"): x for slot, x in others.items()})
+    assert again == expected[0][0]
+    assert type(again) is type(value)
+    assert not isinstance(value, Same) or again.x is again["x"] is not A
+
+
+def test_what_was_kept_holds_no_tensor():
+    kept_tensors = [ref for form in kept((Box(A), Table(x=A)), {}, is_tensor) for ref in gc.get_referents(form)]
+    assert not any(is_tensor(item) for one in kept_tensors for item in gc.get_referents(one))
 
 
 def test_what_nobody_looks_into_is_named_and_cannot_be_rebuilt():

@@ -63,12 +63,13 @@ def test_a_cache_with_values_is_kept_for_the_first_call_of_a_layer_and_while_not
     assert ("b", 1) not in known(("a", 0), ("b", 2))
 
 
-def test_lists_and_dataclasses_are_no_objects():
+def test_lists_and_plain_dicts_are_no_objects():
     @dataclasses.dataclass
     class Box:
         inside: object
 
     found = Objects(is_tensor)
-    found.keep(0, CallId("", 0), ([np.ones(3)], Box(np.ones(3)), {"a": None}, "text"), {})
-    found.keep(0, CallId("", 1), (Box(Cache()),), {})
-    assert list(found.trusted([], [])) == [(0, CallId("", 1))]
+    found.keep(0, CallId("", 0), ([np.ones(3)], (1, 2), {"a": None}, "text"), {})
+    found.keep(0, CallId("", 1), ({"a": Cache()},), {})
+    found.keep(0, CallId("", 2), (Box(np.ones(3)),), {})
+    assert list(found.trusted([], [])) == [(0, CallId("", 1)), (0, CallId("", 2))]
