@@ -217,7 +217,7 @@ class Borders:
                 self.elsewhere[check.port] = None
                 return Moved(excused(check), None)
             value = prints.taken(found.raw())
-            made = around and not right and (not is_input(check.port.slot) or self._waits(value))
+            made = around and not right and (not is_input(check.port.slot) or self._goes_round(value))
             if other_size or made or right - {entry.content}:  # else it is its counterpart in another form
                 self._open.append(_Waiting(check, code, value))
                 return Moved(check, None)
@@ -234,7 +234,11 @@ class Borders:
         self.elsewhere[check.port] = None
         return excused(check)
 
-    def _waits(self, value: prints.Print) -> bool:
+    def waits(self, check: Check) -> bool:
+        """Whether it is still to be told of this value."""
+        return any(one.check.port == check.port for one in self._open)
+
+    def _goes_round(self, value: prints.Print) -> bool:
         """Whether a layer is handed on what waits already."""
         return any(one.value == value for one in self._open)
 
@@ -256,7 +260,7 @@ class Borders:
         if not mine or check.where != "glue":
             return (), check
         ends = outer != code
-        if check.reason == OTHER_BORDER or any(one.check.port == check.port for one in self._open):
+        if check.reason == OTHER_BORDER or self.waits(check):
             for one in mine if ends else ():  # it goes on as it is, and so do they
                 one.code = outer
             return (), check

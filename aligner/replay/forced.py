@@ -366,7 +366,7 @@ class ForcedPass:
         self.checks[frame.first :] = in_effect(self.checks[frame.first :], made - frame.first, self.values.free)
         if frame.around is not None:
             frame.around.last = layer
-            wrong = [check for check in self.checks[frame.first :] if check.suspicious]
+            wrong = [c for c in self.checks[frame.first :] if c.suspicious and not self.values.borders.waits(c)]
             alone = [tensor for slot, tensor in found if not self._has_counterpart(frame, slot)]
             frame.around.loose |= bool(wrong and alone)
             if any(check.owner == layer for check in wrong):  # what is wrong in a layer inside comes of that
