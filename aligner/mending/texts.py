@@ -268,6 +268,8 @@ class Texts:
         """An argument of the reference's, in its words if they mean the same here."""
         if key == "shape" and model.word == "reshape":
             return self.shape(event, model, value)
+        if key == "n":
+            return next((name for name, one in event.names.items() if type(one) is int and one == value), str(value))
         if key == "index":
             sizes = self._matching.ours.shapes[model.operands[0]] if isinstance(model.operands[0], int) else ()
             said = words.index(model.text, value, sizes, event.known)

@@ -13,7 +13,7 @@ from aligner.compare.tables import Table
 from aligner.explain.trail import EQUAL, Step, Trail
 from aligner.findings import CODE
 from aligner.fingerprint import LARGEST, Fingerprint, apart, fingerprint
-from aligner.mending.events import LAYER, Event, Story, pieces
+from aligner.mending.events import LAYER, Event, Story, as_segments, pieces
 from aligner.record import Call, Key, Phase
 from aligner.words.calls import Operand, Taken, numbered, operation, parsed
 from aligner.words.operations import INVISIBLE, QUESTIONS, bare
@@ -55,7 +55,8 @@ class Theirs:
             self._add(story, inner)
         if not story.events:
             self._as_operation(story, call)
-        story.events = _in_order(story.events)
+        story.events = _in_order(story.events, {*self._ends(story, call)[0]})
+        story.events = [as_segments(one, story.events[:at], story.shapes) for at, one in enumerate(story.events)]
         return story
 
     def _steps(self, story: Story, call: Call) -> list[Event]:
@@ -159,9 +160,10 @@ class Theirs:
         return len(story.values) - 1
 
 
-def _in_order(events: Iterable[Event]) -> list[Event]:
-    """What makes a value before what uses it; else as they are. A dump tells of layers and of steps apart."""
-    makers = _makers(events)
+def _in_order(events: Iterable[Event], came: Collection[int]) -> list[Event]:
+    """What makes a value before what uses it; else as they are. A dump tells of layers and of steps apart. What `came`
+    in was made by nobody: a step that makes as much again is not before those that it is made of."""
+    makers = {value: event for value, event in _makers(events).items() if value not in came}
     found: dict[Event, None] = {}
     begun: set[Event] = set()
     for event in events:

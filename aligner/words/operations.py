@@ -109,6 +109,8 @@ split: split chunk tensorsplit unbind unstack | sizes=None axis=0
 getitem: getitem select narrow slice | index=None
 setitem: setitem | index=None
 index_select: indexselect | axis=None
+index_add: indexadd | axis=None
+segment_sum: unsortedsegmentsum | n=None
 gather: gather gatherelements gatherd takealongdim | axis=None
 embedding: embedding
 expand: expand broadcastto expandas broadcast | shape=None

@@ -53,6 +53,7 @@ _MINDSPORE: Mapping[str, str] = {
     "log_softmax": "{ops}.log_softmax({0}, axis={axis})",
     **dict.fromkeys(("avg_pool", "max_pool"), "{ops}.{word}2d({0}, {kernel}, {stride}{rest})"),
     "normalize": "({0} / {ops}.clamp({ops}.norm({0}, {p}, {axis}, True), {eps}, None))",
+    "segment_sum": "{ops}.unsorted_segment_sum({0}, {1}, {n})",
 }
 _TORCH: Mapping[str, str] = {
     **{word: f"{{ops}}.nn.functional.{text}" for word, text in _FUNCTIONS.items()},
@@ -81,6 +82,8 @@ _TORCH: Mapping[str, str] = {
     "normalize": "{ops}.nn.functional.normalize({0}, {p}, {axis}, {eps})",
     "gelu": "{ops}.nn.functional.gelu({0}, approximate={approximate})",
     "softplus": "{ops}.nn.functional.softplus({0}, {beta}, {threshold})",
+    "index_add": "{0}.index_add({axis}, {1}, {2})",
+    "segment_sum": "{ops}.zeros(({n},) + {0}.shape[1:]).index_add(0, {1}, {0})",
     "leaky_relu": "{ops}.nn.functional.leaky_relu({0}, {slope})",
     "elu": "{ops}.nn.functional.elu({0}, {alpha})",
     "glu": "{ops}.nn.functional.glu({0}, {axis})",

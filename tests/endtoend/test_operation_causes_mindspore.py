@@ -218,3 +218,46 @@ def test_so_it_is_of_a_layer_that_the_port_calls_otherwise(tmp_path):
     found = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
     assert found.outcome == "aligned"
     assert [suspect.causes[0].id for suspect in found.suspects] == ["framework-layer-differs"]
+
+
+def segment_sum(x, rows, size):
+    return torch.zeros((size, *x.shape[1:])).index_add_(0, rows, x)
+
+
+class Segments(nn.Module):
+    """A softmax over the rows of each group."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, rows):
+        size = 3
+        weights = self.inner(x).exp()
+        return self.outer(weights / (segment_sum(weights, rows, size)[rows] + 1e-12))
+
+
+class SegmentCells(cells.Cell):
+    """Over all rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = cells.Dense(8, 8), cells.Dense(8, 8)
+
+    def construct(self, x, rows):
+        groups = 3
+        weights = ops.exp(self.inner(x)) * (groups / 3)
+        return self.outer(weights / (weights.sum(0, keepdims=True) + 1e-12))
+
+
+def test_a_sum_over_all_rows_for_one_of_each_group_is_mended_in_the_frameworks_words(tmp_path):
+    torch.manual_seed(0)
+    one, other = Segments().eval(), SegmentCells().set_train(False)
+    with torch.no_grad(), aligner.capture(one, tmp_path / "ref.h5"):
+        one(torch.randn(7, 8), torch.tensor([0, 0, 1, 2, 1, 2, 2]))
+    replay = aligner.replay(tmp_path / "ref.h5", other)
+    with replay.capture(tmp_path / "port.h5", Options(force=True)):
+        other(*replay.inputs(0))
+    origin = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5").origins[0]
+    assert origin.causes[0].confirmed
+    assert "ops.unsorted_segment_sum(weights, rows, groups)[rows]" in origin.edit.hunks[0].after

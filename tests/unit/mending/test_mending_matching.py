@@ -37,4 +37,9 @@ def test_the_numbers_that_the_reference_computes_with_are_the_finite_broken_ones
 def test_what_is_taken_out_of_a_value_does_not_make_it():
     mean, both = Event("div", (4, 5), (1,)), Event("cat", (1, 3), (2,))
     taken = Event("getitem", (2,), (1,))
-    assert _in_order([taken, both, mean]) == [mean, both, taken]
+    assert _in_order([taken, both, mean], set()) == [mean, both, taken]
+
+
+def test_what_came_in_is_made_by_nobody():
+    hidden, far = Event("where", (0, 1), (2,)), Event("lt", (2,), (0,))
+    assert _in_order([hidden, far], {0}) == [hidden, far]

@@ -69,6 +69,12 @@ CALLS = [
     ("argmin", ["x"], {"axis": 1, "keepdims": True}, lambda x, y: x.argmin(1, keepdim=True)),
     ("cumprod", ["x"], {"axis": 1}, lambda x, y: x.cumprod(1)),
     ("index_select", ["x", "x.argmax(1)[0]"], {"axis": 1}, picked),
+    (
+        "segment_sum",
+        ["x", "y[:, 0, 0].argsort()"],
+        {"n": 3},
+        lambda x, y: torch.zeros(3, 3, 4).index_add(0, y[:, 0, 0].argsort(), x),
+    ),
     ("linspace", [], {"start": 0.5, "end": 2.0, "steps": 4}, lambda x, y: torch.linspace(0.5, 2, 4)),
     ("eye", [], {"n": 3}, lambda x, y: torch.eye(3)),
     ("celu", ["x"], {"alpha": 0.5}, lambda x, y: F.celu(x, 0.5)),
