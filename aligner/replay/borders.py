@@ -165,7 +165,9 @@ class Borders:
         self._strangers: set[tuple[Key, Key]] = set()
         """Such values and what is wrong whether or not they are held: it is not made of them."""
         self._held: frozenset[Key] = frozenset()
-        """Those that are held in this run."""
+        """Those that are held in this run, ..."""
+        self.replaced: set[Key] = set()
+        """... and what was put in the place of: others are left where the reference's cannot be handed on."""
         self.doubted: set[Key] = set()
         """Values that may be wrong after all: a later value of the code that was given them is, or they are at another
         border what was wrong at this one."""
@@ -180,6 +182,7 @@ class Borders:
     def begin(self) -> None:
         """A run begins."""
         self._held = frozenset(self.refuted)
+        self.replaced.clear()
         self._due.clear()
         self._open.clear()
         self._given.clear()
@@ -265,7 +268,7 @@ class Borders:
                 one.code = outer
             return (), check
         if check.suspicious and not all(check.error < LITTLE * min(one.check.error, 1.0) for one in mine):
-            same = [one for one in mine if (one.check.error, one.check.deviation) == (check.error, check.deviation)]
+            same = [one for one in mine if check.deviation is not None and one.check.deviation == check.deviation]
             mine = same or [one for one in mine if not one.seen] or mine
             self._open = [one for one in self._open if all(one is not other for other in mine)]
             self.refuted.update(one.check.port for one in mine if one.comparable or is_input(one.check.port.slot))
@@ -283,7 +286,7 @@ class Borders:
     def learned(self, checks: Iterable[Check]) -> bool:
         """Whether the run that made `checks` has told that others are to be held than were. What was as wrong with a
         value held as it was before is not made of that value, which is not refuted by it."""
-        told = {key: self._witnesses.pop(key) for key in self._held & self._witnesses.keys()}
+        told = {key: self._witnesses.pop(key) for key in self._held & self.replaced & self._witnesses.keys()}
         made = {check.port: check for check in checks} if told else {}
         for key, witness in told.items():
             now = made.get(witness.port)

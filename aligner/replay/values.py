@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Optional
 
@@ -205,12 +206,9 @@ class Values:
     def _found(self, address: Key, tensor: object) -> Optional[Held]:
         """The port's value, if it can be looked at."""
         dtype = self._adapter.dtype(tensor)
-        if dtype not in DTYPES:
-            return None
-        try:
-            return Held(address, 0, dtype, self._adapter.to_numpy(tensor))
-        except ValueError:
-            return None
+        with suppress(ValueError):
+            return Held(address, 0, dtype, self._adapter.to_numpy(tensor)) if dtype in DTYPES else None
+        return None
 
     def _doubted(self, frame: Frame, check: Check, wanted: Held, found: Held, same: bool) -> tuple[Check, bool]:
         """The check of an argument that may only be in another form, and whether what is made of it is to tell."""
@@ -322,6 +320,7 @@ class Values:
             return None
         if check.suspicious and is_input(address.slot) and id(tensor) not in self.shared:
             self._mend(tensor, other, array)
+        self.borders.replaced.add(address)
         return other
 
     def content(self, check: Check) -> object:
