@@ -125,7 +125,7 @@ def _named(answer: Json) -> list[Json]:
 
 
 def _is_small(entry: Json) -> bool:
-    return (entry.get("own_error") or 1.0) < TOLERANCE
+    return float(entry.get("own_error") or 1.0) < TOLERANCE  # "inf" is one, too
 
 
 def _first_cause(entry: Json) -> list[str]:
