@@ -133,6 +133,7 @@ def plan(
     guessed = any(best.failing) or any(match.by in ("structure", "parts") for match in best.matches)
     bounds += [in_sequence(*sides)] if guessed and not renames else []
     ways = [best, *(_planned(*sides, renames, bound) for bound in bounds if bound)]
+    ways += [_needed(best, sides, renames)] if any(best.failing) else []
     return max(ways, key=lambda one: _score(one, _ranks(sides)))
 
 
@@ -154,6 +155,20 @@ def _bound(best: Transfer, sides: Sides, port_first: bool) -> list[Match]:
         parts = fused.parts(free[of_port], others, free[not of_port], kin[of_port])
         found += [Match(*((one, part) if of_port else (part, one)), "parts", PARTS) for part, one in parts]
     return found
+
+
+def _needed(best: Transfer, sides: Sides, renames: Mapping[str, str]) -> Transfer:
+    """The matches without what needs no counterpart and has taken that of something that needs one: a table, which the
+    port works out for itself, of the shape of what is learnt.
+    """
+    odd = [
+        match for match in best.matches if match.by == "structure" and match.reference.required != match.port.required
+    ]
+    idle = {(match.reference if match.port.required else match.port).slot for match in odd}
+    ours, theirs = ([item for item in side if item.required or item.slot not in idle] for side in sides)
+    found = _planned(ours, theirs, renames)
+    left = without(*sides, found.matches)
+    return replace(found, left_reference=tuple(left[0]), left_port=tuple(left[1]))
 
 
 def _ranks(sides: Sides) -> _Ranks:

@@ -206,3 +206,13 @@ def test_a_buffer_does_not_keep_a_parameter_from_the_rows_that_make_it():
     assert {(m.reference.name, m.port.name) for m in transfer.matches} == {
         (f"gates.{n}.{role}", f"gate.{role}") for n in range(3) for role in ("weight", "bias")
     }
+
+
+def test_a_buffer_takes_no_parameter_of_its_shape_from_one_that_needs_it():
+    reference = [*layer("", "Net", required=False, A=(3, 11, 11))]
+    reference += [one for n in range(3) for one in layer("weights", "ParameterList", **{str(n): (3, 11, 11)})]
+    port = [one for n in range(3) for one in layer("", "Cell", **{f"importance.{n}": (3, 11, 11)})]
+    found = plan(reference, port, {})
+    assert [match.reference.slot.role for match in found.matches] == ["0", "1", "2"]
+    assert [match.port.slot.role for match in found.matches] == ["importance.0", "importance.1", "importance.2"]
+    assert [item.slot.role for item in found.left_reference] == ["A"]
