@@ -40,9 +40,6 @@ NEARER = 0.5
 LITTLE = 1e-4
 """What is off by so much less than it would be at its own border stands elsewhere: a kernel rounds otherwise there."""
 
-AS_WRONG = 1e-5
-"""What is made of another value is off by more than so much of its error from what it was."""
-
 
 @dataclass(frozen=True)
 class Uses:
@@ -160,14 +157,12 @@ class Borders:
         self.elsewhere: dict[Key, Optional[Entry]] = {}
         self.refuted: set[Key] = set()
         """Values that are at no other border, as it turned out: what is made of them is no better."""
-        self._witnesses: dict[Key, Check] = {}
-        """What was said to be made of such a value, and is wrong; by the value's address."""
-        self._strangers: set[tuple[Key, Key]] = set()
-        """Such values and what is wrong whether or not they are held: it is not made of them."""
+        self._kept: set[Key] = set()
+        """Values that are not to be held, as it turned out: something right is made of them, and of no others."""
         self._held: frozenset[Key] = frozenset()
         """Those that are held in this run, ..."""
-        self.replaced: set[Key] = set()
-        """... and what was put in the place of: others are left where the reference's cannot be handed on."""
+        self._known: tuple[frozenset[Key], frozenset[Key]] = frozenset(), frozenset()
+        """... those that were in an earlier one, and what was right in that."""
         self.doubted: set[Key] = set()
         """Values that may be wrong after all: a later value of the code that was given them is, or they are at another
         border what was wrong at this one."""
@@ -182,7 +177,6 @@ class Borders:
     def begin(self) -> None:
         """A run begins."""
         self._held = frozenset(self.refuted)
-        self.replaced.clear()
         self._due.clear()
         self._open.clear()
         self._given.clear()
@@ -253,13 +247,13 @@ class Borders:
         """What a value that `code` makes tells of those that wait: their checks, and its own, as they are to be told.
 
         If what the code makes is right until it ends, they are: their layers end elsewhere. If not, it comes of them,
-        and they are to be held: where it is one of them, handed on, that alone, else those that nothing right was made
-        behind. Of what the code was given the first value tells. Where `code` hands this value on,
+        and they are to be held. Of what the code was given the first value tells. Where `code` hands this value on,
         `outer` goes on with it; else the two are one.
         """
         if check.suspicious and check.where == "glue":
             self.doubted.update(one.check.port for one in self._given if one.code == code)
-        mine = [one for one in self._open if one.code == code and self._may_tell(check, one.check)]
+        mine = [one for one in self._open if one.code == code and not _one_call(one.check.port, check.port)]
+        mine = [one for one in mine if not check.suspicious or one.check.port not in self._kept]
         if not mine or check.where != "glue":
             return (), check
         ends = outer != code
@@ -268,11 +262,8 @@ class Borders:
                 one.code = outer
             return (), check
         if check.suspicious and not all(check.error < LITTLE * min(one.check.error, 1.0) for one in mine):
-            same = [one for one in mine if check.deviation is not None and one.check.deviation == check.deviation]
-            mine = same or [one for one in mine if not one.seen] or mine
             self._open = [one for one in self._open if all(one is not other for other in mine)]
             self.refuted.update(one.check.port for one in mine if one.comparable or is_input(one.check.port.slot))
-            self._witnesses.update((one.check.port, check) for one in mine if one.comparable)
             wrong = {one.value for one in mine}
             self.doubted.update(one.check.port for one in self._open if one.value in wrong and one.comparable)
             return [replace(one.check, follows=True) for one in mine[1:]], replace(check, follows=True)
@@ -280,19 +271,21 @@ class Borders:
             one.seen = True
         return self._right([one for one in mine if one.given]), check
 
-    def _may_tell(self, made: Check, waiting: Check) -> bool:
-        return not _one_call(waiting.port, made.port) and (waiting.port, made.port) not in self._strangers
+    def learned(self, checks: Sequence[Check]) -> bool:
+        """Whether the run that made `checks` has told that others are to be held than were.
 
-    def learned(self, checks: Iterable[Check]) -> bool:
-        """Whether the run that made `checks` has told that others are to be held than were. What was as wrong with a
-        value held as it was before is not made of that value, which is not refuted by it."""
-        told = {key: self._witnesses.pop(key) for key in self._held & self.replaced & self._witnesses.keys()}
-        made = {check.port: check for check in checks} if told else {}
-        for key, witness in told.items():
-            now = made.get(witness.port)
-            if now is not None and now.suspicious and math.isclose(now.error, witness.error, rel_tol=AS_WRONG):
-                self._strangers.add((key, witness.port))
-                self.refuted.discard(key)
+        A value that was found to be wrong by what is made after it need not be what that is made of. Where it is held,
+        and what was right without is wrong then, that is made of it, and of the value as it is.
+        """
+        earlier, right = self._known
+        first = next((at for at, check in enumerate(checks) if check.suspicious and check.port in right), None)
+        asked = self._held - earlier
+        spoilers = [check.port for check in checks[:first] if check.port in asked] if first is not None else []
+        if spoilers:
+            self._kept.add(spoilers[-1])
+            self.refuted.discard(spoilers[-1])
+        else:
+            self._known = self._held, frozenset(c.port for c in checks if not (c.suspicious or c.reason))
         return self.refuted != self._held
 
     def left(self, code: Code, outer: Code) -> Sequence[Check]:

@@ -62,9 +62,24 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     short = usual(pairs, port.header.get("amp"))
     cast = {layers[layer]: dtype for layer, dtype in switched(port).items() if layer in layers}
     guessed = {pair.port for pair in pairing.layers if pair.by == "structure"}
+    layers.update(_uncalled(reference, port, layers))
     moved = uses(pairs, port.calls, around | _recut(pairs), guessed)
     known = entries, calls, missing, _uneven(pairs, pairing), _results(pairs), layers
     return Plan(*known, short, lowered(reference), cast, uses=moved, made=Within(reference).makes)
+
+
+def _uncalled(reference: Dump, port: Dump, layers: Mapping[str, str]) -> Mapping[str, str]:
+    """Layers of the port's that are never called, by the reference's of that name in the same layer: nothing else
+    tells of them, where they have no weights."""
+    called, taken = {call.layer for call in port.calls}, {*layers.values()}
+    found = {}
+    for path in port.layers:
+        outer, _, name = path.rpartition(".")
+        if name and path not in called and path not in layers and (outer in layers or not outer):
+            other = f"{layers[outer]}.{name}" if layers.get(outer) else name
+            if other in reference.layers and other not in taken:
+                found[path] = other
+    return found
 
 
 def _missing(pairs: Sequence[Pair], pairing: Pairing) -> Mapping[tuple[int, CallId], list[Entry]]:

@@ -320,7 +320,6 @@ class Values:
             return None
         if check.suspicious and is_input(address.slot) and id(tensor) not in self.shared:
             self._mend(tensor, other, array)
-        self.borders.replaced.add(address)
         return other
 
     def content(self, check: Check) -> object:

@@ -88,3 +88,47 @@ def test_what_is_wrong_and_not_made_of_it_says_nothing_of_it(tmp_path, wrong, pl
 def test_the_right_port_is_aligned(tmp_path):
     torch.manual_seed(1)
     assert compared(tmp_path, telling(Crystal()), Crystal(**RIGHT), torch.randn(9, 3)).exit_code == 0
+
+
+class Fade(nn.Module):
+    """Has no weights: nothing but its name tells of it where it is not called."""
+
+    def forward(self, x):
+        return torch.sin(1.7 * x)
+
+
+class Level(nn.Module):
+    """Adds what it makes to what the level before handed on."""
+
+    def __init__(self, plain=False):
+        super().__init__()
+        self.inner, self.fade, self.plain = nn.Linear(6, 4), Fade(), plain
+
+    def forward(self, x, skip):
+        if self.plain:
+            return self.inner(x) + 0.7 * skip.abs()
+        return self.inner(x) + self.fade(skip)
+
+
+class Pyramid(nn.Module):
+    """Beside the levels something right is made all the time."""
+
+    def __init__(self, plain=False):
+        super().__init__()
+        self.body = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.levels = nn.ModuleList(Level(plain) for _ in range(3))
+
+    def forward(self, x):
+        skip = x[:, :4] * 0.5
+        for layer, level in zip(self.body, self.levels):
+            x = torch.tanh(layer(x))
+            skip = level(x, skip)
+        return skip
+
+
+def test_what_is_wrong_at_every_level_is_told_at_each_and_the_layer_that_is_not_called_is_called(tmp_path):
+    torch.manual_seed(1)
+    result = compared(tmp_path, telling(Pyramid()), Pyramid(plain=True), torch.randn(9, 6))
+    assert {origin.layer for origin in result.origins} == {f"levels.{n}" for n in range(3)}
+    assert all(origin.causes[0].confirmed for origin in result.origins)
+    assert "self.fade(skip)" in result.origins[0].edit.hunks[0].after
