@@ -15,7 +15,7 @@ import numpy as np
 
 from aligner.mending.care import NO_TABLES, Care, Tables
 from aligner.values import Values
-from aligner.words.operations import row
+from aligner.words.operations import SILENT, bare, row
 
 MOST = 256 << 20
 """Bytes of values that are kept."""
@@ -85,6 +85,8 @@ class Memory(Care):
         target = args[0] if output is None and args else output
         if "out" in kwargs or (args and target is args[0] and not (known is not None and shares)):
             self._wrote(kwargs.get("out", target))
+        if given and bare(word) in SILENT:
+            self._wrote(given[0])
         made = [one for one in self.of((output,), {}) if not any(one is other for other in given)]
         keeps = self._recording and self._bytes < MOST
         self._held += made if keeps else []

@@ -20,6 +20,7 @@ from aligner.replay import inner
 from aligner.replay.borders import uses
 from aligner.replay.frames import Plan
 from aligner.replay.precision import usual
+from aligner.replay.routed import route
 from aligner.replay.within import Within
 
 
@@ -59,6 +60,7 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
         calls.update(dict.fromkeys(loop.port, loop.reference))
     for _, values in pieces(reference, port, pairing):
         entries.update(values)  # type: ignore[arg-type]  # as above
+    route(reference, port, layers, calls, entries)
     short = usual(pairs, port.header.get("amp"))
     cast = {layers[layer]: dtype for layer, dtype in switched(port).items() if layer in layers}
     guessed = {pair.port for pair in pairing.layers if pair.by == "structure"}

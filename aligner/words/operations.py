@@ -236,13 +236,17 @@ def bare(name: str) -> str:
 
 
 _WRITING = re.compile(
-    r"inplace|assign|setitem|scatter|copy|index_?put|set_|\w+_$|i(add|sub|mul|truediv|floordiv|mod|pow|matmul|and|or|xor)$"
+    r"inplace|assign|setitem|scatter|copy|index_?(put|add)|set_|\w+_$|i(add|sub|mul|truediv|floordiv|mod|pow|matmul|and|or|xor)$"
 )
 
 
 def may_write(name: str) -> bool:
     """Whether an operation may write into what it is given, to go by its name."""
     return _WRITING.match(name) is not None
+
+
+SILENT = frozenset(("indexadd", "scatterupdate", "scatterndupdate", "scatterndadd", "scatterndsub"))
+"""Operations of MindSpore's that write into what they are given, and hand on another value."""
 
 
 def row(name: str) -> Optional[Row]:

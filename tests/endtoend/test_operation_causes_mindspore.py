@@ -261,3 +261,46 @@ def test_a_sum_over_all_rows_for_one_of_each_group_is_mended_in_the_frameworks_w
     origin = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5").origins[0]
     assert origin.causes[0].confirmed
     assert "ops.unsorted_segment_sum(weights, rows, groups)[rows]" in origin.edit.hunks[0].after
+
+
+class Added(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, rows):
+        y, mixed = self.inner(x), torch.zeros(4, 8)
+        weights = y[:, :1].exp() / y[:, :1].exp().sum(0)
+        for number in range(3):
+            hits = torch.where(rows == number)[0]
+            mixed = mixed.index_add(0, hits % 4, y[hits] * weights[hits])
+        return self.outer(mixed)
+
+
+class AddedCells(cells.Cell):
+    """Adds into the very value that `index_add` is given, as MindSpore does."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = cells.Dense(8, 8), cells.Dense(8, 8)
+
+    def construct(self, x, rows):
+        y, mixed = self.inner(x), ops.zeros((4, 8))
+        weights = ops.exp(y[:, :1]) / ops.exp(y[:, :1]).mean(0)
+        for number in range(3):
+            hits = ops.nonzero(rows == number)[:, 0]
+            mixed = ops.index_add(mixed, (hits % 4).astype(ms.int32), y[hits] * weights[hits], 0)
+        return self.outer(mixed)
+
+
+def test_what_mindspore_writes_into_without_a_word_is_new_in_each_trial(tmp_path):
+    torch.manual_seed(0)
+    one, other = Added().eval(), AddedCells().set_train(False)
+    with torch.no_grad(), aligner.capture(one, tmp_path / "ref.h5"):
+        one(torch.randn(7, 8), torch.tensor([0, 0, 1, 2, 1, 2, 2]))
+    replay = aligner.replay(tmp_path / "ref.h5", other)
+    with replay.capture(tmp_path / "port.h5", Options(force=True)):
+        other(*replay.inputs(0))
+    origin = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5").origins[0]
+    assert origin.causes[0].confirmed
+    assert ".sum(0" in origin.edit.hunks[0].after
