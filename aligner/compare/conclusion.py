@@ -180,9 +180,12 @@ def _unseen(
 def _right_when_free(birth: Birth) -> bool:
     """Whether the value is wrong in the forced pass, which runs eagerly, and right in the free run.
 
-    Where axes of one stand elsewhere the free run's numbers are equal all the same, and nothing is cleared by them.
+    Where axes of one stand elsewhere, or one side says by true what the other says by a number, the free run's numbers
+    may be equal all the same, and nothing is cleared by them.
     """
     check, reading = birth.check, birth.reading
+    if len({entry is not None and entry.dtype == "bool" for entry in (reading.pair.reference, reading.pair.port)}) > 1:
+        return False
     if check is None or check.deviation is None or reading.covered or reading.over or not reading.matched:
         return False
     return reading.severity <= max(min(LIMIT * check.expected, GONE * check.error), CLEAR * check.error)

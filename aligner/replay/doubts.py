@@ -67,10 +67,10 @@ class Doubts:
         doubts = [self._values.checks[place] for place in frame.doubtful]
         turned |= any(_is_strange(check, self._values) for check in doubts)
         wrong = any(p >= made or check.deviation is None or (turned and check.where == "glue") for p, check in mine)
-        words = [self._values.words.get(check.port) for check in doubts]
+        words = [self._values.masks.words.get(check.port) for check in doubts]
         if not mine and not missing and all(words) and made < len(self._values.checks):
-            self._values.understood.update(words)
-        wrong = wrong and not (words and self._values.understood.issuperset(words))
+            self._values.masks.understood.update(words)
+        wrong = wrong and not (words and self._values.masks.understood.issuperset(words))
         self.blamed |= {each for each in words if each is not None} if wrong else set()
         wrong = wrong and not understood(doubts, self._values.checks[frame.first : made], self._values.plan.entries)
         wrong = wrong and (passed or not self._taken_turned(frame, made))
@@ -100,7 +100,7 @@ class Doubts:
             whole = (
                 frame.inner or (frame.path, frame.number) in self._values.odd
             )  # it makes its own of what it is given
-            self._values.checks[place] = replace(check, by_effect=odd and whole)
+            self._values.checks[place] = replace(check, by_effect=check.by_effect or (odd and whole))
         if frame.around is None or frame.around.call is None or frame.call is None or frame.doubtful:
             return
         owner, between = frame.around.call.layer, (frame.before, frame.call.layer)
@@ -136,7 +136,7 @@ class Doubts:
 
     def _is_mask(self, check: Check) -> bool:
         """Whether it is a mask of true and false, as the reference's is, in other words."""
-        return {form for _, form, _ in self._values.words.get(check.port, ())} == {BOOL}
+        return {form for _, form, _ in self._values.masks.words.get(check.port, ())} == {BOOL}
 
     def _taken_turned(self, frame: Frame, made: int) -> bool:
         """Whether a layer is given its arguments in another order of axes, and so may take them: a norm of the last
@@ -169,7 +169,7 @@ class Doubts:
 
 
 def _is_strange(check: Check, values: Values) -> bool:
-    return check.reason == OTHER_SHAPE and check.port not in values.spread
+    return check.reason == OTHER_SHAPE and check.port not in values.masks.spread
 
 
 def _is_clean(check: Check) -> bool:

@@ -125,7 +125,7 @@ class ForcedPass:
             del self.checks[known:]
         else:
             self._held_run(step, call)
-        if self._doubts.blamed & self.values.understood:  # somebody later on made the right thing of such a mask
+        if self._doubts.blamed & self.values.masks.understood:  # somebody later on made the right thing of such a mask
             del self.checks[known:]
             self._held_run(step, call)
 

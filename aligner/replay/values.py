@@ -36,12 +36,13 @@ from aligner.replay.forms import (
 from aligner.replay.frames import Frame, Plan
 from aligner.replay.judgement import Place, judged, unexcused, without_effect
 from aligner.replay.lent import Lent
-from aligner.replay.masks import in_its_words, say_the_same, spread_out
+from aligner.replay.masks import in_its_words
 from aligner.replay.overflow import Overflow
 from aligner.replay.own import Own
 from aligner.replay.portions import Portions
 from aligner.replay.precision import SHORT
 from aligner.replay.turned import Turned
+from aligner.replay.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -85,12 +86,7 @@ class Values:
         self.turned, self.own, self._portions = Turned(), Own(plan.made), Portions()
         self.indices: set[Key] = set()
         """Whole numbers that are others than the reference's, and may count from elsewhere."""
-        self.spread: set[Key] = set()
-        """Masks that stand for the reference's value by value, and say it more often, or less."""
-        self.words: dict[Key, tuple[prints.Print, prints.Print]] = {}
-        """What tells a mask in other words from others: the reference's and the port's."""
-        self.understood: set[object] = set()
-        """Of these the ones that mean the same: so the words do, or somebody made the right thing of them."""
+        self.masks = Vocabulary()
         self._adapter, self._sink, self.order = adapter, sink, order
         self._step = self._kept = 0
         self._prints: dict[Key, prints.Print] = {}
@@ -127,9 +123,12 @@ class Values:
         if row and found.shape == wanted.shape:
             self._of_several(owner, row, found, place)
             return self._handed(frame, self.checks[-1], tensor, wanted, found)
+        said = self.masks.said(address, wanted, found)
+        wanted = said or wanted
         same = found.dtype == entry.dtype and found.shape == wanted.shape and np.array_equal(found.raw(), wanted.raw())
         check = judged(self.plan.coarsest(place[1]), wanted, found, place, same)
-        check = replace(check, isolated=not (owner is not None and owner.loose))
+        effect = said is not None and check.suspicious
+        check = replace(check, isolated=not (owner is not None and owner.loose), by_effect=effect)
         check = self._overflow.judged(check, entry, wanted, (found.dtype, self.plan.short), frame)
         own = self.own.excused(check, found, frame.call) or self.own.inside(check, found, frame, self.checks)
         own = own or self._portions.taken(check, wanted, found, frame, len(self.checks))
@@ -213,6 +212,8 @@ class Values:
     def _doubted(self, frame: Frame, check: Check, wanted: Held, found: Held, same: bool) -> tuple[Check, bool]:
         """The check of an argument that may only be in another form, and whether what is made of it is to tell."""
         array, dtype = found.raw(), found.dtype
+        if check.by_effect:
+            return check, False  # a mask whose words are known
         if is_input(check.port.slot) and array.ndim == len(wanted.shape) and array.shape != wanted.shape:
             check = replace(check, error=math.inf, deviation=None, reason=OTHER_SHAPE)  # axes of one elsewhere
         if not is_input(check.port.slot) and check.suspicious and in_other_words(wanted, array, dtype):
@@ -225,6 +226,7 @@ class Values:
         check = unexcused(check, wanted, found) if blind else check
         if not check.suspicious:
             return check, False
+        self.masks.learn(check.port, wanted, array, dtype)
         if (blind or mask_like(wanted)) and without_effect(
             self.plan.results.get((self._step, CallId(frame.path, frame.number)), ()), check
         ):
@@ -235,16 +237,8 @@ class Values:
         if blind or tells_other_things(wanted, array, dtype):
             frame.misled.append(len(self.checks))
         elif mask_like(wanted):
-            self._worded(check.port, wanted, array, dtype)
+            self.masks.note(check.port, wanted, array, dtype)
         return check, True
-
-    def _worded(self, port: Key, wanted: Held, array: Array, dtype: str) -> None:
-        """Note in which words the port has a mask."""
-        self.words[port] = words = prints.taken(wanted.raw()), prints.taken(array)
-        if spread_out(wanted, array, dtype):
-            self.spread.add(port)
-        if words not in self.understood and say_the_same(wanted, array, dtype):
-            self.understood.add(words)
 
     def _at_border(
         self, check: Check, entry: Entry, found: Held, place: Place, frame: Frame
@@ -312,7 +306,7 @@ class Values:
         free = odd and (frame.path, frame.number) in self.free
         if address in self.turned.instead and (order := self.turned.instead[address]) is not None:
             wanted = laid(wanted, order, array.shape)
-        other = None if free else self._other(wanted, array, dtype, address in self.turned.instead)
+        other = None if free else self._other(wanted, array, dtype, address in self.turned.instead or check.by_effect)
         if other is None:
             target = frame if is_input(address.slot) else frame.around
             if target is not None and check.suspicious:
@@ -386,7 +380,7 @@ class Values:
         other = next((o for o in (flat[::-1], np.roll(flat, 1)) if not np.array_equal(o, flat)), None)
         if other is None:
             return None
-        self.moved |= {found.key} - self.words.keys()
+        self.moved |= {found.key} - self.masks.words.keys()
         return self._adapter.from_numpy(np.ascontiguousarray(other.reshape(found.shape)), found.dtype)
 
     def _mend(self, tensor: object, other: object, array: Array) -> None:

@@ -1,0 +1,72 @@
+"""In which words a layer of the port takes a mask: an earlier call has told what true means to it.
+
+An additive mask that hides nothing is all zeros, as is one of true and false that hides all: by their numbers alone the
+two would be equal.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Optional
+
+import numpy as np
+
+from aligner.compare.held import Held
+from aligner.compare.reading import HIDDEN
+from aligner.dtypes import DTYPES, decode
+from aligner.record import Array, Key
+from aligner.replay import prints
+from aligner.replay.masks import say_the_same, spread_out
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+
+class Vocabulary:
+    """Of the arguments of a port."""
+
+    def __init__(self) -> None:
+        self.spread: set[Key] = set()
+        """Masks that stand for the reference's value by value, and say it more often, or less."""
+        self.words: dict[Key, tuple[prints.Print, prints.Print]] = {}
+        """What tells a mask in other words from others: the reference's and the port's."""
+        self.understood: set[object] = set()
+        """Of these the ones that mean the same: so the words do, or somebody made the right thing of them."""
+        self._hides: dict[tuple[str, str], bool] = {}
+        """Whether true hides, by layer and slot."""
+
+    def note(self, port: Key, wanted: Held, array: Array, dtype: str) -> None:
+        """Note in which words the port has a mask."""
+        self.words[port] = words = prints.taken(wanted.raw()), prints.taken(array)
+        if spread_out(wanted, array, dtype):
+            self.spread.add(port)
+        if words not in self.understood and say_the_same(wanted, array, dtype):
+            self.understood.add(words)
+
+    def learn(self, port: Key, wanted: Held, array: Array, dtype: str) -> None:
+        """The reference adds a mask, and the port has one of true and false that says the same, or the opposite."""
+        if not _is_said(wanted, array, dtype):
+            return
+        hidden = _hidden(wanted).reshape(-1)
+        own = decode(array, dtype).reshape(-1).astype(bool)
+        if hidden.any() and not hidden.all() and (np.array_equal(own, hidden) or np.array_equal(own, ~hidden)):
+            self._hides.setdefault((port.layer, port.slot), bool(own[0] == hidden[0]))
+
+    def said(self, port: Key, wanted: Held, found: Held) -> Optional[Held]:
+        """The reference's mask in these words; None where they are not known, or it is none."""
+        hides = self._hides.get((port.layer, port.slot))
+        if hides is None or not _is_said(wanted, found.raw(), found.dtype):
+            return None
+        hidden = _hidden(wanted)
+        if (wanted.load()[~hidden] != 0).any():
+            return None
+        raw = (hidden if hides else ~hidden).reshape(found.shape)
+        return Held(wanted.key, wanted.order, "bool", np.ascontiguousarray(raw))
+
+
+def _hidden(mask: Held) -> npt.NDArray[np.bool_]:
+    return np.asarray(mask.load(), np.float64) <= -HIDDEN
+
+
+def _is_said(wanted: Held, array: Array, dtype: str) -> bool:
+    return dtype == "bool" and not DTYPES[wanted.dtype].exact and math.prod(wanted.shape) == array.size > 0
