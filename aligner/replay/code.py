@@ -10,6 +10,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import permutations
 from typing import Optional
 
 from aligner.adapter import Adapter, Arguments
@@ -18,10 +19,14 @@ from aligner.compare.checks import Check
 from aligner.compare.net import CallId, is_input
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.dump.reader import Entry
+from aligner.explain.case import distance
 from aligner.record import Array, Call, Key, Phase
 from aligner.replay.answering import Due, Made, answered, leaves
 from aligner.replay.frames import Plan
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
+
+ORDERS = 24
+"""Orders of axes that are looked at, at most."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,19 @@ class Code:
             return None
         if (order := self.plan.orders.get(address)) is not None and len(order) == value.ndim:
             value = value.transpose(order)
+        elif value.shape != shape and sorted(value.shape) == sorted(shape):
+            value = self._turned(entry, tensor)
         return self._tensor(entry, value, shape, dtype)
+
+    def _turned(self, entry: Entry, tensor: object) -> Array:
+        """The reference's value with its axes as the port's has them, which is the order in which it is nearest to it:
+        to read the same numbers in another shape would be another value."""
+        own, word, value = self.adapter.to_numpy(tensor), self.adapter.dtype(tensor), entry.raw()
+        found, wanted = decode(own, word), decode(value, entry.dtype)
+        orders = [p for p in permutations(range(value.ndim)) if wanted.transpose(p).shape == own.shape][:ORDERS]
+        ways = [value.reshape(own.shape), *(value.transpose(order) for order in orders)]
+        apart = [distance(found, wanted.reshape(own.shape)), *(distance(found, wanted.transpose(p)) for p in orders)]
+        return ways[apart.index(min(apart))]
 
     def _address(self, path: str, number: int, slot: str) -> Key:
         return Key(self.call.step, Phase.FORWARD, path, number, slot)
