@@ -275,11 +275,12 @@ class Borders:
         """Whether the run that made `checks` has told that others are to be held than were.
 
         A value that was found to be wrong by what is made after it need not be what that is made of. Where it is held,
-        and what was right without is wrong then, that is made of it, and of the value as it is.
+        and what was right without is wrong then, that is made of it, and of the value as it is. What a call is given
+        may be a tensor that others are given as well: of that it tells nothing.
         """
         earlier, right = self._known
         first = next((at for at, check in enumerate(checks) if check.suspicious and check.port in right), None)
-        asked = self._held - earlier
+        asked = {key for key in self._held - earlier if not is_input(key.slot)}
         spoilers = [check.port for check in checks[:first] if check.port in asked] if first is not None else []
         if spoilers:
             self._kept.add(spoilers[-1])

@@ -32,8 +32,8 @@ class Vocabulary:
         """What tells a mask in other words from others: the reference's and the port's."""
         self.understood: set[object] = set()
         """Of these the ones that mean the same: so the words do, or somebody made the right thing of them."""
-        self._hides: dict[tuple[str, str], bool] = {}
-        """Whether true hides, by layer and slot."""
+        self._hides: dict[tuple[str, str], tuple[tuple[int, int], bool]] = {}
+        """Which call of a layer has told, and whether true hides, by layer and slot."""
 
     def note(self, port: Key, wanted: Held, array: Array, dtype: str) -> None:
         """Note in which words the port has a mask."""
@@ -50,12 +50,13 @@ class Vocabulary:
         hidden = _hidden(wanted).reshape(-1)
         own = decode(array, dtype).reshape(-1).astype(bool)
         if hidden.any() and not hidden.all() and (np.array_equal(own, hidden) or np.array_equal(own, ~hidden)):
-            self._hides.setdefault((port.layer, port.slot), bool(own[0] == hidden[0]))
+            known = (port.step, port.call), bool(own[0] == hidden[0])
+            self._hides[port.layer, port.slot] = min(known, self._hides.get((port.layer, port.slot), known))
 
     def said(self, port: Key, wanted: Held, found: Held) -> Optional[Held]:
-        """The reference's mask in these words; None where they are not known, or it is none."""
-        hides = self._hides.get((port.layer, port.slot))
-        if hides is None or not _is_said(wanted, found.raw(), found.dtype):
+        """The reference's mask in the words of an earlier call; None where they are not known, or it is none."""
+        told, hides = self._hides.get((port.layer, port.slot), ((port.step, port.call), False))
+        if told >= (port.step, port.call) or not _is_said(wanted, found.raw(), found.dtype):
             return None
         hidden = _hidden(wanted)
         if (wanted.load()[~hidden] != 0).any():

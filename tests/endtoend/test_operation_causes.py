@@ -222,7 +222,7 @@ CASES = {
         lambda: (torch.randn(12, 8), torch.randint(0, 5, (12,))),
         lambda n, x, i: n.b(torch.zeros(5, 8).index_add(0, i, n.a(x))),
         lambda n, x, i: n.b(torch.zeros(5, 8).index_copy(0, i, n.a(x))),
-        LINE,
+        EDIT,
     ),
     "mean": (
         lambda: maps(nn.Linear(8, 4)),
