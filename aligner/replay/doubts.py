@@ -100,7 +100,7 @@ class Doubts:
             whole = (
                 frame.inner or (frame.path, frame.number) in self._values.odd
             )  # it makes its own of what it is given
-            self._values.checks[place] = replace(check, by_effect=check.by_effect or (odd and whole))
+            self._values.checks[place] = replace(check, by_effect=odd and whole)
         if frame.around is None or frame.around.call is None or frame.call is None or frame.doubtful:
             return
         owner, between = frame.around.call.layer, (frame.before, frame.call.layer)

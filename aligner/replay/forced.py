@@ -114,7 +114,8 @@ class ForcedPass:
         if self.values.taken and step not in self.values.spared:
             self.values.spared[step] = True
             self.values.spared[step] = self._better(step, call, known, 1)
-        self.values.plan = self.plan.learned(self.values.borders.elsewhere, self.values.turned.orders)
+        elsewhere = {**self.values.borders.elsewhere, **self.values.masks.known}
+        self.values.plan = self.plan.learned(elsewhere, self.values.turned.orders)  # type: ignore[arg-type]  # as records
 
     def _settled(self, step: int, call: Callable[[], object], known: int) -> None:
         """Run the step, and once more while values turn out to be held that had been left as they were."""

@@ -116,6 +116,7 @@ class Values:
         found = self._found(address, tensor)
         if found is None:
             return None
+        entry = self.masks.said(address, entry, found)
         wanted = held(entry)
         if without_places(entry):
             found = Held(address, 0, found.dtype, in_order(found.raw()))
@@ -123,12 +124,9 @@ class Values:
         if row and found.shape == wanted.shape:
             self._of_several(owner, row, found, place)
             return self._handed(frame, self.checks[-1], tensor, wanted, found)
-        said = self.masks.said(address, wanted, found)
-        wanted = said or wanted
         same = found.dtype == entry.dtype and found.shape == wanted.shape and np.array_equal(found.raw(), wanted.raw())
         check = judged(self.plan.coarsest(place[1]), wanted, found, place, same)
-        effect = said is not None and check.suspicious
-        check = replace(check, isolated=not (owner is not None and owner.loose), by_effect=effect)
+        check = replace(check, isolated=not (owner is not None and owner.loose))
         check = self._overflow.judged(check, entry, wanted, (found.dtype, self.plan.short), frame)
         own = self.own.excused(check, found, frame.call) or self.own.inside(check, found, frame, self.checks)
         own = own or self._portions.taken(check, wanted, found, frame, len(self.checks))
@@ -212,8 +210,8 @@ class Values:
     def _doubted(self, frame: Frame, check: Check, wanted: Held, found: Held, same: bool) -> tuple[Check, bool]:
         """The check of an argument that may only be in another form, and whether what is made of it is to tell."""
         array, dtype = found.raw(), found.dtype
-        if check.by_effect:
-            return check, False  # a mask whose words are known
+        if check.port in self.masks.known:
+            return check, False
         if is_input(check.port.slot) and array.ndim == len(wanted.shape) and array.shape != wanted.shape:
             check = replace(check, error=math.inf, deviation=None, reason=OTHER_SHAPE)  # axes of one elsewhere
         if not is_input(check.port.slot) and check.suspicious and in_other_words(wanted, array, dtype):
@@ -306,7 +304,11 @@ class Values:
         free = odd and (frame.path, frame.number) in self.free
         if address in self.turned.instead and (order := self.turned.instead[address]) is not None:
             wanted = laid(wanted, order, array.shape)
-        other = None if free else self._other(wanted, array, dtype, address in self.turned.instead or check.by_effect)
+        other = (
+            None
+            if free
+            else self._other(wanted, array, dtype, address in self.turned.instead or address in self.masks.known)
+        )
         if other is None:
             target = frame if is_input(address.slot) else frame.around
             if target is not None and check.suspicious:

@@ -7,11 +7,12 @@ two would be equal.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 
-from aligner.compare.held import Held
+from aligner.compare.formed import Formed
+from aligner.compare.held import Held, held
 from aligner.compare.reading import HIDDEN
 from aligner.dtypes import DTYPES, decode
 from aligner.record import Array, Key
@@ -20,6 +21,8 @@ from aligner.replay.masks import say_the_same, spread_out
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from aligner.dump.reader import Entry
 
 
 class Vocabulary:
@@ -34,6 +37,8 @@ class Vocabulary:
         """Of these the ones that mean the same: so the words do, or somebody made the right thing of them."""
         self._hides: dict[tuple[str, str], tuple[tuple[int, int], bool]] = {}
         """Which call of a layer has told, and whether true hides, by layer and slot."""
+        self.known: dict[Key, Worded] = {}
+        """The reference's masks in these words, by the port's address."""
 
     def note(self, port: Key, wanted: Held, array: Array, dtype: str) -> None:
         """Note in which words the port has a mask."""
@@ -53,21 +58,35 @@ class Vocabulary:
             known = (port.step, port.call), bool(own[0] == hidden[0])
             self._hides[port.layer, port.slot] = min(known, self._hides.get((port.layer, port.slot), known))
 
-    def said(self, port: Key, wanted: Held, found: Held) -> Optional[Held]:
-        """The reference's mask in the words of an earlier call; None where they are not known, or it is none."""
+    def said(self, port: Key, entry: Entry, found: Held) -> Entry:
+        """The reference's mask in the words of an earlier call; as it is where they are not known, or it is none."""
         told, hides = self._hides.get((port.layer, port.slot), ((port.step, port.call), False))
-        if told >= (port.step, port.call) or not _is_said(wanted, found.raw(), found.dtype):
-            return None
-        hidden = _hidden(wanted)
-        if (wanted.load()[~hidden] != 0).any():
-            return None
-        raw = (hidden if hides else ~hidden).reshape(found.shape)
-        return Held(wanted.key, wanted.order, "bool", np.ascontiguousarray(raw))
+        if told >= (port.step, port.call) or not _is_said(entry, found.raw(), found.dtype):
+            return entry
+        mask = held(entry)
+        if (mask.load()[~_hidden(mask)] != 0).any():
+            return entry
+        self.known[port] = Worded(entry, hides, found.shape)
+        return self.known[port]  # type: ignore[return-value]  # it reads like a record
+
+
+class Worded(Formed):
+    """An additive mask of the reference's as one of true and false."""
+
+    def __init__(self, entry: Entry, hides: bool, shape: tuple[int, ...]) -> None:
+        super().__init__(entry.key, entry, shape, (entry.content, hides))
+        self._entry, self._hides, self.dtype = entry, hides, "bool"
+        self.nbytes = math.prod(shape)
+
+    def raw(self) -> Array:
+        """The exact bits."""
+        hidden = _hidden(held(self._entry))
+        return np.ascontiguousarray((hidden if self._hides else ~hidden).reshape(self.shape))
 
 
 def _hidden(mask: Held) -> npt.NDArray[np.bool_]:
     return np.asarray(mask.load(), np.float64) <= -HIDDEN
 
 
-def _is_said(wanted: Held, array: Array, dtype: str) -> bool:
+def _is_said(wanted: Union[Held, Entry], array: Array, dtype: str) -> bool:
     return dtype == "bool" and not DTYPES[wanted.dtype].exact and math.prod(wanted.shape) == array.size > 0

@@ -54,3 +54,33 @@ def test_a_right_one_that_hides_nothing_is_right(tmp_path):
     torch.manual_seed(1)
     result = compared(tmp_path, telling(Decoder()), Decoder(adds=False), torch.randn(2, 6, 8))
     assert (result.exit_code, result.origins) == (0, ())
+
+
+class Opposite(Decoder):
+    """Says the opposite in the second call."""
+
+    def seen(self, first, last, late):
+        seen = super().seen(first, last, late)
+        return ~seen if first == 4 else seen
+
+
+def test_the_opposite_of_one_call_is_mended_for_all(tmp_path):
+    torch.manual_seed(1)
+    result = compared(tmp_path, telling(Decoder()), Opposite(adds=False), torch.randn(2, 6, 8))
+    (origin,) = result.origins
+    assert origin.causes[0].confirmed
+    assert origin.edit.hunks[0].after.strip() == "return seen if first == 4 else seen"
+
+
+class Scaled(Attention):
+    def forward(self, x, memory, mask):
+        return super().forward(x, memory, mask) * 1.3
+
+
+def test_a_layer_that_is_wrong_as_well_is_mended_as_if_its_mask_were_right(tmp_path):
+    torch.manual_seed(1)
+    port = Decoder(adds=False, late=9)
+    port.attention = Scaled(adds=False)
+    result = compared(tmp_path, telling(Decoder()), port, torch.randn(2, 6, 8))
+    assert [origin.layer for origin in result.origins] == ["attention", ""]
+    assert result.origins[0].edit.hunks[0].after.strip() == "return super().forward(x, memory, mask)"
