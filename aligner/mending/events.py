@@ -114,16 +114,16 @@ def pieces(shapes: Sequence[tuple[int, ...]], axis: int, rank: int) -> list[tupl
     return found
 
 
-def as_segments(event: Event, events: Sequence[Event], shapes: Sequence[tuple[int, ...]]) -> Event:
-    """Rows that are added into zeros, as what MindSpore does in one step: a sum for each segment. `events` are those
-    before it."""
+def as_segments(event: Event, events: Sequence[Event], at: int, shapes: Sequence[tuple[int, ...]]) -> None:
+    """Rows that are added into zeros are what MindSpore does in one step: a sum for each segment. So they are told, if
+    one of the events before that place has made the zeros."""
     if event.word != "index_add" or len(event.operands) != 3 or event.arguments.get("axis") != 0 or not event.results:
-        return event
-    zeros = next((one for one in reversed(events) if event.operands[0] in one.results), None)
+        return
+    before = (events[place] for place in range(at - 1, -1, -1))
+    zeros = next((one for one in before if event.operands[0] in one.results), None)
     if zeros is not None and zeros.word == "fill" and zeros.arguments.get("value") == 0:
         event.word, event.operands = "segment_sum", (event.operands[2], event.operands[1])
         event.arguments, event.places = {"n": shapes[event.results[0]][0]}, {}
-    return event
 
 
 def values_of(event: Optional[Event]) -> list[int]:

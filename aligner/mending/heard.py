@@ -29,7 +29,7 @@ from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 MOST = 4000
 """Events of one run that are kept."""
 
-ITEMS, DEEP = 64, 3
+ITEMS, DEEP = 64, 2
 """Named values in one that the code has a name for, and how deep they stand in it."""
 
 
@@ -105,7 +105,7 @@ class Heard:
                     self.story.events.append(_at(event, frame))
                 return
             event = _at(Event(told.word, operands, tuple(results), told.arguments, told.places, name), frame)
-            event = as_segments(event, self.story.events, self.story.shapes)
+            as_segments(event, self.story.events, len(self.story.events), self.story.shapes)
             if frame.node is not None and is_array(found[0]):
                 event.arrays = {**event.arrays, frame.node: self._values.dtype(found[0])}
             self.story.events.append(event)

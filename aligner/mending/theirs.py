@@ -56,7 +56,8 @@ class Theirs:
         if not story.events:
             self._as_operation(story, call)
         story.events = _in_order(story.events, {*self._ends(story, call)[0]})
-        story.events = [as_segments(one, story.events[:at], story.shapes) for at, one in enumerate(story.events)]
+        for at, one in enumerate(story.events):
+            as_segments(one, story.events, at, story.shapes)
         return story
 
     def _steps(self, story: Story, call: Call) -> list[Event]:

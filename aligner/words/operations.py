@@ -242,7 +242,7 @@ _WRITING = re.compile(
 
 def may_write(name: str) -> bool:
     """Whether an operation may write into what it is given, to go by its name."""
-    return _WRITING.match(name) is not None
+    return _WRITING.match(name) is not None or bare(name) in SILENT
 
 
 SILENT = frozenset(("indexadd", "scatterupdate", "scatterndupdate", "scatterndadd", "scatterndsub"))

@@ -37,6 +37,16 @@ class Cell(cells.Cell):
         return self.code(self, *inputs)
 
 
+def compared(folder, one, other, *given):
+    """What comes of the port on the net's weights and inputs."""
+    with torch.no_grad(), aligner.capture(one, folder / "ref.h5"):
+        one(*given)
+    replay = aligner.replay(folder / "ref.h5", other)
+    with replay.capture(folder / "port.h5", Options(force=True)):
+        other(*replay.inputs(0))
+    return aligner.compare(folder / "ref.h5", folder / "port.h5")
+
+
 def linear():
     return {"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)}, {"a": cells.Dense(8, 8), "b": cells.Dense(8, 8)}
 
@@ -150,12 +160,8 @@ def test_a_port_with_the_like_named_function_is_told(tmp_path, name):
     ours, theirs = layers()
     given = inputs()
     one, other = Net(reference, **ours).eval(), Cell(port, **theirs).set_train(False)
-    with torch.no_grad(), aligner.capture(one, tmp_path / "ref.h5"):
-        one(*given)
-    replay = aligner.replay(tmp_path / "ref.h5", other)
-    with replay.capture(tmp_path / "port.h5", Options(force=True)):
-        other(*replay.inputs(0))
-    (origin,) = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5").origins
+    found = compared(tmp_path, one, other, *given)
+    (origin,) = found.origins
     assert origin.where == "glue"
     sure = origin.line is not None and origin.line.sure
     assert (EDIT if origin.edit else LINE if sure else GUESS) == told
@@ -167,12 +173,7 @@ def test_what_the_frameworks_tanh_does_inside_a_recurrent_layer_is_nobodys_mista
     torch.manual_seed(0)
     one = getattr(nn, kind)(6, 5, batch_first=True, bidirectional=True).eval()
     other = getattr(cells, kind)(6, 5, batch_first=True, bidirectional=True).set_train(False)
-    with torch.no_grad(), aligner.capture(one, tmp_path / "ref.h5"):
-        one(torch.randn(4, 7, 6) * 4)
-    replay = aligner.replay(tmp_path / "ref.h5", other)
-    with replay.capture(tmp_path / "port.h5", Options(force=True)):
-        other(*replay.inputs(0))
-    found = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
+    found = compared(tmp_path, one, other, torch.randn(4, 7, 6) * 4)
     assert found.outcome == "aligned"
     assert not found.origins
     causes = [suspect.causes[0] for suspect in found.suspects]
@@ -210,12 +211,7 @@ class StepCells(cells.Cell):
 
 def test_so_it_is_of_a_layer_that_the_port_calls_otherwise(tmp_path):
     torch.manual_seed(0)
-    with torch.no_grad(), aligner.capture(one := Steps().eval(), tmp_path / "ref.h5"):
-        one(torch.randn(4, 48) * 4)
-    replay = aligner.replay(tmp_path / "ref.h5", other := StepCells().set_train(False))
-    with replay.capture(tmp_path / "port.h5", Options(force=True)):
-        other(*replay.inputs(0))
-    found = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
+    found = compared(tmp_path, Steps().eval(), StepCells().set_train(False), torch.randn(4, 48) * 4)
     assert found.outcome == "aligned"
     assert [suspect.causes[0].id for suspect in found.suspects] == ["framework-layer-differs"]
 
@@ -253,12 +249,8 @@ class SegmentCells(cells.Cell):
 def test_a_sum_over_all_rows_for_one_of_each_group_is_mended_in_the_frameworks_words(tmp_path):
     torch.manual_seed(0)
     one, other = Segments().eval(), SegmentCells().set_train(False)
-    with torch.no_grad(), aligner.capture(one, tmp_path / "ref.h5"):
-        one(torch.randn(7, 8), torch.tensor([0, 0, 1, 2, 1, 2, 2]))
-    replay = aligner.replay(tmp_path / "ref.h5", other)
-    with replay.capture(tmp_path / "port.h5", Options(force=True)):
-        other(*replay.inputs(0))
-    origin = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5").origins[0]
+    found = compared(tmp_path, one, other, torch.randn(7, 8), torch.tensor([0, 0, 1, 2, 1, 2, 2]))
+    origin = found.origins[0]
     assert origin.causes[0].confirmed
     assert "ops.unsorted_segment_sum(weights, rows, groups)[rows]" in origin.edit.hunks[0].after
 
@@ -296,11 +288,7 @@ class AddedCells(cells.Cell):
 def test_what_mindspore_writes_into_without_a_word_is_new_in_each_trial(tmp_path):
     torch.manual_seed(0)
     one, other = Added().eval(), AddedCells().set_train(False)
-    with torch.no_grad(), aligner.capture(one, tmp_path / "ref.h5"):
-        one(torch.randn(7, 8), torch.tensor([0, 0, 1, 2, 1, 2, 2]))
-    replay = aligner.replay(tmp_path / "ref.h5", other)
-    with replay.capture(tmp_path / "port.h5", Options(force=True)):
-        other(*replay.inputs(0))
-    origin = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5").origins[0]
+    found = compared(tmp_path, one, other, torch.randn(7, 8), torch.tensor([0, 0, 1, 2, 1, 2, 2]))
+    origin = found.origins[0]
     assert origin.causes[0].confirmed
     assert ".sum(0" in origin.edit.hunks[0].after
