@@ -81,6 +81,7 @@ class Dump:
         try:
             self._size = size_of(self._descriptor, self.path)
             block = self._block()
+            self._size = size_of(self._descriptor, self.path)  # its writer ends the file, then says that it is closed
             self._guard_passed = False
             self._extra_notes: list[Note] = []
             if block.closed:
@@ -303,7 +304,8 @@ class Dump:
         """What was put into the file after it was written, if that can be said."""
         from aligner.dump import guard
 
-        found = guard.inspect(self.path)
+        ours = locks.stands_at(self._descriptor, self.path)  # else it says nothing of what was read here
+        found = guard.inspect(self.path) if ours else None
         return otherwise if found is None else guard.refusal(self.path, found)
 
     def _guarded(self) -> None:

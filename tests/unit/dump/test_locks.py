@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from dumps import HEADER, abandon, make, record, same
 
-from aligner.dump import journal, locks, owner
+from aligner.dump import journal, locks, owner, reader
 from aligner.dump.journal import path_of
 from aligner.dump.reader import open_dump
 from aligner.dump.recovery import recover
@@ -134,6 +134,25 @@ def test_a_reader_waits_while_one_dump_follows_another(tmp_path, monkeypatch):
     with open_dump(path) as dump:
         assert not dump.recovered
     assert len(kept) == 8
+
+
+def test_a_reader_that_comes_while_a_dump_is_closed_and_replaced(tmp_path, monkeypatch):
+    """What it knew of the size is not so any more when it reads that the dump is closed."""
+    path, sizes, size_of = tmp_path / "x.h5", [], reader.size_of
+    writers = [DumpWriter(path, HEADER)]
+    writers[0].write(record(0, np.zeros(1 << 18, "<f4")))
+
+    def size(*where):
+        sizes.append(size_of(*where))
+        if len(sizes) == 1:
+            writers[0].close()
+            writers.append(DumpWriter(path, HEADER, force=True))
+        return sizes[-1]
+
+    monkeypatch.setattr(reader, "size_of", size)
+    with open_dump(path) as dump:
+        assert dump.token in [one._token for one in writers]
+    writers[1].close()
 
 
 def test_a_reader_does_not_wait_for_a_journal_that_nobody_brings_back(tmp_path):
