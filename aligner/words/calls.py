@@ -206,6 +206,8 @@ def _in_one_form(
     if word == "tile":
         padded = (1,) * (len(result) - len(shape)) + shape
         return word, {"reps": tuple(b // a if a else 1 for a, b in zip(padded, result))}
+    if name == "scatteradd":
+        arguments["reduction"] = "add"
     if word == "arange" and arguments.get("end") is None:
         arguments.update(start=0, end=arguments["start"])
     if word == "interpolate":

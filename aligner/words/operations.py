@@ -110,6 +110,7 @@ getitem: getitem select narrow slice | index=None
 setitem: setitem | index=None
 index_select: indexselect | axis=None
 index_add: indexadd | axis=None
+scatter: scatter scatteradd tensorscatterelements | axis=None reduction='none' value=None
 segment_sum: unsortedsegmentsum | n=None
 gather: gather gatherelements gatherd takealongdim | axis=None
 embedding: embedding
@@ -175,6 +176,7 @@ PARAMETERS: Mapping[str, str] = {
     **dict.fromkeys(("p", "ord", "dropout_p"), "p"),
     **dict.fromkeys(("n", "num_classes", "depth"), "n"),
     "negative_slope": "slope",
+    "reduce": "reduction",
     "normalized_shape": "shape",
     "count_include_pad": "include_pad",
     "upscale_factor": "r",

@@ -47,6 +47,8 @@ _MINDSPORE: Mapping[str, str] = {
     "interpolate": "{ops}.interpolate({0}, size={size}, mode={mode}, align_corners={align_corners})",
     "argmax": "{ops}.argmax({0}, dim={axis})",
     "gather": "{ops}.gather_elements({0}, {axis}, {1})",
+    "scatter": "{ops}.tensor_scatter_elements({0}, {1}, {2}, {axis})",
+    "scatter_add": "{ops}.tensor_scatter_elements({0}, {1}, {2}, {axis}, 'add')",
     "std": "{0}.std({axis}, {correction}, {keepdims})",
     "var": "{0}.var({axis}, {correction}, {keepdims})",
     "softmax": "{ops}.softmax({0}, axis={axis})",
@@ -74,6 +76,7 @@ _TORCH: Mapping[str, str] = {
     "interpolate": "{ops}.nn.functional.interpolate({0}, size={size}, mode={mode}, align_corners={align_corners})",
     "argmax": "{0}.argmax({axis})",
     "gather": "{0}.gather({axis}, {1})",
+    **dict.fromkeys(("scatter", "scatter_add"), "{0}.{word}({axis}, {1}, {2})"),
     "std": "{0}.std({axis}, correction={correction}, keepdim={keepdims})",
     "var": "{0}.var({axis}, correction={correction}, keepdim={keepdims})",
     "softmax": "{0}.softmax({axis})",
@@ -182,6 +185,8 @@ def spelled(
         operands = [unshaped(operands[0])]
     if word in ("avg_pool", "max_pool"):
         given, texts = _pool(given), {**texts, "rest": _pool_rest(given)}
+    if word == "scatter" and given["reduction"] == "add":
+        word = "scatter_add"
     if word in OPERATORS and len(operands) == 2:
         return f"({operands[0]} {OPERATORS[word]} {operands[1]})"
     template = _OWN[side].get(word) or _BOTH.get(word)

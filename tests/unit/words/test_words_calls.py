@@ -27,6 +27,8 @@ Y = Taken(1, (2, 3, 4))
         (("std", [X, 1, False], {}), ("std", [X], {"axis": 1, "ddof": 0})),
         (("clamp", [X, 0, 1], {}), ("clip", [X], {"min": 0, "max": 1.0})),
         (("arange", [5], {}), ("range", [0, 5, 1], {})),
+        (("scatter", [X, 1, Y, X], {}), ("tensor_scatter_elements", [X, Y, X, -2], {})),
+        (("scatter_add_", [X, 1, Y, X], {}), ("tensor_scatter_elements", [X, Y, X], {"axis": 1, "reduction": "add"})),
         (("truediv", [X, 2.0], {}), ("div", [X, 2.0], {})),
         (("rsub", [X, 1.0], {}), ("sub", [1.0, X], {})),
         (("masked_fill", [X, Y, float("-inf")], {}), ("masked_fill", [X, Y], {"value": float("-inf")})),
@@ -51,6 +53,8 @@ def test_two_ways_to_write_one_thing(one, other):
         (("gelu", [X], {}), ("gelu", [X], {"approximate": "tanh"})),
         (("cat", [(X, Y)], {}), ("cat", [(X, Y), 1], {})),
         (("arange", [5], {}), ("arange", [1, 5], {})),
+        (("scatter", [X, 1, Y, X], {}), ("scatter_add", [X, 1, Y, X], {})),
+        (("scatter", [X, 1, Y, 0.5], {}), ("scatter", [X, 1, Y, 1.0], {})),
     ],
     ids=lambda call: call[0],
 )

@@ -75,6 +75,18 @@ CALLS = [
         {"n": 3},
         lambda x, y: torch.zeros(3, 3, 4).index_add(0, y[:, 0, 0].argsort(), x),
     ),
+    (
+        "scatter",
+        ["x", "y.argsort(1)", "y"],
+        {"axis": 1, "reduction": "none", "value": None},
+        lambda x, y: x.scatter(1, y.argsort(1), y),
+    ),
+    (
+        "scatter",
+        ["x", "y.argsort(2)", "y"],
+        {"axis": 2, "reduction": "add", "value": None},
+        lambda x, y: x.scatter_add(2, y.argsort(2), y),
+    ),
     ("linspace", [], {"start": 0.5, "end": 2.0, "steps": 4}, lambda x, y: torch.linspace(0.5, 2, 4)),
     ("eye", [], {"n": 3}, lambda x, y: torch.eye(3)),
     ("celu", ["x"], {"alpha": 0.5}, lambda x, y: F.celu(x, 0.5)),
