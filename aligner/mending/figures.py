@@ -231,7 +231,7 @@ def rounded(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
 
 
 def _roundings(node: ast.AST) -> Iterator[tuple[str, Sequence[str]]]:
-    """Of which kind a rounding is, and the others in its place."""
+    """Of which kind a rounding is, or a logarithm, and the others in its place."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv):
         left, right = ast.unparse(node.left), ast.unparse(node.right)
         upwards = _rounds_up(node)
@@ -246,9 +246,10 @@ def _roundings(node: ast.AST) -> Iterator[tuple[str, Sequence[str]]]:
         others += [f"int({said})"] if node.func.id == "round" else [f"round({said})"]
         yield node.func.id, others + ([] if half else [f"int({_term(inner)} + 0.5)", f"-int(-{_alone(inner)} // 1)"])
     name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-    if name in _ROUNDINGS and isinstance(node.func, ast.Attribute):
+    family = next((one for one in _FAMILIES if name in one), ())
+    if family and isinstance(node.func, ast.Attribute):
         owner = ast.unparse(node.func.value)
-        yield name, [f"{owner}.{other}({said})" for other in _ROUNDINGS if other != name]
+        yield name, [f"{owner}.{other}({said})" for other in family if other != name]
 
 
 def _rounds_up(node: ast.BinOp) -> str:
@@ -268,7 +269,8 @@ def _term(node: ast.expr) -> str:
     return ast.unparse(node) if isinstance(node, ast.BinOp) else _alone(node)
 
 
-_ROUNDINGS = ("floor", "ceil", "round")
+_FAMILIES = (("floor", "ceil", "round"), ("log", "log2", "log10", "log1p"), ("sin", "cos"))
+"""Functions that are taken for each other: what they make of plain numbers, nothing is heard of."""
 
 _SIGN_OF = {ast.Add: "+", ast.Sub: "-"}
 

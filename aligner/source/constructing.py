@@ -229,16 +229,17 @@ class Building:
         return {place: mark for place, mark in found if mark is not None}
 
     def _mark(self, value: Any) -> object:
-        """What tells a value from others; None for what is no tensor, number, or list of them."""
+        """What tells a value from others; None for what is no tensor, plain value, or list or dict of them."""
         if self._values.holds(value):
             with suppress(ValueError):  # it may have no values to read
                 return self._values.dtype(value), print_of(self._values.read(value))
             return None
-        if isinstance(value, (bool, int, float)):
+        if value is None or isinstance(value, (bool, int, float, str)):
             return type(value), value
-        if isinstance(value, (tuple, list)):
-            marks = tuple(map(self._mark, value))
-            return None if None in marks else (type(value), *marks)
+        if isinstance(value, (tuple, list, dict)):
+            names = map(repr, value) if isinstance(value, dict) else ()
+            marks = tuple(map(self._mark, value.values() if isinstance(value, dict) else value))
+            return None if None in marks else (type(value), *names, *marks)
         return None
 
 

@@ -88,6 +88,7 @@ def test_slices_and_items(tmp_path, line, others):
         ("n // stride", ["(n + stride - 1) // stride"]),
         ("(n + stride - 1) // stride", ["n // stride"]),
         ("ops.floor(x)", ["ops.ceil(x)", "ops.round(x)"]),
+        ("math.log10(x) + 1", ["math.log(x) + 1", "math.log2(x) + 1"]),
     ],
 )
 def test_roundings(tmp_path, line, others):

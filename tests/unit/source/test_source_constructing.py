@@ -35,6 +35,7 @@ class Base(nn.Module):
         self.table = table(sizes[0], 3)
         self.register_buffer("other", self.table * scale, persistent=False)
         self.scale, self.more = scale * 2, more
+        self.tables = {"short": (table(2, 3), None), "long": self.table}
 
     def forward(self, x):
         return self.linear(x) * self.scale + self.table.sum() + self.other.sum()
@@ -146,6 +147,7 @@ def test_edited_code_changes_what_it_makes_and_nothing_else(module):
     before, state = net(x), {**vars(net)}
     with building.instead(building.run(ear(net, texts))):
         assert (net.table.tolist(), net.other.tolist()) == ([1, 4, 7, 10], [1.5, 6, 10.5, 15])
+        assert (net.tables["short"][0].tolist(), net.tables["long"].tolist()) == ([1, 4], [1, 4, 7, 10])
         assert not torch.equal(net(x), before)
     assert torch.equal(net(x), before)
     assert vars(net).keys() == state.keys()
