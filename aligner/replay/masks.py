@@ -50,13 +50,15 @@ def say_the_same(wanted: Held, array: Array, dtype: str) -> bool:
     """Whether the port's mask is right for everybody who knows its words.
 
     Of two that say true and false the same words are asked for: which of them hides is not written anywhere. Where one
-    is additive, what it hides is; and the other one hides no row as a whole, read the right way round.
+    is additive, what it hides is; and the other one hides no row as a whole, read the right way round, unless the
+    reference's does.
     """
     one, other = _numbers(wanted.load()), _numbers(decode(array, dtype))
     if not one.size or not other.size:
         return False
     if is_additive(one) or is_additive(other):
-        pairs = [(first, second) for first in _hidden(one) for second in _hidden(other)]
+        whole = bool((np.atleast_1d(one) <= -HIDDEN).all(axis=-1).any())
+        pairs = [(first, second) for first in _hidden(one, whole) for second in _hidden(other, whole)]
     else:
         pairs = [(one, other)]
     return any((cores := _cores(*pair)) is not None and np.array_equal(*cores) for pair in pairs)
@@ -90,13 +92,15 @@ def _numbers(mask: Array) -> Numbers:
     return mask
 
 
-def _hidden(mask: Numbers) -> Sequence[Truths]:
-    """Where a mask hides; both readings where each hides some row as a whole, none where it does not tell."""
+def _hidden(mask: Numbers, whole: bool) -> Sequence[Truths]:
+    """Where a mask hides; both readings where each hides some row as a whole, or it may; none where it does not tell."""
     if (mask <= -HIDDEN).any():
         return [np.asarray(mask <= -HIDDEN)]
     if np.unique(mask).size != TWO:
         return []
     both = [np.asarray(mask == mask.min()), np.asarray(mask == mask.max())]
+    if whole:
+        return both
     readings = [side for side in both if not side.all(axis=-1).any()]
     return [] if len(readings) == TWO else readings or both
 

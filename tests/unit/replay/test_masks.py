@@ -38,3 +38,15 @@ def test_true_for_false_are_other_words_and_a_few_others_are_none():
     assert not in_other_words(held(SEEN), wrong, "bool")
     assert np.array_equal(in_its_words(SEEN, wrong), ~SEEN)
     assert np.array_equal(in_its_words(SEEN, ~wrong), SEEN)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_true_may_mean_either_where_whole_rows_are_hidden(padded):
+    """A window of four tokens after padding on the left: nothing is seen by what pads. Without, it is not known."""
+    query, key = np.arange(7)[:, None], np.arange(7)[None]
+    seen = (key <= query) & (query - key < 4)
+    seen = seen & (key > 1) if padded else seen
+    additive = np.where(seen, np.float32(0), np.float32(-3e38))
+    wanted = Held(Key(0, Phase.FORWARD, "", 0, "input.1"), 0, "float32", additive)
+    assert say_the_same(wanted, seen, "bool") == say_the_same(wanted, ~seen, "bool") == padded
+    assert not say_the_same(wanted, seen[::-1], "bool")
