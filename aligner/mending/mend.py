@@ -182,7 +182,7 @@ class Mending:
         parent, story = self._running.parent(group.call, group.checks), self._theirs.story(ours)
         plain = parent.trial(Sources({}))
         if not search:
-            yield from self._likewise(group, parent, plain)
+            yield from self._likewise(group, parent, plain, wrong_of(group.checks, plain))
             return
         given = self._of_framework(group, parent, story, plain, Sources({}))
         yield from given
@@ -226,12 +226,12 @@ class Mending:
         wrong = wrong_of(group.checks, plain)
         if not wrong:
             return []
-        likewise = self._likewise(group, parent, plain)
+        likewise = self._likewise(group, parent, plain, wrong)
+        home = self._stepping.home(wrong[0], parent, story)
         if any(not one.right for one in likewise) or self._is_over():  # what was found still holds for others
-            return likewise
+            return [replace(one, home=home) for one in likewise]
         before = plain.get(wrong[0].port, math.inf)
-        result = Mended(group.owner, group.call, wrong[0], before, before)
-        result.home = self._stepping.home(wrong[0], parent, story)
+        result = Mended(group.owner, group.call, wrong[0], before, before, home=home)
         found: list[tuple[_Way, Sources, Sequence[Mended]]] = []
         own = {check.port for check in wrong}
         for start, heads in self._starts(group):
@@ -254,9 +254,8 @@ class Mending:
         by = self._differing(group, group.checks, parent, story, plain, Sources({})) if not likewise else []
         return likewise or ([replace(by[0], trials=result.trials), *by[1:]] if by else [result])
 
-    def _likewise(self, group: Group, parent: Parent, plain: Errors) -> Sequence[Mended]:
+    def _likewise(self, group: Group, parent: Parent, plain: Errors, wrong: Sequence[Check]) -> Sequence[Mended]:
         """The call with the edits that were found at others, if they put something right in it."""
-        wrong = wrong_of(group.checks, plain)
         if not wrong or not self._sources.texts:
             return []
         with suppress(FailedError):

@@ -93,7 +93,7 @@ def _numbers(mask: Array) -> Numbers:
 
 
 def _hidden(mask: Numbers, whole: bool) -> Sequence[Truths]:
-    """Where a mask hides; both readings where each hides some row as a whole, or it may; none where it does not tell."""
+    """Where a mask hides; both readings where each hides some whole row, or it may; none where it does not tell."""
     if (mask <= -HIDDEN).any():
         return [np.asarray(mask <= -HIDDEN)]
     if np.unique(mask).size != TWO:

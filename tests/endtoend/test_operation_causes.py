@@ -215,7 +215,7 @@ CASES = {
         lambda: (torch.randn(4, 6, 8), torch.randint(0, 5, (4, 6))),
         put(True),
         put(False),
-        LINE,
+        EDIT,
     ),
     "scatter-rows": (
         two,
