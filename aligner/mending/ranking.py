@@ -17,6 +17,7 @@ from aligner.mending.candidate import EXCHANGED, MISSING, Candidate, Move
 from aligner.mending.events import HELPER, KEPT, Event
 from aligner.mending.joining import apart
 from aligner.mending.matching import EARLY, Matching
+from aligner.mending.roles import LAYING, Roles
 from aligner.mending.steps import place_of, step_of
 from aligner.words.calls import Constant, Operand
 
@@ -33,9 +34,6 @@ other steps than in the reference.
 
 IDLE = {"clamp": 0, "abs": 0, "relu": 0, "floor": 0, "round": 0, "where": -1}
 """Words of operations that often leave a value as it is, and which of their operands that is."""
-
-LAYING = ("reshape", "transpose", "expand", "cast")
-"""Words of operations that put the same numbers elsewhere."""
 
 NEXT = 6.0
 """What an edit costs at most, and little more the longer it is, that does what the reference does next."""
@@ -86,8 +84,11 @@ class Ranking:
             helping = sorted(
                 (one for one in found if one.left < start or _is_call(one)), key=lambda one: one.cost + 0.5 * one.left
             )
+            roles = Roles(self._matching, self._events)
+            dearer = [one for one in helping[HELPING:] if roles.fits(one)][:HELPING]  # several steps in each's place
             helping = helping[:HELPING]
-            joined = [two for pair in itertools.combinations(helping, 2) if (two := self._joined(*pair, start))]
+            pairs = (pair for some in (helping, dearer) for pair in itertools.combinations(some, 2))
+            joined = [two for pair in pairs if (two := self._joined(*pair, start))]
             sure += [one for one in joined if not one.left]
             if not sure:
                 better = sorted(joined, key=lambda one: one.cost + 0.5 * one.left)[:12]

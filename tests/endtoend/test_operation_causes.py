@@ -80,6 +80,22 @@ def put(added):
     return code
 
 
+def seen(x, weight):
+    return (x * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
+
+
+def related(n, x, w, one, other):
+    relation = torch.tanh(one[:, :, None] - other[:, None])
+    return (n.c(relation) * 0.3).mean(-1) @ (n.d(x) * w)[:, 0]
+
+
+def over_all(n, x, w):
+    target = n.a(x).mean(1)
+    source = n.b(x).mean(1)
+    relation = torch.tanh(target[:, :, None] - source[:, None])
+    return (n.c(relation) * 0.3).mean(-1) @ (n.d(x) * w)[:, 0]
+
+
 def first_seen(values):
     return torch.tensor(list(dict.fromkeys(values.reshape(-1).tolist())))
 
@@ -229,6 +245,13 @@ CASES = {
         pictures,
         lambda n, x: n.b(n.a(x).mean((2, 3))),
         lambda n, x: n.b(F.pad(n.a(x).mean((1, 2)), (0, 0))),
+        EDIT,
+    ),
+    "masked-means": (
+        lambda: {name: nn.Linear(8, 8) for name in "abcd"},
+        lambda: (torch.randn(3, 6, 5, 8), (torch.arange(6) < torch.tensor([[6], [4], [5]])).float()[..., None, None]),
+        lambda n, x, w: related(n, x, w, seen(n.a(x), w), seen(n.b(x), w)),
+        over_all,
         EDIT,
     ),
     "norm": (
