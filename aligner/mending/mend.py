@@ -369,6 +369,7 @@ class Mending:
                 earlier.append(one)
                 one.broken = [*one.broken, result.owner]
         result.broken = [one.owner for one in earlier] or [*self._others.broken(group, self._sources, sources)]
+        result.proved = not any(one.startswith(f"{result.owner} #") for one in result.broken)  # or they are wrong
         if result.broken:
             return
         result.unseen = self._others.unseen(group)

@@ -272,11 +272,12 @@ class Texts:
             return next((name for name, one in event.names.items() if type(one) is int and one == value), str(value))
         if key == "index":
             sizes = self._matching.ours.shapes[model.operands[0]] if isinstance(model.operands[0], int) else ()
-            said = words.index(model.text, value, sizes, event.known)
-            return said or written(key, words.places(value, event.names))
+            return words.index(model.text, value, sizes, event.known) or written(key, words.places(value, event.names))
         for said in words.argument(model.text, model.name, model.places.get(key)):
-            if words.means(said, value, event.known) or self._is_axis(said, value, key, event):
-                return said
+            fits = words.means(said, value, event.known) or self._is_axis(said, value, key, event)
+            other = said if fits else words.renamed(said, value, event.names, event.known)
+            if other is not None:
+                return other
         return written(key, value)
 
     @staticmethod
@@ -320,8 +321,7 @@ class Texts:
 
     def _names(self, event: Event) -> list[tuple[str, int, bool]]:
         if event not in self._called:
-            called = self._heard.called(event)
-            self._called[event] = sorted(called, key=lambda one: "[" in one[0])  # an item is one in this turn of a loop
+            self._called[event] = sorted(self._heard.called(event), key=lambda one: "[" in one[0])  # items: of a turn
         return self._called[event]
 
     def _parameter(self, value: int, anchor: Anchor) -> Optional[tuple[str, int]]:

@@ -10,6 +10,7 @@ from aligner.compare.along import Row, Single
 from aligner.compare.net import CallId, is_input
 from aligner.compare.padded import Padded
 from aligner.compare.tables import Table
+from aligner.compare.worded import Worded
 from aligner.explain.trail import EQUAL, Step, Trail
 from aligner.findings import CODE
 from aligner.fingerprint import LARGEST, Fingerprint, apart, fingerprint
@@ -144,6 +145,18 @@ class Theirs:
             start = sum(along.sizes[: entry.number])
             index: Any = start if along.own else (start or None, start + along.sizes[entry.number], 1)
             yield Event("getitem", (whole,), (found,), {"index": (*((None, None, 1),) * along.axis, index)})
+        elif isinstance(entry, Worded) and math.prod(entry.shape) <= LARGEST:
+            says = entry.raw()
+            for word, value, given in (("reshape", says, {"shape": entry.shape}), ("not", ~says, {})):
+                number = self._anywhere(story, fingerprint(value), found)
+                yield from [] if number is None else [Event(word, (number,), (found,), given)]
+
+    @staticmethod
+    def _anywhere(story: Story, value: Optional[Fingerprint], but: int) -> Optional[int]:
+        """The first value that is this one in any shape."""
+        known = ((number, one) for number, one in enumerate(story.values) if one is not None and number != but)
+        same = (number for number, one in known if value and one.size == value.size and apart(one, value) <= EQUAL)
+        return next(same, None)
 
     def _known(self, story: Story, value: Optional[Fingerprint], shape: tuple[int, ...] = ()) -> int:
         near: list[int] = []

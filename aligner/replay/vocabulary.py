@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Union
 
 import numpy as np
 
-from aligner.compare.formed import Formed
 from aligner.compare.held import Held, held
-from aligner.compare.reading import HIDDEN
+from aligner.compare.worded import Worded, hidden
 from aligner.dtypes import DTYPES, decode
 from aligner.record import Array, Key
 from aligner.replay import prints
 from aligner.replay.masks import say_the_same, spread_out
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from aligner.dump.reader import Entry
 
 
@@ -52,10 +49,10 @@ class Vocabulary:
         """The reference adds a mask, and the port has one of true and false that says the same, or the opposite."""
         if not _is_said(wanted, array, dtype):
             return
-        hidden = _hidden(wanted).reshape(-1)
+        hides = hidden(wanted).reshape(-1)
         own = decode(array, dtype).reshape(-1).astype(bool)
-        if hidden.any() and not hidden.all() and (np.array_equal(own, hidden) or np.array_equal(own, ~hidden)):
-            known = (port.step, port.call), bool(own[0] == hidden[0])
+        if hides.any() and not hides.all() and (np.array_equal(own, hides) or np.array_equal(own, ~hides)):
+            known = (port.step, port.call), bool(own[0] == hides[0])
             self._hides[port.layer, port.slot] = min(known, self._hides.get((port.layer, port.slot), known))
 
     def said(self, port: Key, entry: Entry, found: Held) -> Entry:
@@ -64,28 +61,10 @@ class Vocabulary:
         if told >= (port.step, port.call) or not _is_said(entry, found.raw(), found.dtype):
             return entry
         mask = held(entry)
-        if (mask.load()[~_hidden(mask)] != 0).any():
+        if (mask.load()[~hidden(mask)] != 0).any():
             return entry
         self.known[port] = Worded(entry, hides, found.shape)
         return self.known[port]  # type: ignore[return-value]  # it reads like a record
-
-
-class Worded(Formed):
-    """An additive mask of the reference's as one of true and false."""
-
-    def __init__(self, entry: Entry, hides: bool, shape: tuple[int, ...]) -> None:
-        super().__init__(entry.key, entry, shape, (entry.content, hides))
-        self._entry, self._hides, self.dtype = entry, hides, "bool"
-        self.nbytes = math.prod(shape)
-
-    def raw(self) -> Array:
-        """The exact bits."""
-        hidden = _hidden(held(self._entry))
-        return np.ascontiguousarray((hidden if self._hides else ~hidden).reshape(self.shape))
-
-
-def _hidden(mask: Held) -> npt.NDArray[np.bool_]:
-    return np.asarray(mask.load(), np.float64) <= -HIDDEN
 
 
 def _is_said(wanted: Union[Held, Entry], array: Array, dtype: str) -> bool:

@@ -89,3 +89,85 @@ def test_it_is_proved_and_the_patch_makes_the_port_right(tmp_path, capsys, mista
     assert all(edit["confirmed"] for edit in edits)
     assert len({line["after"] for edit in edits for line in edit["lines"]}) == 1
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+TWICE = """
+import torch
+from torch import nn
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scales = nn.Parameter(torch.randn(2, 8))
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x, number):
+        return self.inner(x * self.scales[number])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Inner()
+
+    def forward(self, x):
+        return self.block(self.block(x, 0).tanh(), 1)
+
+
+def build():
+    torch.manual_seed(7)
+    return Net().eval(), (torch.randn(4, 8),)
+"""
+
+
+def test_what_does_in_one_call_and_spoils_another_of_the_same_layer_is_not_proved(tmp_path, capsys):
+    """The port's code is not told the number, and always takes the first."""
+    calls = "self.block(self.block(x, 0).tanh(), 1)", "self.block(self.block(x).tanh())"
+    ported(tmp_path, TWICE, [("x, number)", "x)"), ("[number]", "[0]"), calls])
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert origin["layer"] == "block"
+    assert origin["edit"] is None
+    assert not any(cause["confirmed"] for cause in origin["causes"])
+
+
+LAST = """
+import torch
+from torch import nn
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(9, 8))
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x, size):
+        total = x.shape[1]
+        places = torch.arange(total - size, total)
+        return self.inner(x[:, -size:] + self.table[places])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Inner()
+
+    def forward(self, x):
+        return self.block(x, 7).mean(1) + self.block(x, 4).mean(1) + self.block(x, 3).mean(1)
+
+
+def build():
+    torch.manual_seed(7)
+    return Net().eval(), (torch.randn(4, 7, 8),)
+"""
+
+
+def test_an_argument_in_the_ports_own_names(tmp_path, capsys):
+    names = ("x, size):", "x, count):"), ("-size:]", "-count:]")
+    ported(tmp_path, LAST, [*names, ("torch.arange(total - size, total)", "torch.arange(0, count)")])
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert [line["after"].strip() for line in origin["edit"]["lines"]] == [
+        "places = torch.arange(total - count, total)"
+    ]
+    assert is_right_with_the_patch(tmp_path, capsys)

@@ -1,0 +1,37 @@
+"""A mask of the reference's in the port's words: true and false for what is added to scores."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aligner.compare.formed import Formed
+from aligner.compare.held import Held, held
+from aligner.compare.reading import HIDDEN
+from aligner.record import Array
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from aligner.dump.reader import Entry
+
+
+class Worded(Formed):
+    """An additive mask of the reference's as one of true and false."""
+
+    def __init__(self, entry: Entry, hides: bool, shape: tuple[int, ...]) -> None:
+        super().__init__(entry.key, entry, shape, (entry.content, hides))
+        self._entry, self._hides, self.dtype = entry, hides, "bool"
+        self.nbytes = math.prod(shape)
+
+    def raw(self) -> Array:
+        """The exact bits."""
+        found = hidden(held(self._entry))
+        return np.ascontiguousarray((found if self._hides else ~found).reshape(self.shape))
+
+
+def hidden(mask: Held) -> npt.NDArray[np.bool_]:
+    """Where an additive mask hides."""
+    return np.asarray(mask.load(), np.float64) <= -HIDDEN
