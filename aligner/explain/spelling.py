@@ -57,6 +57,9 @@ ROLES: Mapping[str, Mapping[str, str]] = {
 }
 """Kind -> canonical role of a parameter -> MindSpore's name."""
 
+POOLS = ("MaxPool", "AvgPool")
+"""Kinds that are told once for both sides of an axis how it is padded."""
+
 Keywords = dict[str, Attribute]
 Written = Callable[[LayerSpec, Optional[int]], Keywords]
 
@@ -107,6 +110,9 @@ def word(kind: str, name: str) -> str:
     return WORDS.get(kind, {}).get(name, WORDS[""].get(name, name))
 
 
+POOLS = ("MaxPool", "AvgPool")
+
+
 def _family(kind: str) -> str:
     """Conv2d and Conv1d are written alike."""
     return kind[:-2] if kind[-2:] in ("1d", "2d", "3d") else kind
@@ -124,6 +130,8 @@ def _padding(spec: LayerSpec, _rank: Optional[int]) -> Keywords:
     flat = _pairs(value)
     if not any(flat) and not spec.attributes.get("ceil_mode"):
         return {"pad_mode": "valid"}
+    if _family(spec.kind) in POOLS and flat[::2] == flat[1::2]:  # told once for both sides
+        flat = flat[::2]
     return {"pad_mode": "pad", "padding": flat[0] if len(set(flat)) == 1 else flat}
 
 
@@ -187,8 +195,8 @@ def _pad_mode(spec: LayerSpec, _rank: Optional[int]) -> Keywords:
 
 
 SPECIAL: Mapping[tuple[str, str], Written] = {
-    **{(kind, "padding"): _padding for kind in ("Conv", "MaxPool", "AvgPool")},
-    **{(kind, "ceil_mode"): _ceil_mode for kind in ("MaxPool", "AvgPool")},
+    **{(kind, "padding"): _padding for kind in ("Conv", *POOLS)},
+    **{(kind, "ceil_mode"): _ceil_mode for kind in POOLS},
     **{("ConvTranspose", name): _transposed_padding for name in ("padding", "output_padding")},
     ("BatchNorm", "momentum"): _momentum,
     ("BatchNorm", "track_running_stats"): _statistics,

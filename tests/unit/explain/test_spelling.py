@@ -60,6 +60,13 @@ PADDED = {"padding": ((1, 1), (1, 1)), "ceil_mode": True}
             None,
             "nn.Conv2dTranspose(..., pad_mode='pad', padding=(1, 0, 1, 0))",
         ),
+        (
+            "MaxPool2d",
+            {"padding": ((1, 1), (0, 0))},
+            ["padding"],
+            None,
+            "nn.MaxPool2d(..., pad_mode='pad', padding=(1, 0))",
+        ),
         ("MaxPool2d", PADDED, ["ceil_mode"], None, "nn.MaxPool2d(..., pad_mode='pad', padding=1, ceil_mode=True)"),
         (
             "LocalResponseNorm",
