@@ -12,5 +12,6 @@ edits     a change of the source, and how much it changes
 mend      the edits that are proved
 constants constants of a file, written otherwise
 passed    an argument of the user's layers, changed where it is given
+rounding  what code makes of the rounding of its own operations
 settings  the line that builds a layer, with what a trial has proved of its settings
 """

@@ -18,15 +18,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.adapter import Adapter
-from aligner.compare.checks import LIMIT, OTHER_BORDER, Check
-from aligner.compare.net import CallId, is_input
+from aligner.compare.checks import LIMIT, Check
+from aligner.compare.net import CallId
 from aligner.dtypes import DTYPES
 from aligner.mending.attributes import Instances
 from aligner.mending.events import Story
 from aligner.mending.ground import Ground
+from aligner.mending.grouping import Group, ending, grouped
 from aligner.mending.hunks import hunks, rebuilt, sizes, within
 from aligner.mending.mended import Mended
-from aligner.mending.others import BREAKING, Group, Others
+from aligner.mending.others import BREAKING, Others
 from aligner.mending.rerun import ALLOWED, SMALL, FailedError
 from aligner.mending.right import wrong_of
 from aligner.mending.running import Parent, Running
@@ -56,16 +57,6 @@ class _Way:
     whole: bool = False
 
 
-def ending(checks: Iterable[Check], own: Callable[[str], bool]) -> set[str]:
-    """The user's layers that end elsewhere than their counterparts, and hand on what is the port's own."""
-    others: dict[str, bool] = {}
-    for check in checks:
-        layer = check.port.layer
-        if check.where != "inputs" and layer and (check.by_effect or not is_input(check.port.slot)):
-            others[layer] = others.get(layer, True) and check.reason == OTHER_BORDER
-    return {layer for layer, elsewhere in others.items() if elsewhere and own(layer)}
-
-
 class Mending:
     """Looks for edits of a port that has been through the forced pass."""
 
@@ -87,7 +78,7 @@ class Mending:
         checks = [*checks]
         self._running = Running(adapter, model, ground, ending(checks, own))
         self._theirs = Theirs(reference, self._plan, {call.layer for call in calls})
-        self._groups = self._grouped(checks, calls, own, port)
+        self._groups = grouped(checks, port, ground, own)
         self._stepping = Stepping(adapter, ground, reference, self._theirs, self._goes_on)
         self._progress, self._trials = progress, 0
         self._sources = Sources({})
@@ -97,36 +88,6 @@ class Mending:
         self.failed: Optional[Exception] = None
         self.spent = False
         """The time was over before all was looked into."""
-
-    def _grouped(
-        self, checks: Iterable[Check], calls: Iterable[Call], own: Callable[[str], bool], port: Dump
-    ) -> list[Group]:
-        known = {(call.step, call.layer, call.number): call for call in calls}
-        ports = {one: other for other, one in reversed([*self._plan.layers.items()])}
-        found: dict[int, Group] = {}
-        for check in checks:
-            call = known.get((check.port.step, check.port.layer, check.port.call))
-            if call is None or check.where == "inputs" or (check.where == "layer" and not own(check.port.layer)):
-                continue
-            strange = is_input(check.port.slot) and own(check.port.layer) and self._is_other_size(check, port)
-            if strange and not check.by_effect:
-                continue  # what the reference's layer is given is not what the port's takes: no value proves it right
-            if check.where == "glue":
-                try:
-                    around = self._ground.around(call, ports.get(check.owner, check.owner))
-                except StopIteration:
-                    continue
-                if around is call and is_input(check.port.slot):
-                    continue  # an earlier call has written it
-                call = around
-            kind = type(self._ground.layer(call.layer))
-            found.setdefault(call.first, Group(check.owner, call, kind)).checks.append(check)
-        return [found[first] for first in sorted(found)]
-
-    def _is_other_size(self, check: Check, port: Dump) -> bool:
-        """Whether a value has not as many numbers as the reference's."""
-        sizes = [math.prod(one.shape) for one in (self._plan.entries.get(check.port), port.find(check.port)) if one]
-        return len({*sizes}) > 1
 
     def mended(self) -> Sequence[Mended]:
         """What came of each wrong call, in the order of the run."""

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Optional
 
-from aligner.compare.checks import OTHER_BORDER, Check
+from aligner.compare.checks import OTHER_BORDER
+from aligner.mending.grouping import Group
 from aligner.mending.hunks import shared
 from aligner.mending.rerun import FailedError, LostError
 from aligner.mending.right import wrong_of
@@ -35,20 +35,6 @@ STAYS = 0.9
 
 LEAVING = 1.5
 """What it costs that another call of the same class would stay as wrong as it is."""
-
-
-@dataclass
-class Group:
-    """A call of a layer of this class, with the values of its code."""
-
-    owner: str
-    call: Call
-    kind: type
-    checks: list[Check] = field(default_factory=list)
-
-    @property
-    def fails(self) -> bool:
-        return any(check.fails for check in self.checks)
 
 
 class Others:

@@ -24,6 +24,7 @@ from aligner.mending.heard import Deaf, Heard
 from aligner.mending.memory import Arguments, Memory
 from aligner.mending.rerun import EnoughError, FailedError, InVainError, LostError, Rerun, Vain
 from aligner.mending.sources import Sources
+from aligner.mending.stirring import Stirring
 from aligner.mending.witness import Caught
 from aligner.noise import DISTURBED, apart, noise
 from aligner.patches import together
@@ -49,7 +50,8 @@ class Running:
         self._buildings: dict[str, Optional[Building]] = {}
         self._known: dict[Building, bool] = {}
         """Whether layers have what these make."""
-        self.rounding = noise(DISTURBED * (DTYPES[self._plan.short or "float32"].eps or 0.0))
+        self.spacing = DISTURBED * (DTYPES[self._plan.short or "float32"].eps or 0.0)
+        self.rounding = noise(self.spacing)
         """What rounding may make of a value."""
 
     @contextmanager
@@ -214,6 +216,20 @@ class Parent:
             self.kept = kept
         return 0.0 if plain is None or other is None or plain.shape != other.shape else apart(other, plain)
 
+    def stirred(self, key: Key, seed: int) -> float:
+        """How far a value moves where each operation of the code rounds otherwise.
+
+        Raises:
+            FailedError: the code raises.
+        """
+        values, change = Values(self.running.adapter), noise(self.running.spacing, seed)
+        runs = (
+            self._run(Sources({}), Deaf(), lambda key, error: False, None, key, runner=runner).last
+            for runner in (None, Stirring(values, self.running.adapter, change))
+        )
+        plain, other = runs
+        return 0.0 if plain is None or other is None or plain.shape != other.shape else apart(other, plain)
+
     def _disturbed(self, found: Tensors) -> Mapping[str, object]:
         adapter, change = self.running.adapter, self.running.rounding
         told = [(slot, tensor, adapter.dtype(tensor)) for slot, tensor in found]
@@ -254,6 +270,7 @@ class Parent:
         memory: Optional[Memory],
         until: Optional[Key] = None,
         disturb: Optional[Callable[[Tensors], Mapping[str, object]]] = None,
+        runner: Optional[Care] = None,
     ) -> Rerun:
         arguments = self._arguments() if memory is None else memory.arguments
         if disturb is not None:
@@ -261,7 +278,7 @@ class Parent:
             flatten_arguments(*arguments, self.running.adapter.is_tensor, found)
             args, kwargs = substitute_arguments(*arguments, disturb(found))
             arguments = args, {**kwargs}
-        runner = memory if memory is not None else self._care(sources)
+        runner = runner or (memory if memory is not None else self._care(sources))
         ear = self.running.ear(listener, sources, runner)
         state = Rerun(self, ear, listener, vain, arguments, sources, until, disturb)
         with self._built(sources, listener), suppress(EnoughError):

@@ -1,0 +1,41 @@
+"""What a port's code makes of the rounding of its own operations, where its values are a little off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from aligner.adapter import Adapter
+from aligner.compare.checks import Check
+from aligner.mending.ground import Ground
+from aligner.mending.grouping import ending, grouped
+from aligner.mending.running import Running
+from aligner.record import Key
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump
+
+SEEDS = 2
+"""How often each is run."""
+
+
+def explained(
+    adapter: Adapter,
+    model: Any,
+    ground: Ground,
+    port: Dump,
+    checks: Iterable[Check],
+    asked: Collection[Key],
+    own: Callable[[str], bool],
+) -> Mapping[Key, float]:
+    """How far off rounding makes each value that is asked for; those of code that cannot be run again are left out."""
+    checks, found = [*checks], dict[Key, float]()
+    running = Running(adapter, model, ground, ending(checks, own))
+    with running.installed():
+        for group in grouped(checks, port, ground, own):
+            parent = running.parent(group.call, group.checks)
+            for key in [check.port for check in group.checks if check.port in asked]:
+                with suppress(Exception):  # whatever the code raises
+                    found[key] = max(parent.stirred(key, seed) for seed in range(SEEDS))
+    return found
