@@ -1,15 +1,19 @@
-"""Two layers of a kind in each other's places."""
+"""Two layers of a kind in each other's places, or one twice and the other never."""
 
 from __future__ import annotations
 
 import ast
 import itertools
+import math
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 
-from aligner.mending.candidate import EXCHANGE, EXCHANGED, Candidate
+from aligner.mending.candidate import EXCHANGE, EXCHANGED, OTHER, Candidate
 from aligner.mending.events import LAYER, Event
 from aligner.mending.matching import Matching
 from aligner.mending.sources import Sources, edit_of
+from aligner.mending.texts import Texts
 
 MOST = 6
 """Calls of layers that are exchanged, each with each."""
@@ -32,6 +36,24 @@ def exchanged_layers(matching: Matching, sources: Sources) -> Iterator[Candidate
         if None not in edits:
             moves = (one, None, made[other.layer], None), (other, None, made[one.layer], None)
             yield Candidate(EXCHANGE, tuple(edit for edit in edits if edit is not None), EXCHANGED, moves)
+
+
+def forgotten_layers(matching: Matching, texts: Texts, sources: Sources) -> Iterator[Candidate]:
+    """One that the reference calls and the port never does, in the place of each that the port calls once more."""
+    ours, theirs = ([one for one in side.events if one.word == LAYER] for side in (matching.ours, matching.theirs))
+    due, often = (Counter(one.layer for one in side) for side in (ours, theirs))
+    missing = {one.layer: one for _, one in matching.missing if one is not None and one.word == LAYER}
+    for layer, event in missing.items():
+        size = math.prod(matching.ours.shapes[event.results[0]])
+        for call in theirs if layer not in often else ():
+            its = math.prod(matching.theirs.shapes[call.results[0]]) if call.results else 0
+            if size != its or often[call.layer] <= due[call.layer] or not isinstance(call.node, ast.Call):
+                continue
+            with suppress(LookupError):
+                said = texts.called(call, layer)
+                edit = edit_of(sources, call.site.file, call.node.func, said) if call.site is not None else None
+                moves = ((call, None, event.results[0], None),)
+                yield from [] if edit is None else [Candidate(EXCHANGE, (edit,), OTHER, moves)]
 
 
 def _behind(matching: Matching) -> list[Event]:

@@ -17,7 +17,7 @@ from aligner.mending.anchor import Anchor
 from aligner.mending.callers import around, by_caller
 from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OPERAND, OTHER, Candidate
 from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event, is_idle, values_of
-from aligner.mending.exchanging import exchanged_layers
+from aligner.mending.exchanging import exchanged_layers, forgotten_layers
 from aligner.mending.handing import handed
 from aligner.mending.joining import apart, each_others, everywhere
 from aligner.mending.matching import EARLY, NEAREST, Matching, Step
@@ -83,6 +83,7 @@ class Search:
             if (isinstance(node, ast.expr) and several) or isinstance(node, ast.AugAssign):
                 yield from self._as_theirs(Anchor(node, event.results[0], event, 0, event.inputs))
         yield from exchanged_layers(self._matching, self._sources)
+        yield from forgotten_layers(self._matching, self._texts, self._sources)
         yield from self._again()
         yield from self._upstream()
 

@@ -254,7 +254,7 @@ class Texts:
             return more or (plain if shape == own else text)
         made = self._matching.makers[0].get(value)
         sizes = self.shape(anchor.event, made, shape) if made is not None and made.word == "reshape" else ""
-        return f"{base}.reshape({sizes or ', '.join(self._sizes(shape, anchor.event))})"
+        return f"{base}.reshape({sizes or ', '.join(words.sizes(shape, anchor.event.names))})"
 
     def number(self, value: float, event: Event, line: str) -> str:
         """A number, in the reference's words if they mean the same here, or in the port's."""
@@ -296,24 +296,8 @@ class Texts:
             if len(items) == len(shape) and all(fits):
                 return said
             if len(items) == len(shape) and "-1" not in items:
-                return ", ".join(self._sizes(shape, event, [one if fit else "" for one, fit in zip(items, fits)]))
-        return ", ".join(self._sizes(shape, event))
-
-    @staticmethod
-    def _sizes(shape: Sequence[int], event: Event, said: Sequence[str] = ()) -> list[str]:
-        """Numbers by what the code calls them there, or the reference in words that mean the same."""
-        left = {name: value for name, value in event.names.items() if type(value) is int and value > 1}
-        found = []
-        for number, size in enumerate(shape):
-            name = said[number] if said and not said[number].isdigit() else ""
-            name = name or next((name for name, value in left.items() if value == size), "")
-            left.pop(name, None)
-            plain = bool(said) and said[number].isdigit()
-            found.append(name or (None if plain else words.size(size, event.names)) or str(size))
-        literal = [n for n, one in enumerate(found) if one.isdigit() and one != "1" and not (said and said[n] == one)]
-        if len(literal) == 1:
-            found[literal[0]] = "-1"
-        return found
+                return ", ".join(words.sizes(shape, event.names, [one if fit else "" for one, fit in zip(items, fits)]))
+        return ", ".join(words.sizes(shape, event.names))
 
     def names(self, event: Event) -> Iterator[tuple[str, int]]:
         """What the code calls its tensors there, and their numbers."""
@@ -358,16 +342,25 @@ class Texts:
 
     def _layer(self, made: Event, anchor: Anchor, depth: int) -> str:
         """A call of the port's own layer."""
-        owner, layer = anchor.event.names.get("self"), self._layers(made.layer)
         if self._matching.makers[0].get(made.results[0]) is made and self._matching.twins.get(made.results[0]):
             raise LookupError(made.layer)  # it was called here: to call it twice is no way to have what it made
-        if owner is None or layer is None or not self._adapter.is_model(owner) or len(made.results) != 1:
+        if len(made.results) != 1:
             raise LookupError(made.layer)
-        for path, other in self._adapter.layers(owner):
-            if other is layer and path:
-                operands = ", ".join(self.text(one, anchor, depth + 1) for one in made.operands)
-                return f"{words.dotted(path)}({operands})"
-        raise LookupError(made.layer)
+        said = self.called(anchor.event, made.layer)
+        return f"{said}({', '.join(self.text(one, anchor, depth + 1) for one in made.operands)})"
+
+    def called(self, event: Event, reference: str) -> str:
+        """What the code calls its layer for one of the reference's.
+
+        Raises:
+            LookupError: it has none.
+        """
+        owner, layer = event.names.get("self"), self._layers(reference)
+        known = self._adapter.layers(owner) if owner is not None and self._adapter.is_model(owner) else ()
+        found = [words.dotted(path) for path, other in known if other is layer and path]
+        if layer is None or not found:
+            raise LookupError(reference)
+        return found[0]
 
     def _modules(self, event: Event, side: str) -> Mapping[str, str]:
         """What the code calls the framework's modules, or numpy, as far as it has them."""

@@ -133,6 +133,22 @@ def size(value: int, names: Mapping[str, Any]) -> Optional[str]:
     return next((f"self.{name}" for name in found), None) if value > 1 else None
 
 
+def sizes(shape: Sequence[int], names: Mapping[str, Any], said: Sequence[str] = ()) -> list[str]:
+    """The numbers of a shape by what the code calls them there, or the reference in words that mean the same."""
+    left = {name: value for name, value in names.items() if type(value) is int and value > 1}
+    found = []
+    for number, each in enumerate(shape):
+        name = said[number] if said and not said[number].isdigit() else ""
+        name = name or next((name for name, value in left.items() if value == each), "")
+        left.pop(name, None)
+        plain = bool(said) and said[number].isdigit()
+        found.append(name or (None if plain else size(each, names)) or str(each))
+    literal = [n for n, one in enumerate(found) if one.isdigit() and one != "1" and not (said and said[n] == one)]
+    if len(literal) == 1:
+        found[literal[0]] = "-1"
+    return found
+
+
 def places(index: Sequence[Any], names: Mapping[str, Any]) -> Sequence[Any]:
     """Items, and slices as start, end and step, in the words of the code's own whole numbers, and of sums of two."""
     known = {name: one for name, one in names.items() if type(one) is int and one > 0}

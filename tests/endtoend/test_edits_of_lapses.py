@@ -171,3 +171,46 @@ def test_an_argument_in_the_ports_own_names(tmp_path, capsys):
         "places = torch.arange(total - count, total)"
     ]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+FAR = """
+import torch
+from torch import nn
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.far_q, self.far_k, self.far_v = (nn.Linear(8, 8) for _ in range(6))
+
+    def forward(self, x):
+        x = x.swapaxes(0, 1)
+        near = (self.q(x) * self.k(x)).softmax(0) * self.v(x)
+        far = (self.far_q(x) * self.far_k(x)).softmax(0) * self.far_v(x)
+        return (near + far).swapaxes(0, 1)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block, self.last = Inner(), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(self.block(x))
+
+
+def build():
+    torch.manual_seed(7)
+    return Net().eval(), (torch.randn(4, 5, 8),)
+"""
+
+
+def test_a_layer_that_is_never_called_for_one_that_is_called_twice(tmp_path, capsys):
+    """Where the port lays its values otherwise, no text of the reference's does."""
+    near, far = "self.k(x)).softmax(0) * self.v(x)", "self.far_k(x)).softmax(0) * self.far_v(x)"
+    turned = ("        x = x.swapaxes(0, 1)\n", ""), ("(near + far).swapaxes(0, 1)", "near + far")
+    mistake = (near, near.replace("(0)", "(1)")), (far, far.replace("(0)", "(1)").replace("far_v", "v"))
+    ported(tmp_path, FAR, [*turned, *mistake])
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert [line["after"].strip()[-13:] for line in origin["edit"]["lines"]] == ["self.far_v(x)"]
+    assert is_right_with_the_patch(tmp_path, capsys)
