@@ -90,7 +90,7 @@ CONSTANTS = 24
 LARGEST = 4096
 """Larger numbers are no sizes that another is divided by."""
 
-FUNCTIONS, PLAIN = 3, (bool, int, float, str, tuple, list, type(None))
+FUNCTIONS, PLAIN = 4, (bool, int, float, str, tuple, list, type(None))
 """Functions that are written in other ways; values that are told from others by what they are."""
 
 BLIND = ("relu", "gelu", "sigmoid", "tanh", "silu", "sqrt", "exp", "abs", "log", "square")
@@ -329,12 +329,12 @@ class Blindly:
                     yield from [Candidate(NUMBERED + 0.1 * late, (edit,), MISSING, (), 9)] if edit is not None else []
 
     def _sites(self) -> list[Site]:
-        """Where the first wrong value is made, the last one of each other function, and where these are called."""
+        """Where the first wrong values are made, the last one of each other function, and where these are called."""
         found: dict[object, Site] = {}
         events = [event for _, event in self._matching.wrong if event is not None]
         right = {one for twins in self._matching.twins.values() for one in twins}
         telling = [event for event in events if right & {*event.operands}] or events
-        for event in (*telling[:1], *([self._end] if self._end is not None else []), *reversed(events)):
+        for event in (*telling[:1], *events[:1], *([self._end] if self._end is not None else []), *reversed(events)):
             for one in (event, *around(event, self._matching.theirs.events)):
                 if one.site is not None:
                     found.setdefault(self._sources.function(one.site.file, one.site.line), one.site)

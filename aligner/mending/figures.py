@@ -55,7 +55,7 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
             yield node, [ast.unparse(node.operand)]
         elif isinstance(node, ast.Compare) and len(node.ops) == 1:
             sides = _plain(node.left), _plain(node.comparators[0])
-            signs = [signs[type(node.ops[0])] for signs in (_STRICT, _TURNED) if type(node.ops[0]) in signs]
+            signs = [signs[type(node.ops[0])] for signs in (_STRICT, _TURNED, _EQUAL) if type(node.ops[0]) in signs]
             yield from [(node, [f" {sign} ".join(sides) for sign in signs])] if signs else []
 
 
@@ -291,3 +291,4 @@ _OTHERS = {"+": "-*", "-": "+", "*": "/+", "/": ("*", "//"), "//": "/", "%": ("/
 
 _STRICT = {ast.Gt: ">=", ast.GtE: ">", ast.Lt: "<=", ast.LtE: "<"}
 _TURNED = {ast.Gt: "<", ast.GtE: "<=", ast.Lt: ">", ast.LtE: ">=", ast.Eq: "!=", ast.NotEq: "=="}
+_EQUAL = {ast.Gt: "!=", ast.GtE: "==", ast.Lt: "!=", ast.LtE: "==", ast.Eq: ">=", ast.NotEq: ">"}

@@ -22,7 +22,7 @@ def texts(tmp_path, way, line):
         ("y = x[k // 2 :]", ["x[(k - 1) // 2 :]", "x[k // 3 :]"]),
         ("y = roll(roll(x, -s, 1), -s, 2)", ["roll(roll(x, s, 1), s, 2)", "roll(roll(x, s, 1), -s, 2)"]),
         ("y = arange(n - 1, n + m - 1)", ["arange(n, n + m)", "arange(n - 2, n + m - 1)"]),
-        ("y = x > k", ["x >= k", "x < k"]),
+        ("y = x > k", ["x >= k", "x < k", "x != k"]),
         ("y = pad(-k % p, -k)", ["pad((-k - 1) % p, -k)", "pad(k % p, k)"]),
     ],
 )
