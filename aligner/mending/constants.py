@@ -6,6 +6,7 @@ import ast
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Union
 
 from aligner.mending.sources import Edit, Sources
@@ -18,12 +19,33 @@ SAME = 1e-6
 """Numbers are apart by more than this, as a part of them."""
 
 
+def tabled(sources: Sources, file: str, line: int, tables: Sequence[Sequence[float]]) -> Iterator[tuple[Edit, ...]]:
+    """Numbers in rows, as in these tables: those that are others."""
+    parts = _around(sources.text(file), line) if tables else ()
+    rows = (node for part in parts for node in ast.walk(part) if isinstance(node, (ast.Tuple, ast.List)))
+    for node in (*rows, *_constants(sources, file, parts)):
+        written = [*_numbers(node)]
+        for table in tables:
+            pairs = [(one, other) for (one, value), other in zip(written, table) if value != other]
+            if len(table) == len(written) and pairs:
+                yield tuple(Edit(file, *sources.span(file, one), repr(other)) for one, other in pairs)
+
+
+def _numbers(node: ast.expr) -> Iterator[tuple[ast.expr, float]]:
+    """What is written in rows, or in rows of rows, in its order."""
+    if isinstance(node, (ast.Tuple, ast.List)):
+        for one in node.elts:
+            yield from _numbers(one)
+    else:
+        with suppress(ValueError):
+            value = ast.literal_eval(node)
+            yield from [(node, value)] if isinstance(value, (int, float)) else []
+
+
 def reordered(sources: Sources, file: str, line: int, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:
     """Those of the function around this line, and of the constructor of its class."""
-    known = constants(sources.text(file))
     parts = _around(sources.text(file), line)
-    names = dict.fromkeys(node.id for part in parts for node in ast.walk(part) if isinstance(node, ast.Name))
-    found = [known[name] for name in names if name in known] + [row for part in parts for row in _rows(part)]
+    found = [*_constants(sources, file, parts), *(row for part in parts for row in _rows(part))]
     flat = [row for row in found if isinstance(row, (ast.Tuple, ast.List)) and not _holds(row)]
     for size in dict.fromkeys(len(row.elts) for row in flat if len(row.elts) > 1):  # what belongs together
         alike = [row for row in flat if len(row.elts) == size]
@@ -41,6 +63,13 @@ def reordered(sources: Sources, file: str, line: int, numbers: Sequence[float]) 
                     order[one], order[other] = order[other], order[one]
                     yield (_written(sources, file, row, order),)
         yield from _numbered(sources, file, node, numbers)
+
+
+def _constants(sources: Sources, file: str, parts: Sequence[ast.FunctionDef]) -> list[ast.expr]:
+    """Those of the file that are used in these functions."""
+    known = constants(sources.text(file))
+    names = dict.fromkeys(node.id for part in parts for node in ast.walk(part) if isinstance(node, ast.Name))
+    return [known[name] for name in names if name in known]
 
 
 def _numbered(sources: Sources, file: str, node: ast.expr, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:

@@ -96,6 +96,12 @@ class Matching:
         return found
 
     @cached_property
+    def tables(self) -> Sequence[Sequence[float]]:
+        """The numbers of tables that the reference writes out and the port lacks."""
+        missing = (event for _, event in self.missing if event is not None and event.word == "table")
+        return [one for event in missing if len(one := event.arguments.get("numbers", ())) > 1]
+
+    @cached_property
     def numbers(self) -> Sequence[float]:
         """What the reference's code computes with and is no whole number."""
         given = (value for event in self.ours.events for value in (*event.arguments.values(), *event.operands))

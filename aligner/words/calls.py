@@ -200,7 +200,7 @@ def _in_one_form(
         return word, {"value": value, "shape": result}
     if word == "cast":
         if not operands:
-            return "table", {}
+            return "table", {"numbers": tuple(flat(args[0])) if args else ()}
         del operands[1:]
         return word, {"dtype": dtype or _SHORT.get(name, name)}
     if word == "tile":
@@ -230,6 +230,15 @@ def _in_one_form(
     if isinstance(arguments.get("approximate"), bool):
         arguments["approximate"] = "tanh" if arguments["approximate"] else "none"
     return word, {key: _flat(value) for key, value in arguments.items()}
+
+
+def flat(value: Any) -> Iterator[float]:
+    """The plain numbers in rows, or in rows of rows; nothing else."""
+    if isinstance(value, (tuple, list)) and not isinstance(value, (Opaque, Constant, Taken)):
+        for item in value:
+            yield from flat(item)
+    elif _is_number(value):
+        yield value
 
 
 def _flat(value: Any) -> Any:

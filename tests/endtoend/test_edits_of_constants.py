@@ -27,11 +27,11 @@ class Net(nn.Module):
         super().__init__()
         self.mean = torch.tensor(MEAN).reshape(1, 3, 1)
         self.std = torch.tensor(STD).reshape(1, 3, 1)
-        self.sizes = torch.tensor(SIZES)
+        self.sizes, self.order = torch.tensor(SIZES), torch.tensor([4, 1, 0, 3, 2, 5])
         self.one, self.two = nn.Linear(6, 2), nn.Linear(2, 2)
 
     def forward(self, x):
-        x = self.one((x - self.mean) / self.std)
+        x = self.one((x[..., self.order] - self.mean) / self.std)
         x = x * self.sizes
         return self.two(spread(x))
 
@@ -47,6 +47,9 @@ MISTAKES = {
     "rows backwards": [("((5.0, 7.0), (8.0, 15.0), (16.0, 11.0))", "((16.0, 11.0), (8.0, 15.0), (5.0, 7.0))")],
     "all pairs turned": [("((5.0, 7.0), (8.0, 15.0), (16.0, 11.0))", "((7.0, 5.0), (15.0, 8.0), (11.0, 16.0))")],
     "two exchanged": [("(5.0, 7.0), (8.0, 15.0)", "(8.0, 15.0), (5.0, 7.0)")],
+    "other numbers in a table": [("(0.22, 0.24, 0.25)", "(0.23, 0.24, 0.26)")],
+    "a number in rows": [("(8.0, 15.0)", "(8.0, 16.0)")],
+    "a number of a table without a name": [("torch.tensor([4, 1, 0, 3, 2, 5])", "torch.tensor([4, 1, 2, 3, 0, 5])")],
     "another number": [("SLOPE: float = 0.3", "SLOPE: float = 0.2")],
 }
 
@@ -62,5 +65,5 @@ def test_the_patch_makes_the_port_right(tmp_path, capsys, monkeypatch, mistake):
     (tmp_path / "port.py").write_text(text, encoding="utf-8")
     (origin,) = answer(tmp_path, capsys)["origins"]
     assert origin["edit"] is not None
-    assert {line["line"] for line in origin["edit"]["lines"]} <= {5, 6, 7, 8}
+    assert {line["line"] for line in origin["edit"]["lines"]} <= {5, 6, 7, 8, 20}
     assert is_right_with_the_patch(tmp_path, capsys)
