@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.adapter import Adapter
-from aligner.compare.checks import OTHER_SHAPE, SAME_COUNT, Check
+from aligner.compare.checks import LIMIT, OTHER_SHAPE, SAME_COUNT, Check
 from aligner.compare.held import Held, held
 from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
@@ -82,8 +82,7 @@ class Alone:
 
     def others(self, call: Call, this: CallId, found: Tensors) -> Mapping[str, object]:
         """The reference's values for those of one call inside `call`, each in its own type; whole numbers in the
-        port's, for kernels take but some.
-        """
+        port's, for kernels take but some."""
         others = Code(self._adapter, self.plan, None, call, {}, None).others(*this, found, None)
         for slot, tensor in found:
             entry = self.plan.entries.get(Key(call.step, Phase.FORWARD, *this, slot))
@@ -103,9 +102,8 @@ class Alone:
         entry = entry or self._reference.find(check.key) or self.plan.entries.get(check.port)
         if entry is None:
             raise LookupError(check.port.slot)
-        wanted = held(entry)
+        wanted, own = held(entry), self._port.find(check.port)
         found = Held(check.port, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
-        own = self._port.find(check.port)
         usual = (wanted.shape,) if check.reason == OTHER_SHAPE or own is None else (wanted.shape, own.shape)
         if own is not None and DTYPES[own.dtype].exact != DTYPES[found.dtype].exact:
             return math.inf  # a mask in other words than it has now: the layer may not take it so
@@ -121,7 +119,10 @@ class Alone:
         if check.axes is not None:
             wanted = laid(wanted, check.axes, found.shape)
         elif check.reason == SAME_COUNT and found.shape != wanted.shape:  # as the port's layer takes it
-            wanted = Held(wanted.key, 0, wanted.dtype, wanted.raw().reshape(found.shape))
+            order = laid_out(wanted, found.raw(), found.dtype, LIMIT * check.expected) or (*range(len(wanted.shape)),)
+            if order and wanted.shape[order[-1]] != found.shape[-1]:  # the same numbers in other rows
+                return math.inf
+            wanted = laid(wanted, order, found.shape)
         return judged(self.plan.short, wanted, found, (check.where, check.owner, check.between), False).error
 
     def _singles(self) -> Container[Made]:

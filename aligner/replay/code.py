@@ -22,6 +22,7 @@ from aligner.dump.reader import Entry
 from aligner.explain.case import distance
 from aligner.record import Array, Call, Key, Phase
 from aligner.replay.answering import Due, Made, answered, leaves
+from aligner.replay.forms import AXES, takes_together
 from aligner.replay.frames import Plan
 from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
 
@@ -151,7 +152,7 @@ class Code:
             return None
         if (order := self.plan.orders.get(address)) is not None and len(order) == value.ndim:
             value = value.transpose(order)
-        elif value.shape != shape and sorted(value.shape) == sorted(shape):
+        elif value.shape != shape and (sorted(value.shape) == sorted(shape) or not takes_together(value.shape, shape)):
             value = self._turned(entry, tensor)
         return self._tensor(entry, value, shape, dtype)
 
@@ -160,10 +161,13 @@ class Code:
         to read the same numbers in another shape would be another value."""
         own, word, value = self.adapter.to_numpy(tensor), self.adapter.dtype(tensor), entry.raw()
         found, wanted = decode(own, word), decode(value, entry.dtype)
-        orders = [p for p in permutations(range(value.ndim)) if wanted.transpose(p).shape == own.shape][:ORDERS]
-        ways = [value.reshape(own.shape), *(value.transpose(order) for order in orders)]
-        apart = [distance(found, wanted.reshape(own.shape)), *(distance(found, wanted.transpose(p)) for p in orders)]
-        return ways[apart.index(min(apart))]
+        every = permutations(range(value.ndim)) if value.ndim <= AXES else ()
+        orders = [p for p in every if takes_together(wanted.transpose(p).shape, own.shape)][:ORDERS]
+        orders = [order for order in orders if order[0] == 0] or orders  # of a batch each item stays together
+        same = own.shape != value.shape and sorted(own.shape) == sorted(value.shape)
+        orders += [(*range(value.ndim),)] if same or not orders else []
+        apart = [distance(found, wanted.transpose(order).reshape(own.shape)) for order in orders]
+        return value.transpose(orders[apart.index(min(apart))])
 
     def _address(self, path: str, number: int, slot: str) -> Key:
         return Key(self.call.step, Phase.FORWARD, path, number, slot)

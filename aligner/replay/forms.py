@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -98,6 +99,18 @@ def other_orders(wanted: tuple[int, ...], order: Axes, shape: tuple[int, ...]) -
     may only have been reshaped."""
     orders = permutations(range(len(wanted)))
     return [other for other in orders if other != order and tuple(wanted[axis] for axis in other) == shape]
+
+
+def takes_together(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether the second shape is the first one with some neighbouring axes as one, or with none."""
+    left = list(one)
+    for size in other:
+        taken = 1
+        while left and taken < size:
+            taken *= left.pop(0)
+        if taken != size:
+            return False
+    return all(size == 1 for size in left)
 
 
 def joined(wanted: tuple[int, ...], order: Axes, shape: tuple[int, ...]) -> bool:

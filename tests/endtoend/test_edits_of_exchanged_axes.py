@@ -78,3 +78,52 @@ def test_the_patch_makes_the_port_right(tmp_path, capsys, mistake):
     found = answer(tmp_path, capsys)
     assert all(origin["edit"] is not None and origin["edit"]["confirmed"] for origin in found["origins"])
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+ROWS = """
+import torch
+from torch import nn
+
+
+class Walks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.line = nn.BatchNorm1d(4), nn.Linear(4, 5)
+
+    def forward(self, x):
+        steps, state = [], x
+        for _ in range(4):
+            steps.append(state.diagonal(dim1=1, dim2=2))
+            state = state @ x
+        walks = torch.stack(steps, -1)
+        walks = self.norm(walks.transpose(1, 2)).transpose(1, 2)
+        return self.line(walks)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.walks, self.last = Walks(), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(self.walks(x))
+
+
+def build():
+    torch.manual_seed(3)
+    net = Net().eval()
+    net.walks.norm.running_mean.copy_(torch.randn(4))
+    net.walks.norm.running_var.copy_(torch.rand(4) + 0.5)
+    return net, torch.randn(3, 7, 7) * 0.4
+"""
+
+
+def test_a_norm_of_rows_hands_on_rows(tmp_path, capsys):
+    """The reference's (3, 4, 7) are the port's (21, 4): not the same numbers one after the other."""
+    rows = "self.norm(walks.transpose(1, 2)).transpose(1, 2)", "self.norm(walks.reshape(21, 4)).reshape(3, 7, 4)"
+    append, state = "steps.append(state.diagonal(dim1=1, dim2=2))", "state = state @ x"
+    order = f"{append}\n            {state}", f"{state}\n            {append}"
+    ported(tmp_path, ROWS, [rows, order])
+    origins = answer(tmp_path, capsys)["origins"]
+    assert {line["line"] for origin in origins for line in origin["edit"]["lines"]} == {14, 15}
+    assert is_right_with_the_patch(tmp_path, capsys)
