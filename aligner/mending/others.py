@@ -83,10 +83,10 @@ class Others:
             with suppress(FailedError):
                 parent = self._running.parent(other.call, other.checks)
                 errors = [parent.trial(each) for each in (Sources({}), sources)]
-                for check in other.checks:
+                for check in wrong_of(other.checks, errors[0]):
                     same = check.port.slot == value.slot and check.port.layer == f"{other.call.layer}{inside}"
                     before, after = (each.get(check.port, 0.0) for each in errors)
-                    if same and check.fails and after >= STAYS * before > 0.0:
+                    if same and after >= STAYS * before > 0.0:
                         yield f"{other.owner} #{other.call.number}"
                         break
 

@@ -25,10 +25,10 @@ from aligner.record import Array, Call, Key, LayerSpec, Phase
 from aligner.replay.answering import Made
 from aligner.replay.built import built
 from aligner.replay.code import Again, Code, numbers_before
-from aligner.replay.forms import laid, laid_out, mask_like
+from aligner.replay.forms import laid, laid_out, own_axes
 from aligner.replay.frames import Plan
 from aligner.replay.judgement import as_entry, judged
-from aligner.replay.masks import hides_as_before, is_additive, say_the_same
+from aligner.replay.masks import as_mask
 from aligner.replay.objects import copied
 from aligner.source.owning import is_own
 from aligner.structure import Tensors, flatten_result, rebuild_arguments
@@ -105,19 +105,15 @@ class Alone:
         wanted, own = held(entry), self._port.find(check.port)
         found = Held(check.port, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
         usual = (wanted.shape,) if check.reason == OTHER_SHAPE or own is None else (wanted.shape, own.shape)
-        if own is not None and DTYPES[own.dtype].exact != DTYPES[found.dtype].exact:
-            return math.inf  # a mask in other words than it has now: the layer may not take it so
-        if DTYPES[wanted.dtype].exact != DTYPES[found.dtype].exact:
-            if own is not None and is_additive(own.load()) and not is_additive(decode(found.raw(), found.dtype)):
-                return math.inf
-            if mask_like(wanted) and say_the_same(wanted, found.raw(), found.dtype):  # scores may hide as well
-                return 0.0
-            if own is not None and wanted.dtype == "bool" and is_additive(own.load()):
-                return 0.0 if hides_as_before(wanted, own.load(), decode(found.raw(), found.dtype)) else math.inf
-        if check.axes is None and len(wanted.shape) and found.shape not in usual:
+        told = as_mask(wanted, found, own)
+        if told is not None:
+            return told
+        plain = self._port.find(check.port._replace(phase=Phase.FORCED)) if check.reason == OTHER_SHAPE else None
+        axes = check.axes or own_axes(wanted, plain, found, LIMIT * check.expected)
+        if axes is None and len(wanted.shape) and found.shape not in usual:
             return math.inf  # the same values, with axes of one elsewhere: other code may not take them so
-        if check.axes is not None:
-            wanted = laid(wanted, check.axes, found.shape)
+        if axes is not None:
+            wanted = laid(wanted, axes, found.shape)
         elif check.reason == SAME_COUNT and found.shape != wanted.shape:  # as the port's layer takes it
             order = laid_out(wanted, found.raw(), found.dtype, LIMIT * check.expected) or (*range(len(wanted.shape)),)
             if order and wanted.shape[order[-1]] != found.shape[-1]:  # the same numbers in other rows

@@ -29,6 +29,9 @@ from aligner.structure import Tensors, flatten_arguments, flatten_result, substi
 ORDERS = 24
 """Orders of axes that are looked at, at most."""
 
+NEARLY = 1e-3
+"""Two arrays are as far apart at most that are taken for the same numbers in another shape."""
+
 
 @dataclass(frozen=True)
 class Again:
@@ -164,9 +167,10 @@ class Code:
         every = permutations(range(value.ndim)) if value.ndim <= AXES else ()
         orders = [p for p in every if takes_together(wanted.transpose(p).shape, own.shape)][:ORDERS]
         orders = [order for order in orders if order[0] == 0] or orders  # of a batch each item stays together
-        same = own.shape != value.shape and sorted(own.shape) == sorted(value.shape)
-        orders += [(*range(value.ndim),)] if same or not orders else []
+        straight = distance(found, wanted.reshape(own.shape))
         apart = [distance(found, wanted.transpose(order).reshape(own.shape)) for order in orders]
+        if not orders or straight <= min(NEARLY, *apart):  # reshaped by mistake, all the numbers are there
+            return value
         return value.transpose(orders[apart.index(min(apart))])
 
     def _address(self, path: str, number: int, slot: str) -> Key:

@@ -18,6 +18,8 @@ from aligner.record import Array
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from aligner.dump.reader import Entry
+
     Numbers = npt.NDArray[Any]
 
 Axes = tuple[int, ...]
@@ -71,6 +73,15 @@ def laid_out(wanted: Held, array: Array, dtype: str, limit: float) -> Optional[A
         if np.isfinite(whole).all() and np.isfinite(found).all() and _near(whole, found, limit):
             return order
     return None
+
+
+def own_axes(wanted: Held, plain: Optional[Entry], found: Held, limit: float) -> Optional[Axes]:
+    """The order of the port's own axes in which edits make it the reference's value. As the code stands, `plain`, its
+    numbers are others: that these were in that order was not to be seen."""
+    if plain is None or plain.shape != found.shape or sorted(found.shape) != sorted(wanted.shape):
+        return None
+    before, after = (laid_out(wanted, one.raw(), one.dtype, limit) for one in (plain, found))
+    return after if before is None else None
 
 
 def laid(wanted: Held, order: Axes, shape: tuple[int, ...]) -> Held:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -9,12 +10,14 @@ import numpy as np
 
 from aligner.compare.held import Held
 from aligner.compare.reading import HIDDEN
-from aligner.dtypes import decode
+from aligner.dtypes import DTYPES, decode
 from aligner.record import Array
-from aligner.replay.forms import FEW, squeezed
+from aligner.replay.forms import FEW, mask_like, squeezed
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from aligner.dump.reader import Entry
 
     Truths = npt.NDArray[np.bool_]
     Numbers = npt.NDArray[Any]
@@ -62,6 +65,22 @@ def say_the_same(wanted: Held, array: Array, dtype: str) -> bool:
     else:
         pairs = [(one, other)]
     return any((cores := _cores(*pair)) is not None and np.array_equal(*cores) for pair in pairs)
+
+
+def as_mask(wanted: Held, found: Held, own: Optional[Entry]) -> Optional[float]:
+    """How far a value is off in other words than the reference's, or than the port's `own`; None for one in these."""
+    exact = DTYPES[found.dtype].exact
+    if own is not None and DTYPES[own.dtype].exact != exact:
+        return math.inf  # a mask in other words than it has now: the layer may not take it so
+    if DTYPES[wanted.dtype].exact == exact:
+        return None
+    if own is not None and is_additive(own.load()) and not is_additive(decode(found.raw(), found.dtype)):
+        return math.inf
+    if mask_like(wanted) and say_the_same(wanted, found.raw(), found.dtype):  # scores may hide as well
+        return 0.0
+    if own is not None and wanted.dtype == "bool" and is_additive(own.load()):
+        return 0.0 if hides_as_before(wanted, own.load(), decode(found.raw(), found.dtype)) else math.inf
+    return None
 
 
 def hides_as_before(wanted: Held, own: Array, found: Array) -> bool:
