@@ -7,7 +7,16 @@ import pytest
 
 from aligner.compare.held import Held
 from aligner.record import Key, Phase
-from aligner.replay.forms import are_indices, joined, laid, laid_out, sees_nothing, tells_other_things
+from aligner.replay.forms import (
+    are_indices,
+    joined,
+    laid,
+    laid_out,
+    own_axes,
+    sees_nothing,
+    takes_together,
+    tells_other_things,
+)
 
 SCORES = np.linspace(-3, 3, 24, dtype=np.float32).reshape(4, 6)
 SOME = np.arange(6) < 3
@@ -76,3 +85,29 @@ def test_indices_that_count_from_elsewhere(one, other, told):
     wanted = Held(Key(0, Phase.FORWARD, "attention", 0, "input.1"), 0, "int64", np.ascontiguousarray(one))
     assert tells_other_things(wanted, np.ascontiguousarray(other), "int64") is told
     assert are_indices(wanted, np.ascontiguousarray(other), "int64")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "does"),
+    [
+        ((3, 7, 4), (21, 4), True),
+        ((3, 4, 7), (21, 4), False),
+        ((3, 1, 4), (3, 4), True),
+        ((3, 4), (3, 4, 1), True),
+        ((6, 4), (2, 3, 4), False),
+    ],
+)
+def test_neighbouring_axes_as_one(one, other, does):
+    assert takes_together(one, other) is does
+
+
+def test_what_edits_make_right_in_the_ports_own_axes():
+    value = np.random.default_rng(1).standard_normal((2, 3, 5)).astype("<f4")
+    turned, wrong = value.transpose(1, 0, 2).copy(), value.transpose(1, 0, 2) + 1
+    wanted, found, plain = (
+        Held(Key(0, Phase.FORWARD, "a", 0, "input.0"), 0, "float32", one) for one in (value, turned, wrong)
+    )
+    assert own_axes(wanted, plain, found, 1e-6) == (1, 0, 2)
+    assert own_axes(wanted, found, found, 1e-6) is None, "it stood so before"
+    assert own_axes(wanted, plain, plain, 1e-6) is None
+    assert own_axes(wanted, None, found, 1e-6) is None
