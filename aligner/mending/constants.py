@@ -20,15 +20,19 @@ SAME = 1e-6
 
 
 def tabled(sources: Sources, file: str, line: int, tables: Sequence[Sequence[float]]) -> Iterator[tuple[Edit, ...]]:
-    """Numbers in rows, as in these tables: those that are others."""
+    """Numbers in rows, as in these tables: those that are others, the fewest first."""
     parts = _around(sources.text(file), line) if tables else ()
     rows = (node for part in parts for node in ast.walk(part) if isinstance(node, (ast.Tuple, ast.List)))
-    for node in (*rows, *_constants(sources, file, parts)):
+    found: list[tuple[float, tuple[Edit, ...]]] = []
+    for node in (*_constants(sources, file, parts), *rows):
         written = [*_numbers(node)]
-        for table in tables:
+        sizes = all(isinstance(value, int) for _, value in written)
+        for table in dict.fromkeys(map(tuple, tables)):
             pairs = [(one, other) for (one, value), other in zip(written, table) if value != other]
-            if len(table) == len(written) and pairs:
-                yield tuple(Edit(file, *sources.span(file, one), repr(other)) for one, other in pairs)
+            if len(table) == len(written) and pairs and not (sizes and any(isinstance(one, float) for one in table)):
+                edits = tuple(Edit(file, *sources.span(file, one), repr(other)) for one, other in pairs)
+                found.append((len(pairs) / len(table), edits))
+    yield from (edits for _, edits in sorted(found, key=lambda one: one[0]))
 
 
 def _numbers(node: ast.expr) -> Iterator[tuple[ast.expr, float]]:

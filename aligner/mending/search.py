@@ -257,7 +257,7 @@ class Search:
         others = [
             (key, value)
             for key, value in model.arguments.items()
-            if key not in ("dtype",) and not equal(value, event.arguments.get(key))
+            if key not in ("dtype", "numbers") and not equal(value, event.arguments.get(key))
         ]
         for changed in self._changed(event, model, others):
             if others:
