@@ -138,6 +138,16 @@ def _dict_like(value: dict[Any, object]) -> Any:
     return made
 
 
+def _copied(value: Mapping[Any, object]) -> Any:
+    """A copy, also of a dict whose attributes are its items: before Python 3.11 it is asked for one that it has not."""
+    try:
+        return copy.copy(value)
+    except Exception:  # whatever its own code raises
+        if not isinstance(value, dict):
+            raise
+        return _dict_like(value)
+
+
 def kept(args: tuple[object, ...], kwargs: Mapping[str, object], is_tensor: IsTensor) -> list[object]:
     """What a structure does not tell of arguments, in its order: opaque values, and the forms of those with names."""
     found: list[object] = []
@@ -253,7 +263,7 @@ def _substitute(value: Any, slot: str, others: Mapping[str, object], around: Aro
         changed[:] = [inner(i, item) for i, item in enumerate(value)]
         return changed
     if isinstance(value, Mapping):
-        changed = copy.copy(value)
+        changed = _copied(value)
         for name, (key, item) in zip(_names(value), value.items()):
             changed[key] = inner(name, item)
         return changed
