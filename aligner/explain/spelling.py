@@ -110,9 +110,6 @@ def word(kind: str, name: str) -> str:
     return WORDS.get(kind, {}).get(name, WORDS[""].get(name, name))
 
 
-POOLS = ("MaxPool", "AvgPool")
-
-
 def _family(kind: str) -> str:
     """Conv2d and Conv1d are written alike."""
     return kind[:-2] if kind[-2:] in ("1d", "2d", "3d") else kind

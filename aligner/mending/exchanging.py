@@ -45,13 +45,13 @@ def forgotten_layers(matching: Matching, texts: Texts, sources: Sources) -> Iter
     missing = {one.layer: one for _, one in matching.missing if one is not None and one.word == LAYER}
     for layer, event in missing.items():
         size = math.prod(matching.ours.shapes[event.results[0]])
-        for call in theirs if layer not in often else ():
-            its = math.prod(matching.theirs.shapes[call.results[0]]) if call.results else 0
-            if size != its or often[call.layer] <= due[call.layer] or not isinstance(call.node, ast.Call):
-                continue
+        often_so = (one for one in theirs if often[one.layer] > due[one.layer] and isinstance(one.node, ast.Call))
+        alike = (one for one in often_so if one.results and math.prod(matching.theirs.shapes[one.results[0]]) == size)
+        for call in itertools.islice(alike, MOST) if layer not in often else ():
             with suppress(LookupError):
                 said = texts.called(call, layer)
-                edit = edit_of(sources, call.site.file, call.node.func, said) if call.site is not None else None
+                function = call.node.func if isinstance(call.node, ast.Call) else None
+                edit = edit_of(sources, call.site.file, function, said) if call.site and function else None
                 moves = ((call, None, event.results[0], None),)
                 yield from [] if edit is None else [Candidate(EXCHANGE, (edit,), OTHER, moves)]
 

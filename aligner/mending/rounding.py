@@ -37,5 +37,5 @@ def explained(
             parent = running.parent(group.call, group.checks)
             for key in [check.port for check in group.checks if check.port in asked]:
                 with suppress(Exception):  # whatever the code raises
-                    found[key] = max(parent.stirred(key, seed) for seed in range(SEEDS))
+                    found[key] = parent.stirred(key, range(SEEDS))
     return found

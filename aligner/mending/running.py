@@ -216,19 +216,20 @@ class Parent:
             self.kept = kept
         return 0.0 if plain is None or other is None or plain.shape != other.shape else apart(other, plain)
 
-    def stirred(self, key: Key, seed: int) -> float:
-        """How far a value moves where each operation of the code rounds otherwise.
+    def stirred(self, key: Key, seeds: Iterable[int]) -> float:
+        """How far a value moves, at least, where each operation of the code rounds otherwise.
 
         Raises:
             FailedError: the code raises.
         """
-        values, change = Values(self.running.adapter), noise(self.running.spacing, seed)
-        runs = (
-            self._run(Sources({}), Deaf(), lambda key, error: False, None, key, runner=runner).last
-            for runner in (None, Stirring(values, self.running.adapter, change))
+        adapter = self.running.adapter
+        changes = [noise(self.running.spacing, seed) for seed in seeds]
+        runners = [None, *(Stirring(Values(adapter), adapter, change) for change in changes)]
+        plain, *others = (
+            self._run(Sources({}), Deaf(), lambda key, error: False, None, key, runner=one).last for one in runners
         )
-        plain, other = runs
-        return 0.0 if plain is None or other is None or plain.shape != other.shape else apart(other, plain)
+        known = [one for one in others if plain is not None and one is not None and one.shape == plain.shape]
+        return min((apart(one, plain) for one in known), default=0.0) if plain is not None else 0.0
 
     def _disturbed(self, found: Tensors) -> Mapping[str, object]:
         adapter, change = self.running.adapter, self.running.rounding

@@ -167,10 +167,9 @@ class Code:
         every = permutations(range(value.ndim)) if value.ndim <= AXES else ()
         orders = [p for p in every if takes_together(wanted.transpose(p).shape, own.shape)][:ORDERS]
         orders = [order for order in orders if order[0] == 0] or orders  # of a batch each item stays together
-        straight = distance(found, wanted.reshape(own.shape))
         apart = [distance(found, wanted.transpose(order).reshape(own.shape)) for order in orders]
-        if not orders or straight <= min(NEARLY, *apart):  # reshaped by mistake, all the numbers are there
-            return value
+        if not orders or distance(found, wanted.reshape(own.shape)) <= min(NEARLY, *apart):
+            return value  # reshaped by mistake, all the numbers are there
         return value.transpose(orders[apart.index(min(apart))])
 
     def _address(self, path: str, number: int, slot: str) -> Key:

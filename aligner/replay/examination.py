@@ -1,7 +1,8 @@
 """What follows the free run of a port: the forced pass, what rounding explains of it, and trials of suspected causes.
 
     free run's dump -> Plan -> ForcedPass -> [Check]      every place judged by itself
-    suspicious ones -> the same run, disturbed            what rounding explains there, measured
+    suspicious ones -> the same run, disturbed            what rounding explains there, measured: by noise, by the code
+                                                          in float64, by each of its operations
     layers that fail -> Alone                             trials of what may be wrong with them
 
 The port is left as it was found: its buffers, its random numbers, its mode.

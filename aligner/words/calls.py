@@ -7,6 +7,7 @@ frameworks write in their ways is equal then.
 from __future__ import annotations
 
 import ast
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,6 +55,9 @@ class Operation:
     places: Mapping[str, Where] = field(default_factory=dict)
     known: bool = True
 
+
+MANY = 256
+"""Numbers of a table that are told."""
 
 _TYPES = re.compile(r"(?:\w+\.)*((?:b?float|u?int|bool|complex)\d*)", re.IGNORECASE)
 _TURNED = ("rsub", "rtruediv", "rdiv", "rpow", "rmatmul", "rfloordiv", "rmod")
@@ -200,7 +204,8 @@ def _in_one_form(
         return word, {"value": value, "shape": result}
     if word == "cast":
         if not operands:
-            return "table", {"numbers": tuple(flat(args[0])) if args else ()}
+            numbers = tuple(itertools.islice(flat(args[0]), MANY + 1)) if args else ()
+            return "table", {"numbers": numbers if len(numbers) <= MANY else ()}
         del operands[1:]
         return word, {"dtype": dtype or _SHORT.get(name, name)}
     if word == "tile":
