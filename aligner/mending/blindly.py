@@ -42,6 +42,7 @@ from aligner.mending.variations import (
     swapped,
     turned_out,
 )
+from aligner.source.written import walked
 from aligner.words.calls import Constant
 from aligner.words.spelling import bracketed
 
@@ -255,7 +256,7 @@ class Blindly:
         shapes = self._matching.theirs.shapes
         names = {name: value for name, value in self._texts.names(event) if name.isidentifier()}
         known = {node: value for node, value in event.inputs if isinstance(node, ast.Name)}
-        inside = (node for given, _ in event.inputs for node in ast.walk(given) if isinstance(node, ast.Name))
+        inside = (node for given, _ in event.inputs for node in walked(given) if isinstance(node, ast.Name))
         known.update({node: names[node.id] for node in inside if node.id in names and node not in known})
         for node, value in known.items():
             if isinstance(value, int):

@@ -15,7 +15,7 @@ from aligner.mending.figures import more
 from aligner.mending.matching import Matching
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.mending.texts import Texts
-from aligner.source.written import parsed
+from aligner.source.written import parsed, walked
 
 Given = Union[ast.expr, str]
 """An argument's expression, or the name of one that is not given."""
@@ -98,7 +98,7 @@ def _definition(text: str, line: int) -> Optional[ast.FunctionDef]:
 
 @lru_cache(maxsize=32)
 def _functions(text: str) -> Sequence[ast.FunctionDef]:
-    return [one for one in ast.walk(parsed(text)) if isinstance(one, ast.FunctionDef)]
+    return [one for one in walked(parsed(text)) if isinstance(one, ast.FunctionDef)]
 
 
 def _given(call: ast.Call, definition: ast.FunctionDef, name: str) -> Optional[Given]:

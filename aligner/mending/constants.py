@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Union
 
 from aligner.mending.sources import Edit, Sources
-from aligner.source.written import constants, parsed
+from aligner.source.written import constants, parsed, walked
 from aligner.words.spelling import number_text
 
 Row = Union[ast.Tuple, ast.List]
@@ -22,7 +22,7 @@ SAME = 1e-6
 def tabled(sources: Sources, file: str, line: int, tables: Sequence[Sequence[float]]) -> Iterator[tuple[Edit, ...]]:
     """Numbers in rows, as in these tables: those that are others, the fewest first."""
     parts = _around(sources.text(file), line) if tables else ()
-    rows = (node for part in parts for node in ast.walk(part) if isinstance(node, (ast.Tuple, ast.List)))
+    rows = (node for part in parts for node in walked(part) if isinstance(node, (ast.Tuple, ast.List)))
     found: list[tuple[float, tuple[Edit, ...]]] = []
     for node in (*_constants(sources, file, parts), *rows):
         written = [*_numbers(node)]
@@ -55,7 +55,7 @@ def reordered(sources: Sources, file: str, line: int, numbers: Sequence[float]) 
         alike = [row for row in flat if len(row.elts) == size]
         yield from [tuple(_written(sources, file, row, row.elts[::-1]) for row in alike)] * (len(alike) > 1)
     for node in found:
-        rows = [one for one in ast.walk(node) if isinstance(one, (ast.Tuple, ast.List)) and len(one.elts) > 1]
+        rows = [one for one in walked(node) if isinstance(one, (ast.Tuple, ast.List)) and len(one.elts) > 1]
         yield from ((_written(sources, file, row, row.elts[::-1]),) for row in rows)
         inner = [row for row in rows if row is not node]
         if len(inner) > 1:
@@ -72,14 +72,14 @@ def reordered(sources: Sources, file: str, line: int, numbers: Sequence[float]) 
 def _constants(sources: Sources, file: str, parts: Sequence[ast.FunctionDef]) -> list[ast.expr]:
     """Those of the file that are used in these functions."""
     known = constants(sources.text(file))
-    names = dict.fromkeys(node.id for part in parts for node in ast.walk(part) if isinstance(node, ast.Name))
+    names = dict.fromkeys(node.id for part in parts for node in walked(part) if isinstance(node, ast.Name))
     return [known[name] for name in names if name in known]
 
 
 def _numbered(sources: Sources, file: str, node: ast.expr, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:
     floats = [
         (one, one.value)
-        for one in ast.walk(node)
+        for one in walked(node)
         if isinstance(one, ast.Constant) and isinstance(one.value, float) and one.value > 0
     ]
     pairs = [(one, number, abs(math.log(number / value))) for one, value in floats for number in numbers]
@@ -99,7 +99,7 @@ def _holds(row: Row) -> bool:
 
 def _rows(function: ast.FunctionDef) -> Iterator[Row]:
     """Numbers with a point that are written in a row."""
-    for node in ast.walk(function):
+    for node in walked(function):
         if isinstance(node, (ast.Tuple, ast.List)) and len(node.elts) > 1 and all(map(_is_float, node.elts)):
             yield node
 
@@ -112,7 +112,7 @@ def _around(text: str, line: int) -> Sequence[ast.FunctionDef]:
     """The functions around a line, and the constructor beside them."""
     tree = parsed(text)
     found: dict[ast.FunctionDef, None] = {}
-    for one in ast.walk(tree):
+    for one in walked(tree):
         if isinstance(one, ast.ClassDef) and one.lineno <= line <= (one.end_lineno or 0):
             functions = [part for part in one.body if isinstance(part, ast.FunctionDef)]
             beside = [part for part in functions if part.name == "__init__"]

@@ -14,7 +14,7 @@ from aligner.mending.dropped import dropped
 from aligner.mending.figures import counted, operated, rounded, sliced
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import bound, statements, swapped
-from aligner.source.written import parsed
+from aligner.source.written import parsed, walked
 
 STATEMENTS, EACH = 6, 24
 """Statements that are looked at, and ways to write one."""
@@ -40,7 +40,7 @@ def _scaled(
     """A number that is also divided by another one that the constructor is given, or is made of that in the place of
     one of its own."""
     value = statement.value
-    nodes = [*ast.walk(value)]
+    nodes = [*walked(value)]
     if any(isinstance(node, (ast.Call, ast.Tuple, ast.List, ast.Dict, ast.Constant)) for node in nodes[:1]):
         return
     names = [node for node in nodes if isinstance(node, ast.Name)]
@@ -55,7 +55,7 @@ def _scaled(
 @lru_cache(maxsize=64)
 def _used(text: str, line: int) -> Sequence[tuple[ast.Assign, Sequence[str]]]:
     """Assignments of the constructor, those of what is used nearest to the line first; and what it is given."""
-    around = [one for one in ast.walk(parsed(text)) if isinstance(one, ast.ClassDef)]
+    around = [one for one in walked(parsed(text)) if isinstance(one, ast.ClassDef)]
     around = [one for one in around if one.lineno <= line <= (one.end_lineno or 0)]
     functions = [one for each in around[-1:] for one in each.body if isinstance(one, ast.FunctionDef)]
     constructor = next((one for one in functions if one.name == "__init__"), None)
@@ -63,7 +63,7 @@ def _used(text: str, line: int) -> Sequence[tuple[ast.Assign, Sequence[str]]]:
         return []
     names = dict.fromkeys(name for one in statements(text, line) for name in _attributes(one))
     made: dict[str, list[ast.Assign]] = {}
-    for one in ast.walk(constructor):
+    for one in walked(constructor):
         if isinstance(one, ast.Assign) and not _builds(one.value):
             for target in one.targets:
                 made.setdefault(ast.unparse(target), []).append(one)
@@ -72,7 +72,7 @@ def _used(text: str, line: int) -> Sequence[tuple[ast.Assign, Sequence[str]]]:
         open_ = [f"self.{name}"]
         for each in open_:  # grows by what these come of
             for one in made.get(each, ()):
-                open_ += [n.id for n in ast.walk(one.value) if isinstance(n, ast.Name) and n.id not in open_]
+                open_ += [n.id for n in walked(one.value) if isinstance(n, ast.Name) and n.id not in open_]
                 found.setdefault(one)
     given = [one.arg for one in (*constructor.args.args[1:], *constructor.args.kwonlyargs)]
     return [(one, given) for one in found]
@@ -80,8 +80,8 @@ def _used(text: str, line: int) -> Sequence[tuple[ast.Assign, Sequence[str]]]:
 
 def _attributes(statement: ast.stmt) -> Iterator[str]:
     """Names of what a statement takes from the layer, but for what it calls."""
-    called = {id(node.func) for node in ast.walk(statement) if isinstance(node, ast.Call)}
-    taken = (node for node in ast.walk(statement) if isinstance(node, ast.Attribute) and id(node) not in called)
+    called = {id(node.func) for node in walked(statement) if isinstance(node, ast.Call)}
+    taken = (node for node in walked(statement) if isinstance(node, ast.Attribute) and id(node) not in called)
     yield from (node.attr for node in taken if isinstance(node.value, ast.Name) and node.value.id == "self")
 
 

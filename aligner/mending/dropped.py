@@ -9,7 +9,7 @@ from typing import Optional
 from aligner.mending.halves import worked_on
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import bound, own, statements
-from aligner.source.written import modules, parsed
+from aligner.source.written import modules, parsed, walked
 
 
 def dropped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
@@ -18,7 +18,7 @@ def dropped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
     """
     text = sources.text(file)
     found = statements(text, line)
-    inside = {id(node) for one in found for node in ast.walk(one)}
+    inside = {id(node) for one in found for node in walked(one)}
     blocks = [getattr(one, part, None) for one in (*found, *_around(text, line)) for part in ("body", "orelse")]
     after = {id(one): other for each in blocks if isinstance(each, list) for one, other in zip(each, each[1:])}
     for one in found:
@@ -42,7 +42,7 @@ def _is_grouped(text: str, start: int, end: int) -> bool:
 
 def _around(text: str, line: int) -> list[ast.FunctionDef]:
     """The innermost function around a line, whose statements are told from its first one's parents."""
-    functions = [one for one in ast.walk(parsed(text)) if isinstance(one, ast.FunctionDef)]
+    functions = [one for one in walked(parsed(text)) if isinstance(one, ast.FunctionDef)]
     return [one for one in functions if one.lineno < line <= (one.end_lineno or 0)][-1:]
 
 
@@ -53,4 +53,4 @@ def _changes(statement: ast.stmt) -> bool:
     if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
         return False
     name = statement.targets[0].id
-    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(statement.value))
+    return any(isinstance(node, ast.Name) and node.id == name for node in walked(statement.value))

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import own, statements
+from aligner.source.written import walked
 from aligner.words.spelling import number_text
 
 SAME = 1e-6
@@ -208,7 +209,7 @@ def _sizes_of(statement: ast.stmt) -> list[str]:
     if not isinstance(statement, ast.Assign) or "shape" not in ast.unparse(statement.value):
         return []
     target = statement.targets[0]
-    return [one.id for one in ast.walk(target) if isinstance(one, ast.Name)] if isinstance(target, ast.Tuple) else []
+    return [one.id for one in walked(target) if isinstance(one, ast.Name)] if isinstance(target, ast.Tuple) else []
 
 
 def _nearest(group: Sequence[str], name: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Optional
 
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import statements
-from aligner.source.written import modules
+from aligner.source.written import modules, walked
 
 CUTTING, SEEING = ("chunk", "split", "tensor_split"), ("reshape", "view")
 
@@ -217,5 +217,5 @@ def whole_number(node: ast.expr) -> Optional[int]:
 @lru_cache(maxsize=64)
 def _nodes(text: str, line: int) -> Sequence[ast.AST]:
     """All that the function around a line holds, the nearest statements first."""
-    found = {id(node): node for one in statements(text, line) for node in ast.walk(one)}
+    found = {id(node): node for one in statements(text, line) for node in walked(one)}
     return [*found.values()]

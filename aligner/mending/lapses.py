@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import own, statements
+from aligner.source.written import walked
 
 FACTORS = 12
 """Whole numbers of the code that a number may have to be multiplied with."""
@@ -27,7 +28,7 @@ def unread(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]
     made: dict[str, int] = {}
     for one in found:
         if isinstance(one, ast.Assign) and not (isinstance(one.value, ast.Attribute) and one.value.attr == "shape"):
-            names = (node.id for target in one.targets for node in ast.walk(target) if isinstance(node, ast.Name))
+            names = (node.id for target in one.targets for node in walked(target) if isinstance(node, ast.Name))
             made.update({name: one.end_lineno or one.lineno for name in names if name not in read})
     apart = {node.func for node in nodes if isinstance(node, ast.Call)}
     apart |= {node.value for node in nodes if isinstance(node, ast.Attribute)}
@@ -89,7 +90,7 @@ def scaled(sources: Sources, file: str, line: int, factors: Sequence[str]) -> It
     for statement in statements(sources.text(file), line):
         for node in own(statement):
             rooted = isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ROOTS
-            parts = [*ast.walk(node.args[0])] if isinstance(node, ast.Call) and rooted and node.args else []
+            parts = [*walked(node.args[0])] if isinstance(node, ast.Call) and rooted and node.args else []
             if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div, ast.Pow)):
                 parts = [node.left] if isinstance(node.op, ast.Pow) else [node.left, node.right]
             numbers = (part for part in parts if isinstance(part, ast.Constant) and type(part.value) in (int, float))

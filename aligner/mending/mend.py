@@ -28,6 +28,7 @@ from aligner.mending.grouping import Group, ending, grouped
 from aligner.mending.hunks import hunks, rebuilt, sizes, within
 from aligner.mending.mended import Mended
 from aligner.mending.others import BREAKING, Others
+from aligner.mending.ran import again, witnessed
 from aligner.mending.rerun import ALLOWED, SMALL, FailedError
 from aligner.mending.right import wrong_of
 from aligner.mending.running import Parent, Running
@@ -300,8 +301,8 @@ class Mending:
             if known is not None and not begun:
                 right = [check for check in wrong if check not in left]
                 sound = sound and any(map(self._tells, right))
-                sound = sound and self._stepping.witnessed(parent, story, edited, best, strictly=True)
-                sound = sound and not self._stepping.again(parent, edited, best, right, left)
+                sound = sound and witnessed(parent, story, edited, best, strictly=True)
+                sound = sound and not again(parent, edited, best, right, left)
                 known += [way] if sound else []
             wrong = left
         if way is not sure:

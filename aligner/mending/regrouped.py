@@ -16,6 +16,7 @@ from typing import NamedTuple, Optional
 from aligner.mending.halves import whole_number
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import statements
+from aligner.source.written import walked
 
 SPLITTING, TURNING, EXCHANGING = ("reshape", "view"), ("transpose", "permute"), ("swapaxes", "transpose")
 
@@ -92,7 +93,7 @@ def _all(text: str, line: int, kind: Callable[[ast.Call, Named], Optional[_Split
     made = [one for one in around if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name)]
     times = Counter(ast.unparse(one.targets[0]) for one in made)
     named = {name: one.value for one in made if times[(name := ast.unparse(one.targets[0]))] == 1}
-    calls = (node for one in around for node in ast.walk(one) if isinstance(node, ast.Call))
+    calls = (node for one in around for node in walked(one) if isinstance(node, ast.Call))
     found = ((call.lineno, call.end_col_offset, split) for call in calls if (split := kind(call, named)) is not None)
     return [*{(row, column): split for row, column, split in found}.values()]
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import own, statements
+from aligner.source.written import walked
 
 
 def kept(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
@@ -22,7 +23,7 @@ def kept(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
     for one in found:
         if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Tuple):
             targets = [node for node in one.targets[0].elts if isinstance(node, ast.Name)]
-            given = [node.id for node in ast.walk(one.value) if isinstance(node, ast.Name) and node.id in made]
+            given = [node.id for node in walked(one.value) if isinstance(node, ast.Name) and node.id in made]
             others = dict.fromkeys(name for name in (*given, *made) if name not in {node.id for node in targets})
             for node in targets:
                 if node.id not in read:

@@ -23,7 +23,7 @@ from aligner.record import Attribute, LayerSpec
 from aligner.source import sites
 from aligner.source.constructing import undrawn
 from aligner.source.owning import is_own
-from aligner.source.written import parsed, source
+from aligner.source.written import parsed, source, walked
 from aligner.words.spelling import written as literal
 
 WAYS = ("{}", "{} // 2", "({} - 1) // 2")
@@ -315,7 +315,7 @@ def _without(file: str, call: ast.Call) -> Sequence[Edit]:
 
 def _is_last(file: str, call: ast.Call) -> bool:
     """Whether there is nothing else in the block that a statement stands in."""
-    blocks = (getattr(node, name, None) for node in ast.walk(parsed(source(file))) for name in BLOCKS)
+    blocks = (getattr(node, name, None) for node in walked(parsed(source(file))) for name in BLOCKS)
     own = (
         block for block in blocks if isinstance(block, list) and any(getattr(s, "value", None) is call for s in block)
     )

@@ -10,7 +10,7 @@ from typing import Optional
 
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import own, statements
-from aligner.source.written import parsed
+from aligner.source.written import parsed, walked
 
 GATHER = 3
 """Arguments of a function that takes rows: of what, which, and along which axis."""
@@ -29,7 +29,7 @@ def own_names(sources: Sources, file: str, line: int, both: Set[str]) -> Iterato
 
 def chained(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
     """y = f(x), z = g(y) as y = g(x), z = f(y): what a line works on may be any side of it."""
-    blocks = (getattr(one, "body", None) for one in ast.walk(parsed(sources.text(file))))
+    blocks = (getattr(one, "body", None) for one in walked(parsed(sources.text(file))))
     near = {id(one) for one in statements(sources.text(file), line)}
     for block in (block for block in blocks if isinstance(block, list)):
         for one, other in zip(block, block[1:]):
@@ -43,7 +43,7 @@ def chained(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
                 or not isinstance(one, ast.Assign)
             ):
                 continue
-            uses = [node for node in ast.walk(value) if isinstance(node, ast.Name) and node.id == name]
+            uses = [node for node in walked(value) if isinstance(node, ast.Name) and node.id == name]
             for side in _sides(one.value) if len(uses) == 1 else ():
                 inner = _instead(sources, file, value, uses[0], sources.words(file, side))
                 outer = _instead(sources, file, one.value, side, name)
@@ -55,12 +55,12 @@ def accumulated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, 
     """x = y as x = x + y, where there is an x before."""
     found = sorted(statements(sources.text(file), line), key=lambda one: one.lineno)
     tree = parsed(sources.text(file))
-    around = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and found and found[0] in ast.walk(one)]
+    around = [one for one in walked(tree) if isinstance(one, ast.FunctionDef) and found and found[0] in walked(one)]
     known = {argument.arg for function in around[-1:] for argument in function.args.args}
     for statement in found:
         name = _name(statement)
         value = statement.value if isinstance(statement, ast.Assign) else None
-        read = {node.id for node in ast.walk(value) if isinstance(node, ast.Name)} if value is not None else set()
+        read = {node.id for node in walked(value) if isinstance(node, ast.Name)} if value is not None else set()
         if value is not None and name in known - read:
             start = sources.span(file, value)[0]
             plain = not isinstance(value, (ast.IfExp, ast.Lambda, ast.Compare, ast.BoolOp, ast.Tuple))

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Optional
 
 from aligner.mending.events import Site
-from aligner.source.written import changed, parsed, source
+from aligner.source.written import changed, parsed, source, walked
 from aligner.words.spelling import bracketed
 
 
@@ -115,7 +115,7 @@ def _called(text: str) -> Counter[str]:
 @lru_cache(maxsize=32)
 def _named(text: str) -> Mapping[tuple[int, int], str]:
     """By where the right sides of assignments begin."""
-    found = (one for one in ast.walk(parsed(text)) if isinstance(one, ast.Assign))
+    found = (one for one in walked(parsed(text)) if isinstance(one, ast.Assign))
     return {
         (one.value.lineno, one.value.col_offset): t.id for one in found if isinstance(t := one.targets[0], ast.Name)
     }
@@ -124,14 +124,14 @@ def _named(text: str) -> Mapping[tuple[int, int], str]:
 @lru_cache(maxsize=32)
 def _functions(text: str) -> Sequence[tuple[int, int]]:
     kinds = ast.FunctionDef, ast.AsyncFunctionDef
-    return [(one.lineno, one.end_lineno or 0) for one in ast.walk(parsed(text)) if isinstance(one, kinds)]
+    return [(one.lineno, one.end_lineno or 0) for one in walked(parsed(text)) if isinstance(one, kinds)]
 
 
 @lru_cache(maxsize=32)
 def _nodes(tree: ast.AST) -> Mapping[tuple[int, ...], ast.AST]:
     """Expressions and statements by where they stand; of those of one place the outermost expression."""
     found: dict[tuple[int, ...], ast.AST] = {}
-    for node in ast.walk(tree):
+    for node in walked(tree):
         if isinstance(node, (ast.expr, ast.Return, ast.Assign, ast.AugAssign)):
             place = node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
             found.setdefault(place, node)

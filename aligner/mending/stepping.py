@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 from aligner.adapter import Adapter
 from aligner.compare.checks import LIMIT, Check
 from aligner.compare.net import CallId
-from aligner.fingerprint import distances
 from aligner.mending.blindly import Blindly
 from aligner.mending.candidate import Candidate
-from aligner.mending.events import LAYER, Event, Story, values_of
+from aligner.mending.events import Event, Story, values_of
 from aligner.mending.frameworks import Differing, differing
 from aligner.mending.ground import Ground
 from aligner.mending.handing import lacking
 from aligner.mending.heard import Heard
 from aligner.mending.joining import alongside, each_others, everywhere
-from aligner.mending.matching import AGREE, Matching
+from aligner.mending.matching import Matching
+from aligner.mending.ran import witnessed
 from aligner.mending.ranking import LONG, Ranking
 from aligner.mending.rerun import ALLOWED, SMALL, FailedError, InVainError
 from aligner.mending.right import FALL, is_right, wrong_of
@@ -58,6 +58,9 @@ LACKING, SHARE = 0.2, 10.0
 LESS, FAR = 0.6, 100.0
 """How much of an error may be left that is much less, and what it costs that nothing else speaks for it."""
 
+TURNS, MORE = 5, 100
+"""Turns of a loop of which it is looked which has most to tell; edits that are tried when there is one already."""
+
 ALIKE = 2.0
 """What it costs to change a line that stands in the reference's code as it is."""
 
@@ -69,6 +72,15 @@ class ByFramework(NamedTuple):
     operation: Differing
     witness: Optional[Witness]
     """Its call, if it can be made again and the reference's value is in a dump."""
+
+
+class _Best(NamedTuple):
+    """An edit and what it costs, and what it leaves wrong."""
+
+    price: float
+    one: Candidate
+    sources: Sources
+    left: Collection[Key]
 
 
 class _Look:
@@ -149,28 +161,53 @@ class Stepping:
 
         One that does `harm` to other layers, which run the same lines, is taken where there is no other.
         """
-        look = self._looked(checks, parent, sources)
-        names = {check.port for check in look.wrong}
-        trials = 0
+        look, trials = self._looked(checks, parent, sources), 0
         for check in look.wrong[:2]:
-            best: Optional[tuple[float, Candidate, Sources]] = None
-            for one in self._candidates(check, look, story):
-                if (best is not None and one.cost >= best[0]) or not self._goes_on(parent.call.layer):
-                    continue
-                trials += 1
-                edited = self._right(one, check, look, story)
-                if edited is None:
-                    continue
-                errors = parent.trial(edited)  # from memory it was found, and is to be seen
-                left = {bad.port for bad in wrong_of(checks, errors)}
-                if left <= names - {check.port}:
-                    price = one.cost + 6.0 * len(left) + 3.0 * (not self.witnessed(parent, story, edited, one))
-                    price += harm(edited)
-                    if best is None or price < best[0]:
-                        best = price, one, edited
+            best: Optional[_Best] = None
+            for one in (*self._telling(check, look, story), check):
+                if best is None or check.port in best.left:
+                    best, tried = self._best(one, best, look, story, harm)
+                    trials += tried
             if best is not None:
-                return best[1], best[2], trials
+                return best.one, best.sources, trials
         return None, sources, trials
+
+    def _best(
+        self, check: Check, best: Optional[_Best], look: _Look, story: Story, harm: Callable[[Sources], float]
+    ) -> tuple[Optional[_Best], int]:
+        """The least edit that puts this value right and no right one wrong, if it is less than the best one; and how
+        many were tried.
+        """
+        others, trials, since = {bad.port for bad in look.wrong} - {check.port}, 0, 0
+        for one in self._candidates(check, look, story):
+            late = best is not None and (one.cost >= best.price or since >= MORE)
+            if late or not self._goes_on(look.parent.call.layer):
+                continue
+            trials, since = trials + 1, since + (best is not None)
+            edited = self._right(one, check, look, story)
+            if edited is None:
+                continue
+            errors = look.parent.trial(edited)  # from memory it was found, and is to be seen
+            left = {bad.port for bad in wrong_of(look.checks, errors)}
+            if left <= others:
+                price = one.cost + 6.0 * len(left) + 3.0 * (not witnessed(look.parent, story, edited, one))
+                price += harm(edited)
+                if best is None or price < best.price:
+                    best = _Best(price, one, edited, left)
+        return best, trials
+
+    def _telling(self, check: Check, look: _Look, story: Story) -> Iterator[Check]:
+        """The turn of a loop that has most of its way to tell, more than this first one, and all of it its own: in a
+        first turn much is equal by chance.
+        """
+        slot, at = (check.port.layer, check.port.slot), look.state.at
+        turns = [
+            one for one in look.wrong if (one.port.layer, one.port.slot) == slot and {one.port, check.port} <= {*at}
+        ]
+        ways = [(self._lacking(one, look.heard, look.state, story), one) for one in turns[: TURNS if turns[1:] else 0]]
+        own = next((way for way, one in ways if one is check), set[int]())
+        told = [(len(way), one) for way, one in ways if len(way) > len(own) > 0 and not own & way]
+        yield from [max(told, key=lambda one: one[0])[1]] if told else []
 
     def _looked(self, checks: list[Check], parent: Parent, sources: Sources) -> _Look:
         known = self._look
@@ -335,53 +372,3 @@ class Stepping:
                 look.checks[:] = [more if one.port == check.port else one for one in look.checks]
                 return True
         return False
-
-    @staticmethod
-    def again(parent: Parent, trial: Sources, best: Candidate, right: Iterable[Check], left: Iterable[Check]) -> bool:
-        """Whether what is edited runs again for a value that is left wrong, in the same slot of a layer as one that is
-        right then: what is right in one turn of a loop may be so by chance.
-        """
-        known = {(check.port.layer, check.port.slot): check.port for check in right}
-        places = ((known.get((check.port.layer, check.port.slot)), check.port) for check in left)
-        pairs = [(one, other) for one, other in places if one is not None]
-        if not pairs:
-            return False
-        heard, state = parent.heard_again(trial)
-        edited = {event for made in _edited(heard, trial, best) for event in made}
-        at = [number for number, event in enumerate(heard.story.events) if event in edited]
-        ends = [sorted(state.at[key][0] for key in pair) for pair in pairs if {*pair} <= {*state.at}]
-        return any(start <= number < stop for start, stop in ends for number in at)
-
-    @staticmethod
-    def witnessed(parent: Parent, story: Story, trial: Sources, one: Candidate, strictly: bool = False) -> bool:
-        """What the edited code makes, each time, is a value of the reference's too: no numbers that fit by chance. With
-        `strictly`, it makes one.
-        """
-        heard, _ = parent.heard_again(trial)
-        for events in _edited(heard, trial, one):
-            made = [heard.story.values[event.results[0]] for event in events]
-            if made and not (distances(story.values, made, turned=False).min(axis=0) <= AGREE).all():
-                return False
-            if strictly and not made:
-                return False
-        return True
-
-
-def _edited(heard: Heard, trial: Sources, one: Candidate) -> Iterator[list[Event]]:
-    """Of each edit the operations that it is in, or those in it, as they were run."""
-    moved = 0
-    for edit in sorted(one.edits):
-        start = edit.start + moved
-        stop = start + len(edit.new)
-        moved += len(edit.new) - (edit.end - edit.start)
-        spans = [
-            (*trial.span(edit.file, event.node), event)
-            for event in heard.story.events
-            if event.site is not None and event.node is not None and event.site.file == edit.file and event.results
-            if event.word != LAYER
-        ]
-        around = [(last - first, event) for first, last, event in spans if first <= start and stop <= last]
-        inside = [(first - last, event) for first, last, event in spans if start <= first and last <= stop]
-        sizes = around or inside
-        least = min((size for size, _ in sizes), default=0)
-        yield [event for size, event in sizes if size == least]

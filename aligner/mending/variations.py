@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Optional
 
 from aligner.mending.sources import Edit, Sources
-from aligner.source.written import parsed
+from aligner.source.written import parsed, walked
 
 ARGUMENTS = 4
 """Of a call's arguments those that are exchanged with each other."""
@@ -122,8 +122,8 @@ def turned_out(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, .
         for base, other in ((outer.left, outer.right), (outer.right, outer.left)):
             if not isinstance(base, ast.Name):
                 continue
-            uses = [one for one in ast.walk(other) if isinstance(one, ast.Name) and one.id == base.id]
-            calls = [one for one in ast.walk(other) if isinstance(one, ast.Call) and _is_of(one, base.id)]
+            uses = [one for one in walked(other) if isinstance(one, ast.Name) and one.id == base.id]
+            calls = [one for one in walked(other) if isinstance(one, ast.Call) and _is_of(one, base.id)]
             sign = _sign(sources, file, outer)
             if outer is not node and isinstance(node, ast.Call) and uses:
                 function = sources.words(file, node.func)
@@ -185,7 +185,7 @@ def _nested(text: str, line: int) -> Sequence[tuple[ast.stmt, ast.Call, str]]:
         return []
     found: list[tuple[ast.stmt, ast.Call, str]] = []
     for call in (node for node in nodes if isinstance(node, ast.Call) and node.args):
-        first, inside = call.args[0], {id(node) for node in ast.walk(call)}
+        first, inside = call.args[0], {id(node) for node in walked(call)}
         used = (node for node in nodes if isinstance(node, ast.Name) and id(node) not in inside)
         if isinstance(first, ast.Name) and any(node.id == first.id for node in used if isinstance(node.ctx, ast.Load)):
             found.append((statement, call, first.id))
@@ -212,7 +212,7 @@ def _used_twice(text: str, line: int) -> Sequence[tuple[ast.stmt, str, ast.expr,
     of that in the next statement.
     """
     found: list[tuple[ast.stmt, str, ast.expr, str, ast.Name]] = []
-    for node in ast.walk(parsed(text)):
+    for node in walked(parsed(text)):
         if not isinstance(node, (ast.FunctionDef, ast.For)) or not node.lineno < line <= (node.end_lineno or 0):
             continue
         for one, other in zip(node.body, node.body[1:]):
@@ -220,7 +220,7 @@ def _used_twice(text: str, line: int) -> Sequence[tuple[ast.stmt, str, ast.expr,
                 continue
             target, value = one.targets[0], one.value
             first = value.args[0] if isinstance(value, ast.Call) and value.args else None
-            named = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
+            named = {each.id for each in walked(value) if isinstance(each, ast.Name)}
             if isinstance(target, ast.Name) and (isinstance(first, ast.Name) or target.id in named):
                 name = target.id if target.id in named or not isinstance(first, ast.Name) else first.id
                 uses = (each for each in own(other) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
@@ -238,11 +238,11 @@ def gathered(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
 def _overwritten(text: str, line: int) -> Sequence[tuple[str, ast.expr]]:
     """What each turn of a loop around a line gives a variable that has a value before, and that it does not use."""
     found: list[tuple[str, ast.expr]] = []
-    for node in ast.walk(parsed(text)):
+    for node in walked(parsed(text)):
         if not isinstance(node, ast.FunctionDef) or not node.lineno < line <= (node.end_lineno or 0):
             continue
         named = {target.id: each.lineno for each, target in reversed([*_targets(node)])}
-        for loop in (each for each in ast.walk(node) if isinstance(each, ast.For)):
+        for loop in (each for each in walked(node) if isinstance(each, ast.For)):
             used = {each.id for each in _names(loop) if isinstance(each.ctx, ast.Load)}
             found += [
                 (target.id, each.value)
@@ -253,13 +253,13 @@ def _overwritten(text: str, line: int) -> Sequence[tuple[str, ast.expr]]:
 
 
 def _targets(node: ast.AST) -> Iterator[tuple[ast.Assign, ast.Name]]:
-    for each in ast.walk(node):
+    for each in walked(node):
         if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
             yield each, each.targets[0]
 
 
 def _names(node: ast.AST) -> Iterator[ast.Name]:
-    return (each for each in ast.walk(node) if isinstance(each, ast.Name))
+    return (each for each in walked(node) if isinstance(each, ast.Name))
 
 
 def repeated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
@@ -273,7 +273,7 @@ def repeated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
 @lru_cache(maxsize=64)
 def _again(text: str, line: int) -> Sequence[tuple[ast.stmt, ast.stmt]]:
     found: list[tuple[ast.stmt, ast.stmt]] = []
-    for node in ast.walk(parsed(text)):
+    for node in walked(parsed(text)):
         block = getattr(node, "body", None)
         if not isinstance(node, (ast.FunctionDef, ast.For)) or not isinstance(block, list):
             continue
@@ -291,9 +291,10 @@ def _in_statement(text: str, line: int) -> Sequence[ast.AST]:
     return [] if statement is None else [*own(statement)]
 
 
+@lru_cache(maxsize=256)
 def _statement(text: str, line: int) -> Optional[ast.stmt]:
     """The innermost one on a line."""
-    around = (one for one in ast.walk(parsed(text)) if isinstance(one, ast.stmt))
+    around = (one for one in walked(parsed(text)) if isinstance(one, ast.stmt))
     around = (one for one in around if one.lineno <= line <= (one.end_lineno or 0))
     return max(around, key=lambda one: one.lineno, default=None)
 
@@ -347,9 +348,9 @@ def own(statement: ast.AST) -> Iterator[ast.AST]:
 @lru_cache(maxsize=32)
 def statements(text: str, line: int) -> Sequence[ast.stmt]:
     """Of the innermost function around a line, by how far they are from it."""
-    around = [one for one in ast.walk(parsed(text)) if isinstance(one, ast.FunctionDef)]
+    around = [one for one in walked(parsed(text)) if isinstance(one, ast.FunctionDef)]
     around = [one for one in around if one.lineno < line <= (one.end_lineno or 0)]
-    found = [one for one in ast.walk(around[-1]) if isinstance(one, ast.stmt)][1:] if around else []
+    found = [one for one in walked(around[-1]) if isinstance(one, ast.stmt)][1:] if around else []
     return sorted(found, key=lambda one: (abs(one.lineno - line), one.lineno))
 
 
@@ -357,13 +358,13 @@ def statements(text: str, line: int) -> Sequence[ast.stmt]:
 def _made_beside(text: str, line: int) -> Sequence[tuple[ast.Name, ast.Name]]:
     tree = parsed(text)
     found: list[tuple[ast.Name, ast.Name]] = []
-    for function in ast.walk(tree):
+    for function in walked(tree):
         if not isinstance(function, ast.FunctionDef) or not function.lineno < line <= (function.end_lineno or 0):
             continue
-        steps = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and node.lineno <= line]
-        uses = [node for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+        steps = [node for node in walked(function) if isinstance(node, ast.Assign) and node.lineno <= line]
+        uses = [node for node in walked(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
         used = {node.id for node in uses if node.lineno >= line}
-        made = [node for step in steps for node in ast.walk(step.targets[0]) if isinstance(node, ast.Name)]
+        made = [node for step in steps for node in walked(step.targets[0]) if isinstance(node, ast.Name)]
         made = sorted((node for node in made if node.id in used), key=lambda node: (node.lineno, node.col_offset))
         found += [(one, other) for one, other in zip(made, made[1:]) if one.id != other.id]
     return sorted(found, key=lambda pair: -pair[1].lineno)
@@ -373,7 +374,7 @@ def _made_beside(text: str, line: int) -> Sequence[tuple[ast.Name, ast.Name]]:
 def _neighbours(text: str) -> Sequence[tuple[ast.stmt, ast.stmt]]:
     """Statements of functions that follow each other and may be run the other way round, the inner ones first."""
     found: list[tuple[ast.stmt, ast.stmt]] = []
-    for node in ast.walk(parsed(text)):
+    for node in walked(parsed(text)):
         for name in ("body", "orelse") if not isinstance(node, (ast.Module, ast.ClassDef)) else ():
             block = getattr(node, name, None)
             pairs = zip(block, block[1:]) if isinstance(block, list) else ()
@@ -391,7 +392,7 @@ def _may_turn(one: ast.stmt, other: ast.stmt) -> bool:
 
 def _variables(statement: ast.stmt) -> tuple[set[str], set[str]]:
     """Names that it gives a value, and names that it uses."""
-    names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+    names = [node for node in walked(statement) if isinstance(node, ast.Name)]
     stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
     changed = isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name)
     return stored, {node.id for node in names if isinstance(node.ctx, ast.Load)} | (stored if changed else set())

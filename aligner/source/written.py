@@ -35,6 +35,12 @@ def parsed(text: str) -> ast.Module:
     return ast.parse(text)
 
 
+@lru_cache(maxsize=4096)
+def walked(node: ast.AST) -> Sequence[ast.AST]:
+    """All that is in a tree, itself too, the outer before the inner."""
+    return tuple(ast.walk(node))
+
+
 @lru_cache(maxsize=64)
 def definitions(node: ast.AST) -> Sequence[Definition]:
     """Functions in a tree, the outer before the inner."""

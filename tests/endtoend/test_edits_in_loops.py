@@ -158,3 +158,41 @@ def test_a_part_of_which_something_wrong_is_made_is_wrong(tmp_path, capsys):
     ported(tmp_path, DECODER, [*OTHERWISE, ("place[-x.shape[1]:, None])", "place[:x.shape[1], None])")])
     found = answer(tmp_path, capsys)
     assert (found["outcome"], found["origins"][0]["layer"]) == ("diverged", "attention")
+
+
+EPISODES = """
+import torch
+from torch import nn
+
+
+class Memory(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.start = nn.Parameter(torch.randn(1, 6))
+        self.given, self.cell = nn.Linear(11, 6), nn.GRUCell(6, 6)
+
+    def forward(self, x, first):
+        start = torch.tanh(self.start).repeat(len(x), 1)
+        memory, found = start, []
+        for t in range(x.shape[1]):
+            new = first[:, t, None]
+            memory = memory * (1.0 - new) + start * new
+            given = self.given(torch.cat([memory, x[:, t]], -1))
+            memory = self.cell(given, memory)
+            found.append(memory)
+        return torch.stack(found, 1)
+
+
+def build():
+    torch.manual_seed(5)
+    first = torch.tensor([[1.0, 0, 0, 1], [1, 0, 1, 0], [1, 0, 0, 0]])
+    return Memory().eval(), (torch.randn(3, 4, 5), first)
+"""
+
+
+def test_where_the_first_turn_tells_little_a_later_one_is_asked(tmp_path, capsys):
+    """In the first the memory is what it begins with, whatever becomes of it."""
+    ported(tmp_path, EPISODES, [(" + start * new", "")])
+    origin = answer(tmp_path, capsys)["origins"][0]
+    assert origin["edit"]["confirmed"] and "start" in origin["edit"]["lines"][0]["after"]
+    assert is_right_with_the_patch(tmp_path, capsys)
