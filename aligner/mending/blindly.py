@@ -28,6 +28,7 @@ from aligner.mending.results import kept
 from aligner.mending.search import FAR, Search
 from aligner.mending.slips import accumulated, chained, of_each, offset, own_names
 from aligner.mending.sources import Edit, Sources
+from aligner.mending.spacing import by_turn, spaced
 from aligner.mending.texts import Texts
 from aligner.mending.variations import (
     drawn_in,
@@ -293,7 +294,7 @@ class Blindly:
             ways = (counted, switched, reduced, resized, sliced, rounded, dropped, set_up, chosen, carried, accumulated)
             for way in ways:
                 yield from _tried(way(*at), COUNTED, COUNT, 0.05, ARGUMENT)
-            for way in (unread, offset, looped, untold, of_each):
+            for way in (unread, offset, looped, untold, of_each, by_turn, spaced):
                 yield from _tried(way(*at), COUNTED, UNREAD, 0.05, OTHER)
             yield from _tried(chained(*at), COUNTED, CHAINED, 0.05, OTHER)
             yield from _tried(own_names(*at, self._of_both(site)), COUNTED, UNREAD, 0.05, OTHER)

@@ -25,6 +25,7 @@ UNTOLD = {
     "std": ("ddof", "1"),
     "var": ("ddof", "1"),
     "tensor_scatter_elements": ("reduction", "'add'"),
+    **{f"{name}_window": ("periodic", "False") for name in ("hann", "hamming", "blackman", "bartlett", "kaiser")},
 }
 """By the name of a function what torch does, or another one of its, and MindSpore's does only if it is told so."""
 

@@ -82,6 +82,12 @@ class Rerun:
         self._more_of, self._fewer_of = more, fewer
         """Layers that edits may call once more, or once less."""
         self._taken: set[Optional[CallId]] = set()
+        self._turns: list[str] = []
+        """Layers that are called in the place of each other, as they are called."""
+        self._strays = False
+        """An edit calls others."""
+        if not self._edited:
+            parent.turns = self._turns
         self.call = parent.call
         self.errors: dict[Key, float] = {}
         self.found: dict[Key, int] = {}
@@ -112,6 +118,7 @@ class Rerun:
         same = self._same(this, args, kwargs)
         if same is None:
             return self._more(inner, args, kwargs)
+        same = self._turn(same)
         if same not in self._ground.plan.calls:
             return self._inner(inner, args, kwargs)
         if path in self._parent.running.ending:
@@ -137,6 +144,19 @@ class Rerun:
             same = next((one for one in left if one in self._ground.plan.calls), None)
         self._taken.add(same)
         return same
+
+    def _turn(self, this: CallId) -> CallId:
+        """Which call of the port's own code stands for the reference's where an edit calls layers in another turn: from
+        there on each is the reference's next one of its layer.
+        """
+        running, turns = self._parent.running, self._parent.turns
+        if this.layer not in running.mixed:
+            return this
+        at = len(self._turns)
+        self._turns.append(this.layer)
+        self._strays = self._strays or (self._edited and turns[at : at + 1] != [this.layer])
+        own = running.made_for.get(CallId(self._ground.plan.layers[this.layer], this.number))
+        return own if self._strays and own is not None else this
 
     def _mark(self, args: Any, kwargs: Any) -> object:
         found: Tensors = []

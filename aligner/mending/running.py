@@ -71,6 +71,19 @@ class Running:
         """What the layers keep, by identity."""
         return {id(value) for _, layer in self.adapter.layers(self._model) for value in tables(self.adapter, layer)}
 
+    @cached_property
+    def made_for(self) -> Mapping[CallId, CallId]:
+        """The port's call by the reference's."""
+        return {theirs: own for own, theirs in self._plan.calls.items()}
+
+    @cached_property
+    def mixed(self) -> Set[str]:
+        """The port's layers that are called where the reference calls another one, and those that this is."""
+        calls, layers = self._plan.calls, self._plan.layers
+        others = {theirs.layer for own, theirs in calls.items() if layers.get(own.layer) != theirs.layer}
+        own = {own.layer for own, theirs in calls.items() if theirs.layer in others}
+        return {own for own, theirs in layers.items() if theirs in others} | {one for one in own if one in layers}
+
     def counterpart(self, layer: object) -> Optional[str]:
         """The reference's layer that one of the port's is paired with, if its next call is held to it."""
         path = self._paths.get(id(layer))
@@ -151,6 +164,8 @@ class Parent:
         self.forms: dict[Key, Optional[Fingerprint]] = {}
         """Values in a form of the port's own, as its code makes them without edits."""
         self.bytes = 0
+        self.turns: Sequence[str] = ()
+        """Layers that are called in the place of each other, in their order."""
         self.given: dict[CallId, object] = {}
         """What the port's own code gives to the layers that it calls."""
         self._memory: Optional[Memory] = None

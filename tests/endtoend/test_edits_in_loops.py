@@ -194,5 +194,45 @@ def test_where_the_first_turn_tells_little_a_later_one_is_asked(tmp_path, capsys
     """In the first the memory is what it begins with, whatever becomes of it."""
     ported(tmp_path, EPISODES, [(" + start * new", "")])
     origin = answer(tmp_path, capsys)["origins"][0]
-    assert origin["edit"]["confirmed"] and "start" in origin["edit"]["lines"][0]["after"]
+    assert origin["edit"]["confirmed"]
+    assert "start" in origin["edit"]["lines"][0]["after"]
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
+PASSES = """
+import torch
+from torch import nn
+
+
+class Cross(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.given, self.act, self.out = nn.Linear(11, 9), nn.GELU(), nn.Linear(9, 6)
+
+    def forward(self, x, source):
+        return x + self.out(self.act(self.given(torch.cat([x, source], -1))))
+
+
+class Passes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cross, self.last = nn.ModuleList(Cross() for _ in range(2)), nn.Linear(6, 6)
+
+    def forward(self, x, source):
+        for i in range(3):
+            x = self.last(self.cross[min(i, 1)](x, source))
+        return x
+
+
+def build():
+    torch.manual_seed(5)
+    return Passes().eval(), (torch.randn(3, 6), torch.randn(3, 5))
+"""
+
+
+def test_a_layer_that_is_called_in_the_place_of_another_in_one_turn(tmp_path, capsys):
+    """With the edit other calls are made: each is held to the reference's call that it is then."""
+    ported(tmp_path, PASSES, [("min(i, 1)", "i % 2")])
+    origin = answer(tmp_path, capsys)["origins"][0]
+    assert origin["edit"]["confirmed"]
     assert is_right_with_the_patch(tmp_path, capsys)
