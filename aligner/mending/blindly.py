@@ -16,7 +16,7 @@ from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OT
 from aligner.mending.constants import reordered, tabled
 from aligner.mending.constructor import set_up
 from aligner.mending.dropped import dropped
-from aligner.mending.events import HELPER, Event, Site
+from aligner.mending.events import HELPER, Event, Site, values_of
 from aligner.mending.figures import counted, operated, resized, rounded, sliced, valued
 from aligner.mending.grouped import grouped
 from aligner.mending.halves import paired, spread
@@ -25,7 +25,7 @@ from aligner.mending.matching import Matching
 from aligner.mending.options import reduced, switched, untold
 from aligner.mending.regrouped import moved_in, regrouped, unturned
 from aligner.mending.results import kept
-from aligner.mending.search import FAR, Search
+from aligner.mending.search import FAR, SHAPING, Search
 from aligner.mending.slips import accumulated, chained, of_each, offset, own_names
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.spacing import by_turn, spaced
@@ -224,7 +224,12 @@ class Blindly:
         the code's; one that has a default and is called as something that the code has.
         """
         wrong = {value for value, _ in self._matching.wrong}
-        calls = [one for one in self._matching.heard if one.word == HELPER and {*one.results} & wrong]
+        begun = [one for _, one in self._matching.wrong if one is not None and not wrong & {*one.operands}]
+        given = [value for event in begun[:STEPS] for value in values_of(event)]  # may be right, and stand for another
+        for value in given:
+            made = self._matching.makers[1].get(value)
+            given += values_of(made) if made is not None and made.word in SHAPING else ()
+        calls = [one for one in self._matching.heard if one.word == HELPER and {*one.results} & {*wrong, *given}]
         seen: set[tuple[Edit, ...]] = set()
         for late, event in enumerate(reversed(calls)):
             if not isinstance(event.node, ast.Call):
@@ -233,9 +238,9 @@ class Blindly:
                 yield Candidate(TURNED + 0.1 * late, (edit,), MISSING, (), 9)
             for number, edit in enumerate(itertools.islice(self._others(event), SWAPPED)):
                 yield Candidate(TURNED + 0.1 * late + 0.02 * number, (edit,), OTHER, (), 9)
-            given = [one for one in event.node.args if not isinstance(one, ast.Starred)]
-            given += [one.value for one in event.node.keywords if one.arg]
-            for one, other in itertools.combinations(given, 2):
+            arguments = [one for one in event.node.args if not isinstance(one, ast.Starred)]
+            arguments += [one.value for one in event.node.keywords if one.arg]
+            for one, other in itertools.combinations(arguments, 2):
                 texts = self._texts.source(event, other), self._texts.source(event, one)
                 edits = [self._search.edit(event, node, text) for node, text in zip((one, other), texts)]
                 found = tuple(edit for edit in edits if edit is not None)

@@ -23,7 +23,7 @@ from aligner.mending.joining import apart, each_others, everywhere
 from aligner.mending.matching import EARLY, NEAREST, Matching, Step
 from aligner.mending.sources import Edit, Sources, change, edit_of
 from aligner.mending.texts import Texts
-from aligner.mending.upstream import partings
+from aligner.mending.upstream import other_steps, partings
 from aligner.words.calls import Constant, Operand, equal
 from aligner.words.operations import COMMUTING, arguments
 from aligner.words.spelling import NAMES
@@ -226,6 +226,9 @@ class Search:
         for event in kept:
             for node, value in event.inputs if {*event.operands} & due else ():
                 add(Anchor(node, value, event, 0, event.inputs))
+        for event in other_steps(self._matching):
+            if isinstance(event.node, ast.expr):
+                add(Anchor(event.node, event.results[0], event, 0, event.inputs))
         order = sorted(enumerate([*steps, *ends]), key=lambda item: not {*item[1].results} & wrong)  # in a loop, the
         for number, event in order:  # turn that goes wrong knows what there is to put it right
             late = len(steps) - number

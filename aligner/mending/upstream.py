@@ -11,8 +11,8 @@ from functools import partial
 from typing import Optional
 
 from aligner.mending.anchor import Anchor
-from aligner.mending.events import HELPER, LAYER, RETURN, Event
-from aligner.mending.matching import Matching
+from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event
+from aligner.mending.matching import EARLY, Matching
 from aligner.words.calls import same
 
 FARTHEST, STARTS = 12, 64
@@ -42,6 +42,16 @@ def partings(matching: Matching) -> Iterator[Parting]:
                     if (places[anchor.event], value) not in seen:
                         seen.add((places[anchor.event], value))
                         yield anchor, value
+
+
+def other_steps(matching: Matching) -> Iterator[Event]:
+    """What does another step on what the first lacking step is done on, and may by chance be right elsewhere."""
+    lacking = [one for _, one in matching.near[:EARLY] if one is not None and one.operands and matching.has(one)]
+    for event in matching.heard:
+        if event.word not in (LAYER, HELPER, KEPT, RETURN) and not event.part and len(event.results) == 1:
+            others = (one for one in lacking if one.word != event.word and len(one.operands) == len(event.operands))
+            if any(all(map(matching.match, one.operands, event.operands)) for one in others):
+                yield event
 
 
 def _above(

@@ -135,7 +135,7 @@ def size(value: int, names: Mapping[str, Any]) -> Optional[str]:
 
 def sizes(shape: Sequence[int], names: Mapping[str, Any], said: Sequence[str] = ()) -> list[str]:
     """The numbers of a shape by what the code calls them there, or the reference in words that mean the same."""
-    left = {name: value for name, value in names.items() if type(value) is int and value > 1}
+    left = {name: value for name, value in names.items() if type(value) is int and value > 1 and name.strip("_")}
     found = []
     for number, each in enumerate(shape):
         name = said[number] if said and not said[number].isdigit() else ""

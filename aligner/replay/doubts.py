@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 ARGUMENT = "argument-missing"
 """The reason of a check whose value the port's code did not hand over at all."""
 
+LOANS = 6
+"""Values that are lent one by one."""
+
 
 class Doubts:
     """Judges them by what is made of them."""
@@ -123,6 +126,19 @@ class Doubts:
             told = key in self._values.moved and any(0.0 < error < math.inf for error in first.values())
             self.right |= {key} if told and first == second else set()
 
+    def parts(self, asked: set[Key]) -> Sequence[set[Key]]:
+        """Those to be looked into at once: what is moved inside a layer is none of its own arguments' doing."""
+        outer = {key for key in asked if not any(key.layer.startswith(f"{other.layer}.") for other in asked)}
+        return [*self.by_value(outer), *self.by_value(asked - outer)]
+
+    def by_value(self, asked: set[Key]) -> Sequence[set[Key]]:
+        """Those that are one value of the reference's together; all of them, where that are many."""
+        found: dict[object, set[Key]] = {}
+        for key in asked:
+            entry = self._values.plan.entries.get(key)
+            found.setdefault(key if entry is None else entry.content, set()).add(key)
+        return [*found.values()] if len(found) <= LOANS else [asked]
+
     def lent(self, asked: Set[Key], after: Sequence[Check]) -> None:
         """Those in the place of which the reference's were lent are not to blame, if a layer is wrong with these too:
         of a layer's code and a form that it takes the one that is seen to be wrong is told."""
@@ -130,7 +146,7 @@ class Doubts:
             key
             for key in asked
             if (made := [check for check in after if _comes_of(check.port, key)])
-            and all(_is_clean(check) for check in made)
+            and not any(check.suspicious or check.follows for check in made)
         }
         self.right |= asked - mended
 

@@ -137,15 +137,14 @@ class ForcedPass:
         if not asked:
             return
         self._answered |= asked
-        outer = {key for key in asked if not any(key.layer.startswith(f"{other.layer}.") for other in asked)}
-        for part in (outer, asked - outer):  # what is moved inside a layer is none of its own arguments' doing
+        for part in self._doubts.parts(asked):
             self._doubts.moved(part, self.checks[known:], self._tried(step, call, known, part, False))
         heard = self.values.own.heard
         self._doubts.right |= {key for key in asked if heard.get(key)}
         left = (asked & self._doubts.strange) - self._doubts.right
-        if left:
-            after = self._tried(step, call, known, left, True)
-            self._doubts.lent({key for key in left if after or heard.get(key) is not False}, after)
+        for part in self._doubts.by_value(left):
+            after = self._tried(step, call, known, part, lent=True)
+            self._doubts.lent({key for key in part if after or heard.get(key) is not False}, after)
         if asked & self._doubts.right:
             del self.checks[known:]
             self._held_run(step, call)
@@ -156,6 +155,7 @@ class ForcedPass:
         """What is found in a run in which these arguments are others; calls that cannot take them keep their own."""
         before, borders = self.checks[known:], self.values.borders
         elsewhere, refuted = dict(borders.elsewhere), set(borders.refuted)
+        words = set(self.values.masks.understood)
         try:
             while asked:
                 del self.checks[known:]
@@ -171,7 +171,7 @@ class ForcedPass:
                     asked = left if left < asked and lent is not None else set()
             return self.checks[known:] if asked else ()
         finally:
-            self.values.instead, self.checks[known:] = {}, before
+            self.values.instead, self.checks[known:], self.values.masks.understood = {}, before, words
             borders.elsewhere, borders.refuted = elsewhere, refuted
 
     def _doubting(self, step: int, call: Callable[[], object], known: int) -> None:

@@ -197,6 +197,6 @@ def _uneven(one: Numbers, other: Numbers) -> bool:
     return bool(np.abs(first - second).max() > UNEVEN)
 
 
-def squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+def squeezed(shape: Sequence[int]) -> tuple[int, ...]:
     """The shape without axes of size one."""
     return tuple(size for size in shape if size != 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
@@ -128,7 +129,13 @@ def shape_of(tensor: Any) -> tuple[int, ...]:
 
 def _may_stand_for(wanted: Sequence[int], shape: Sequence[int]) -> bool:
     others = sum(one != other for one, other in zip(wanted, shape)) if len(wanted) == len(shape) > 1 else math.inf
-    return others <= 1 or math.prod(wanted) == math.prod(shape)
+    return others <= 1 or math.prod(wanted) == math.prod(shape) or _is_one_hot(squeezed(wanted), squeezed(shape))
+
+
+def _is_one_hot(wanted: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether one may tell by an axis of its own what the other tells by a number, in any order of axes."""
+    more = Counter(wanted) - Counter(shape)
+    return len(wanted) == len(shape) + 1 > LEAST_PARTS and sum(more.values()) == 1
 
 
 def _is_taken(check: Check, wrong: set[tuple[str, int]]) -> bool:

@@ -65,7 +65,9 @@ class Turned:
         if order is not None and alike and is_input(check.port.slot):
             self.exchanged.add(check.port)
             order = order if check.port in self.trusted or self._slots.get(slot) == order else None
-        if order is None and (order := self._slots.get(slot) if alike else None) is None:
+        known = self._slots.get(slot, ()) if alike else ()  # a call with other axes tells nothing of this one
+        order = order or (known if known and len(known) == len(wanted.shape) else None)
+        if order is None:
             return check, wanted
         if telling:
             self._slots.setdefault(slot, order)

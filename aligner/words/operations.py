@@ -156,6 +156,19 @@ binary_cross_entropy: binarycrossentropy bceloss | reduction='mean'
 binary_cross_entropy_with_logits: binarycrossentropywithlogits bcewithlogitsloss | reduction='mean'
 kl_div: kldiv | reduction='mean' log_target=False
 cosine_similarity: cosinesimilarity | axis=1 eps=1e-08
+real: real
+imag: imag
+conj: conj conjphysical
+complex: complex
+polar: polar
+fft: fft fftfft | n=None axis=-1 norm=None
+ifft: ifft fftifft | n=None axis=-1 norm=None
+rfft: rfft fftrfft | n=None axis=-1 norm=None
+irfft: irfft fftirfft | n=None axis=-1 norm=None
+fft2: fft2 fftfft2 | s=None axis=(-2,-1) norm=None
+ifft2: ifft2 fftifft2 | s=None axis=(-2,-1) norm=None
+rfft2: rfft2 fftrfft2 | s=None axis=(-2,-1) norm=None
+irfft2: irfft2 fftirfft2 | s=None axis=(-2,-1) norm=None
 same: identity contiguous detach clone copy stopgradient requiresgrad cpu
 """
 

@@ -56,6 +56,9 @@ _MINDSPORE: Mapping[str, str] = {
     **dict.fromkeys(("avg_pool", "max_pool"), "{ops}.{word}2d({0}, {kernel}, {stride}{rest})"),
     "normalize": "({0} / {ops}.clamp({ops}.norm({0}, {p}, {axis}, True), {eps}, None))",
     "segment_sum": "{ops}.unsorted_segment_sum({0}, {1}, {n})",
+    "complex": "{ops}.Complex()({0}, {1})",
+    **dict.fromkeys(("fft", "ifft", "rfft", "irfft"), "{ops}.{word}({0}, {n}, {axis}, {norm})"),
+    **dict.fromkeys(("fft2", "ifft2", "rfft2", "irfft2"), "{ops}.{word}({0}, {s}, {axis}, {norm})"),
 }
 _TORCH: Mapping[str, str] = {
     **{word: f"{{ops}}.nn.functional.{text}" for word, text in _FUNCTIONS.items()},
@@ -92,6 +95,8 @@ _TORCH: Mapping[str, str] = {
     "glu": "{ops}.nn.functional.glu({0}, {axis})",
     "pad": "{ops}.nn.functional.pad({0}, {pad}, {mode}, {value})",
     **dict.fromkeys(("silu", "mish", "hardswish", "hardsigmoid", "relu6"), "{ops}.nn.functional.{word}({0})"),
+    **dict.fromkeys(("fft", "ifft", "rfft", "irfft"), "{ops}.fft.{word}({0}, {n}, {axis}, {norm})"),
+    **dict.fromkeys(("fft2", "ifft2", "rfft2", "irfft2"), "{ops}.fft.{word}({0}, {s}, {axis}, {norm})"),
 }
 _NUMPY: Mapping[str, str] = {
     "transpose": "{0}.transpose({perm})",

@@ -47,7 +47,7 @@ def test_masks_agree_whatever_stands_for_minus_infinity():
     assert apart(taken(ways[0]), taken(np.where(~hidden, -np.inf, NUMBERS))) > 0.1
 
 
-@pytest.mark.parametrize("array", [np.array([1.0, np.nan]), np.zeros((0, 3)), np.array([1j])])
+@pytest.mark.parametrize("array", [np.array([1.0, np.nan]), np.zeros((0, 3)), np.array([complex("nan")])])
 def test_what_cannot_be_told_has_none(array):
     assert fingerprint(array) is None
 
@@ -90,3 +90,11 @@ def test_axes_that_are_long_may_be_turned_too(shape):
     assert np.linalg.norm(one.turned - other.turned) < 1e-4 * np.linalg.norm(one.turned)
     changed = fingerprint(np.ascontiguousarray(np.roll(array, 1, axis=-1).T))
     assert np.linalg.norm(one.turned - changed.turned) > 1e-2 * np.linalg.norm(one.turned)
+
+
+def test_complex_numbers_are_told_by_both_parts():
+    value = NUMBERS[:2] + 1j * NUMBERS[2:]
+    assert apart(taken(value), taken(value.astype(np.complex128))) < 1e-6
+    for other in (value.conj(), value.real + 0j, 1j * value, value[:, ::-1]):
+        assert apart(taken(value), taken(other)) > 0.1
+    assert apart(taken(NUMBERS), taken(NUMBERS + 0j)) == 0.0

@@ -34,6 +34,8 @@ CALLS = [
     ("sub", ["x", "2"], {}, lambda x, y: x - 2),
     ("square", ["x - y"], {}, lambda x, y: (x - y) ** 2),
     ("neg", ["x - y"], {}, lambda x, y: y - x),
+    ("rfft", ["x"], {"n": None, "axis": 1, "norm": "ortho"}, lambda x, y: torch.fft.rfft(x, dim=1, norm="ortho")),
+    ("fft2", ["x"], {"s": (4, 6), "axis": (-2, -1), "norm": None}, lambda x, y: torch.fft.fft2(x, (4, 6))),
     ("gelu", ["x"], {"approximate": "tanh"}, lambda x, y: torch.nn.functional.gelu(x, approximate="tanh")),
     ("relu", ["x"], {}, lambda x, y: x.relu()),
     ("clamp", ["x"], {"min": 0.0, "max": None}, lambda x, y: x.clamp(min=0)),
