@@ -6,7 +6,7 @@ import ast
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from aligner.mending.slips import accumulated, chained, of_each, offset, own_nam
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.spacing import by_turn, spaced
 from aligner.mending.texts import Texts
+from aligner.mending.unused import unused
 from aligner.mending.variations import (
     drawn_in,
     drawn_out,
@@ -303,6 +304,7 @@ class Blindly:
                 yield from _tried(way(*at), COUNTED, UNREAD, 0.05, OTHER)
             yield from _tried(chained(*at), COUNTED, CHAINED, 0.05, OTHER)
             yield from _tried(own_names(*at, self._of_both(site)), COUNTED, UNREAD, 0.05, OTHER)
+            yield from _tried(unused(*at, self._local(site)), COUNTED, UNREAD, 0.02, MISSING)
             yield from _tried(scaled(*at, self._whole(site)), SCALED, COUNT, 0.02, ARGUMENT)
             yield from _tried(valued(*at, self._matching.numbers), MOVED, COUNT, 0.1, ARGUMENT)
             yield from _tried(tabled(*at, self._matching.tables), MOVED, UNREAD, 0.05, ARGUMENT)
@@ -312,14 +314,18 @@ class Blindly:
     def _of_both(self, site: Site) -> set[str]:
         """What both the layer and its code there have under one name, each another thing."""
         owner = self._owners.get(site)
-        local = next((event.names for event in self._matching.heard if event.site == site), {})
+        local = self._local(site)
         own = {name: one for name, one in local.items() if not name.startswith("_") and hasattr(owner, name)}
         return {name for name, one in own.items() if not _is_same(one, getattr(owner, name))}
+
+    def _local(self, site: Site) -> Mapping[str, Any]:
+        """What the code has by name there."""
+        return next((event.names for event in self._matching.heard if event.site == site), {})
 
     def _whole(self, site: Site) -> list[str]:
         """What the code calls its whole numbers there, those of the layer first."""
         own = vars(self._owners.get(site)) if hasattr(self._owners.get(site), "__dict__") else {}
-        local = next((event.names for event in self._matching.heard if event.site == site), {})
+        local = self._local(site)
         found = [f"self.{name}" for name, one in own.items() if _is_factor(one) and not name.startswith("_")]
         return found + [name for name, one in local.items() if _is_factor(one)]
 
