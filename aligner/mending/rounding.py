@@ -11,6 +11,7 @@ from aligner.compare.checks import Check
 from aligner.mending.ground import Ground
 from aligner.mending.grouping import ending, grouped
 from aligner.mending.running import Running
+from aligner.mending.sources import Sources
 from aligner.record import Key
 
 if TYPE_CHECKING:
@@ -37,5 +38,5 @@ def explained(
             parent = running.parent(group.call, group.checks)
             for key in [check.port for check in group.checks if check.port in asked]:
                 with suppress(Exception):  # whatever the code raises
-                    found[key] = parent.stirred(key, range(SEEDS))
+                    found[key] = parent.stirred(Sources({}), key, range(SEEDS))
     return found

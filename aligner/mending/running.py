@@ -231,7 +231,7 @@ class Parent:
             self.kept = kept
         return 0.0 if plain is None or other is None or plain.shape != other.shape else apart(other, plain)
 
-    def stirred(self, key: Key, seeds: Iterable[int]) -> float:
+    def stirred(self, sources: Sources, key: Key, seeds: Iterable[int]) -> float:
         """How far a value moves, at least, where each operation of the code rounds otherwise.
 
         Raises:
@@ -241,7 +241,7 @@ class Parent:
         changes = [noise(self.running.spacing, seed) for seed in seeds]
         runners = [None, *(Stirring(Values(adapter), adapter, change) for change in changes)]
         plain, *others = (
-            self._run(Sources({}), Deaf(), lambda key, error: False, None, key, runner=one).last for one in runners
+            self._run(sources, Deaf(), lambda key, error: False, None, key, runner=one).last for one in runners
         )
         known = [one for one in others if plain is not None and one is not None and one.shape == plain.shape]
         return min((apart(one, plain) for one in known), default=0.0) if plain is not None else 0.0

@@ -25,6 +25,7 @@ from aligner.mending.ran import witnessed
 from aligner.mending.ranking import LONG, Ranking
 from aligner.mending.rerun import ALLOWED, SMALL, FailedError, InVainError
 from aligner.mending.right import FALL, is_right, wrong_of
+from aligner.mending.rounding import SEEDS
 from aligner.mending.running import Parent
 from aligner.mending.search import Search
 from aligner.mending.sources import Sources
@@ -169,8 +170,17 @@ class Stepping:
                     best, tried = self._best(one, best, look, story, harm)
                     trials += tried
             if best is not None:
+                self._explain_left(best, look, story)
                 return best.one, best.sources, trials
         return None, sources, trials
+
+    def _explain_left(self, best: _Best, look: _Look, story: Story) -> None:
+        """Of what an edit leaves wrong, and much less so, it may be seen that kernels of the framework's make it."""
+        errors = look.parent.trial(best.sources)
+        for check in [one for one in look.checks if one.port in best.left]:
+            error, before = errors.get(check.port, math.inf), look.state.errors.get(check.port, math.inf)
+            if error <= SMALL and error * FALL <= before:
+                self._explains(check, error, best.sources, look, story)
 
     def _best(
         self, check: Check, best: Optional[_Best], look: _Look, story: Story, harm: Callable[[Sources], float]
@@ -180,7 +190,7 @@ class Stepping:
         """
         others, trials, since = {bad.port for bad in look.wrong} - {check.port}, 0, 0
         for one in self._candidates(check, look, story):
-            late = best is not None and (one.cost >= best.price or since >= MORE)
+            late = best is not None and (one.cost >= best.price or since >= (MORE if best.left else MORE // 3))
             if late or not self._goes_on(look.parent.call.layer):
                 continue
             trials, since = trials + 1, since + (best is not None)
@@ -367,6 +377,7 @@ class Stepping:
                 look.checks[:] = [replace(one, expected=max(one.expected, least)) for one in look.checks]
                 return True
             moved = look.parent.moved(trial, check.port)
+            moved = moved if error <= LIMIT * moved else look.parent.stirred(trial, check.port, range(SEEDS))
             if error <= LIMIT * moved:
                 more = replace(check, expected=max(check.expected, moved))
                 look.checks[:] = [more if one.port == check.port else one for one in look.checks]
