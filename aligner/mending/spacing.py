@@ -1,4 +1,4 @@
-"""Places counted otherwise: windows and rows of numbers with their ends or without, items of a list by turn."""
+"""Places counted otherwise: windows and rows of numbers with their ends or without, layers of a list by turn."""
 
 from __future__ import annotations
 
@@ -49,11 +49,12 @@ def _fewer(count: ast.expr) -> Optional[str]:
 
 
 def by_turn(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """Items that a loop takes by where it is, by another count of that: each second, from behind, the first once."""
+    """Layers that a loop calls by where it is, by another count of that: each second, from behind, the first once."""
     found = statements(sources.text(file), line)
     loops = [node for one in found for node in (one, *own(one)) if isinstance(node, (ast.For, ast.comprehension))]
     turns = {name.id for loop in loops if isinstance(name := _first(loop.target), ast.Name)}
-    for node in (node for one in found for node in own(one) if isinstance(node, ast.Subscript)):
+    calls = [node.func for one in found for node in own(one) if isinstance(node, ast.Call)]
+    for node in (node for node in calls if isinstance(node, ast.Subscript)):  # of a table, the table may be wrong
         names = {part.id for part in ast.walk(node.slice) if isinstance(part, ast.Name)} - {"min", "max"}
         (turn,) = names if len(names) == 1 else ("",)
         if turn in turns and not isinstance(node.slice, (ast.Slice, ast.Tuple)):

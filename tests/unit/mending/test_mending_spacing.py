@@ -30,7 +30,8 @@ def test_ends_of_windows_and_rows(tmp_path, line, others):
     [
         ("for i in range(n): y = x[i % 2](y)", ["x[min(i, 1)](y)", "x[i](y)", "x[max(i - 1, 0)](y)"]),
         ("for i, z in enumerate(n): y = x[i](y)", ["x[min(i, 1)](y)", "x[-1 - i](y)", "x[i // 2](y)"]),
-        ("y = [x[min(i, 3)] for i in range(n)]", ["[x[i % 3] for", "[x[min(i, 1)] for"]),
+        ("y = [x[min(i, 3)](n) for i in range(n)]", ["[x[i % 3](n) for", "[x[min(i, 1)](n) for"]),
+        ("for i in range(n): y = y + x[i]", []),
         ("for i in range(n): y = x[n](y[i:])", []),
         ("for i in range(n): y = x[i * n](y[0])", []),
     ],
