@@ -59,8 +59,9 @@ LACKING, SHARE = 0.2, 10.0
 LESS, FAR = 0.6, 100.0
 """How much of an error may be left that is much less, and what it costs that nothing else speaks for it."""
 
-TURNS, MORE = 5, 100
-"""Turns of a loop of which it is looked which has most to tell; edits that are tried when there is one already."""
+TURNS, MORE, FEW, PLAIN = 5, 100, 30, 8.0
+"""Turns of a loop of which it is looked which has most to tell; edits that are tried when there is one already, and
+when that is a plain one, by what it costs at most."""
 
 ALIKE = 2.0
 """What it costs to change a line that stands in the reference's code as it is."""
@@ -190,7 +191,7 @@ class Stepping:
         """
         others, trials, since = {bad.port for bad in look.wrong} - {check.port}, 0, 0
         for one in self._candidates(check, look, story):
-            late = best is not None and (one.cost >= best.price or since >= (MORE if best.left else MORE // 3))
+            late = best is not None and (one.cost >= best.price or since >= (FEW if best.price < PLAIN else MORE))
             if late or not self._goes_on(look.parent.call.layer):
                 continue
             trials, since = trials + 1, since + (best is not None)
