@@ -6,7 +6,6 @@ Only one that computes and nothing else is called: what writes files, or asks th
 from __future__ import annotations
 
 import ast
-import builtins
 import itertools
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ ENTRIES = ("build", "construct", "forward", "main")
 
 _ACTS = "open print input exec eval compile exit quit breakpoint setattr delattr globals"
 _ACTING = frozenset(_ACTS.split())
+_OUTSIDE = ("os", "sys", "subprocess", "shutil", "pickle", "random")
 _STATEMENTS = (ast.Global, ast.Nonlocal, ast.Import, ast.ImportFrom, ast.Yield, ast.YieldFrom, ast.With, ast.Delete)
 _WRITING = ("save", "load", "write", "set_", "seed", "system", "remove", "export", "download", "dump", "init", "step")
 
@@ -75,10 +75,14 @@ def _unused(text: str, line: int) -> Sequence[_Helper]:
     uses.update(node.attr for node in walked(tree) if isinstance(node, ast.Attribute))
     uses.update(node.value for node in walked(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
     around = [one for one in tree.body if isinstance(one, ast.ClassDef) and one.lineno <= line <= (one.end_lineno or 0)]
+    known: dict[str, list[ast.FunctionDef]] = {}
+    for node in walked(tree):
+        if isinstance(node, ast.FunctionDef):
+            known.setdefault(node.name, []).append(node)
     found: list[_Helper] = []
     for owner, body in (("", tree.body), *(("self.", one.body) for one in around)):
         for one in body:
-            if isinstance(one, ast.FunctionDef) and not uses[one.name] and _is_plain(one):
+            if isinstance(one, ast.FunctionDef) and not uses[one.name] and _is_helper(one) and _computes(one, known):
                 lines = range(one.lineno, (one.end_lineno or one.lineno) + 1)
                 found.append(_Helper(owner + one.name, _needed(one, bool(owner)), lines))
     layers = (_built(node) for one in around for node in walked(one))
@@ -110,22 +114,32 @@ def _run(kind: ast.ClassDef) -> Optional[ast.FunctionDef]:
     return next((one for one in functions if one.name in ("construct", "forward", "__call__")), None)
 
 
-def _is_plain(helper: ast.FunctionDef) -> bool:
-    """Whether it makes a value, and does nothing else that is to be seen."""
-    if helper.decorator_list or helper.name.startswith(("__", *ENTRIES)) or helper.args.vararg or helper.args.kwarg:
-        return False
-    nodes = [*walked(helper)]
-    calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
-    plain = [one for one in calls if "." not in one and hasattr(builtins, one)]
-    outside = [one for one in calls if one.split(".")[0] in ("os", "sys", "subprocess", "shutil", "pickle", "random")]
-    acts = any(one in _ACTING for one in plain) or any(word in one for one in calls for word in _WRITING)
-    kept = (target for node in nodes if isinstance(node, ast.Assign) for target in node.targets)
-    kept_by = any(isinstance(one, ast.Attribute) for one in kept)
-    returns = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)
-    return (
-        returns
-        and not acts
-        and not outside
-        and not kept_by
-        and not any(isinstance(node, _STATEMENTS) for node in nodes)
-    )
+def _is_helper(function: ast.FunctionDef) -> bool:
+    """Whether it can be called as it is, for what it makes."""
+    entry = function.decorator_list or function.name.startswith(("__", *ENTRIES))
+    returns = any(isinstance(node, ast.Return) and node.value is not None for node in walked(function))
+    return returns and not (entry or function.args.vararg or function.args.kwarg)
+
+
+def _computes(helper: ast.FunctionDef, known: Mapping[str, Sequence[ast.FunctionDef]]) -> bool:
+    """Whether it does nothing that is to be seen, nor any function of the file that it calls."""
+    functions = {helper: None}
+    left = [helper]
+    while left:
+        nodes = walked(left.pop())
+        calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
+        kept = (target for node in nodes if isinstance(node, ast.Assign) for target in node.targets)
+        if any(isinstance(one, ast.Attribute) for one in kept) or any(isinstance(node, _STATEMENTS) for node in nodes):
+            return False
+        if any(map(_acts, calls)):
+            return False
+        more = [one for call in calls for one in known.get(call.rpartition(".")[2], ()) if one not in functions]
+        functions.update(dict.fromkeys(more))
+        left += more
+    return True
+
+
+def _acts(call: str) -> bool:
+    """Whether a call of this name may do more than compute, to go by the name."""
+    first, dot, _ = call.partition(".")
+    return (not dot and call in _ACTING) or first in _OUTSIDE or any(word in call for word in _WRITING)

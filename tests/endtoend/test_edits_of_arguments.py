@@ -104,8 +104,9 @@ def build():
     return Net().eval(), (torch.randn(3, 5, 8), kinds)
 """
 AS_TRUTHS = [
-    ("nn.functional.one_hot(differ.long(), 2).permute(1, 2, 0, 3).float()", "differ"),
-    ('torch.einsum("qkbs,bqs->bqk", segments, by_kind)', "torch.where(segments, by_kind[..., 1:], by_kind[..., :1])"),
+    ("def forward(self, x, segments, memory=None):", "def forward(self, x, memory=None, *, differ):"),
+    ("nn.functional.one_hot(differ.long(), 2).permute(1, 2, 0, 3).float()", "differ=differ"),
+    ('torch.einsum("qkbs,bqs->bqk", segments, by_kind)', "torch.where(differ, by_kind[..., 1:], by_kind[..., :1])"),
 ]
 
 

@@ -71,6 +71,7 @@ def test_a_layer_that_is_never_called_is_called_with_what_there_is(tmp_path):
         "kept(x):\n    x.net = 1\n    return x",
         "kept(x):\n    global y\n    return x",
         "kept(x):\n    x.pop()",
+        "kept(x):\n    return told(x)\n\n\ndef told(x):\n    print(x)\n    return x",
         "build(x):\n    return x",
         "kept(*x):\n    return x",
         "kept(x):\n    return x\n\n\nkept(1)",
