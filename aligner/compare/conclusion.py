@@ -352,11 +352,14 @@ def _others(births: Sequence[Birth], worst: Birth, tolerance: Tolerance) -> tupl
 def _place(birth: Birth) -> Place:
     """Where its records are, for those who look into it."""
     pair, check = birth.reading.pair, birth.check
+    port = None if pair.port is None else pair.port.key
+    if port is None and check is not None and check.deviation is not None:  # the forced pass knows which it is
+        port = check.port
     return Place(
         birth.where,
         birth.layer,
         None if pair.reference is None else pair.reference.key,
-        None if pair.port is None else pair.port.key,
+        port,
         birth.between,
         birth.reading.own if check is None else check.rounding,
         check is not None and (check.kept or check.hidden),

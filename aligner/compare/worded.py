@@ -32,6 +32,21 @@ class Worded(Formed):
         return np.ascontiguousarray((found if self._hides else ~found).reshape(self.shape))
 
 
+class Axed(Formed):
+    """A mask of two values as one of true and false with its axes in another order."""
+
+    def __init__(self, entry: Entry, axes: tuple[int, ...], greater: bool, shape: tuple[int, ...]) -> None:
+        super().__init__(entry.key, entry, shape, (entry.content, axes, greater))
+        self.entry, self.axes, self._greater, self.dtype = entry, axes, greater, "bool"
+        self.nbytes = math.prod(shape)
+
+    def raw(self) -> Array:
+        """The exact bits: whether it is the greater of the two, or the less."""
+        values = held(self.entry).load()
+        found = (values == values.max()) == self._greater
+        return np.ascontiguousarray(found.transpose(self.axes).reshape(self.shape))
+
+
 def hidden(mask: Held) -> npt.NDArray[np.bool_]:
     """Where an additive mask hides."""
     return np.asarray(mask.load(), np.float64) <= -HIDDEN

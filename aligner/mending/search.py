@@ -239,8 +239,9 @@ class Search:
                 if event.node is not None and (event in ends or event.word != LAYER) and isinstance(value, int):
                     inputs = event.inputs if isinstance(node, ast.Name) else ()
                     add(Anchor(node, value, event, len(steps) - number, inputs))
-        for event in around(self._end, self._matching.theirs.events) if self._end is not None else ():
-            for node, value in event.inputs:  # what a function that is under way was given
+        given = [*around(self._end, self._matching.theirs.events)] if self._end is not None else []
+        for event in [*given, *(one for one in self._matching.heard if one.word == RETURN)]:
+            for node, value in event.inputs:  # what a function that is under way was given, or one gave back
                 if value in wrong:
                     add(Anchor(node, value, event, 0, event.inputs))
         return [*found.values()]

@@ -136,6 +136,8 @@ class _Waiting:
     code: Code
     value: prints.Print
     """What it is: the same value may wait at several borders, as it is handed on."""
+    content: object
+    """What its counterpart is."""
     seen: bool = False
     """Something right was made by this code since."""
 
@@ -173,6 +175,10 @@ class Borders:
         """Checks of values whose counterparts the port has still to make, by step and content of these."""
         self._open: list[_Waiting] = []
         """Checks of values that may stand at another border: what is made of them is to tell."""
+        self._let_go: list[_Waiting] = []
+        """Those that went for right at the end."""
+        self._came: dict[Key, tuple[object, prints.Print]] = {}
+        """Wrong values that calls were given: what their counterparts are, and what they are."""
 
     def begin(self) -> None:
         """A run begins."""
@@ -180,6 +186,8 @@ class Borders:
         self._due.clear()
         self._open.clear()
         self._given.clear()
+        self._let_go.clear()
+        self._came.clear()
         self.doubted.clear()
         self.elsewhere.clear()
 
@@ -196,7 +204,7 @@ class Borders:
             nearest, other = min(others, key=lambda pair: pair[0].error)
             if not nearest.suspicious:
                 self.elsewhere[check.port] = other
-                waiting = _Waiting(check, code, prints.taken(found.raw()))
+                waiting = _Waiting(check, code, prints.taken(found.raw()), entry.content)
                 self._given += [waiting] if waiting.given and waiting.comparable else []
                 return Moved(excused(check), other)
             if nearest.error < NEARER * check.error:
@@ -210,13 +218,12 @@ class Borders:
         if (around or check.port in self._uses.passed) and check.port not in self.refuted:
             near = self._uses.standing.near(found, check.key.step)
             right = {other.content for other in near if not judge(other, found.shape).suspicious}
+            waiting = _Waiting(check, code, prints.taken(found.raw()), entry.content)
             if other_size and right - {entry.content} and not is_input(check.port.slot):
-                self.elsewhere[check.port] = None
-                return Moved(excused(check), None)
-            value = prints.taken(found.raw())
-            made = around and not right and (not is_input(check.port.slot) or self._goes_round(value))
+                return Moved(self._right([waiting])[0], None)
+            made = around and not right and (not is_input(check.port.slot) or self._goes_round(waiting.value))
             if other_size or made or right - {entry.content}:  # else it is its counterpart in another form
-                self._open.append(_Waiting(check, code, value))
+                self._open.append(waiting)
                 return Moved(check, None)
         if check.port in self._uses.later and check.port not in self.refuted:
             self._due[check.key.step, entry.content] = check
@@ -228,8 +235,11 @@ class Borders:
         goes on behind its counterpart's end."""
         if found.raw().size == _size(entry) or entry.content not in inside:
             return None
-        self.elsewhere[check.port] = None
-        return excused(check)
+        return self.let(check, entry, found)
+
+    def let(self, check: Check, entry: Entry, found: Held) -> Check:
+        """The check of a value that goes for right, whatever its counterpart is."""
+        return self._right([_Waiting(check, None, prints.taken(found.raw()), entry.content)])[0]
 
     def waits(self, check: Check) -> bool:
         """Whether it is still to be told of this value."""
@@ -296,12 +306,30 @@ class Borders:
             one.code = outer
         return self._right([one for one in mine if one.seen])
 
-    def ended(self) -> Sequence[Check]:
-        """A run has ended: the checks of those that still wait, where something right was made since."""
-        return self._right([one for one in self._open if one.seen])
+    def came(self, check: Check, entry: Entry, found: Held) -> None:
+        """A call was given a wrong value."""
+        self._came[check.port] = entry.content, prints.taken(found.raw())
+
+    def ended(self, checks: Iterable[Check]) -> Sequence[Check]:
+        """A run has ended, which found `checks`: those of what still waits, where something right was made since.
+
+        What a call hands on, and another one is given as it is, both in the place of one value, is wrong where it was
+        made if it is wrong where it comes.
+        """
+        right, wrong = self._right([one for one in self._open if one.seen]), {c.port: c for c in checks if c.suspicious}
+        made = {
+            (one.content, one.value): one.check for one in reversed(self._let_go) if not is_input(one.check.port.slot)
+        }
+        back: list[Check] = []
+        for port, came in self._came.items():
+            if port in wrong and (due := made.get(came)) is not None:
+                self.elsewhere.pop(due.port, None)
+                back += [due, replace(wrong[port], follows=True)]
+        return [*right, *back]
 
     def _right(self, waiting: Sequence[_Waiting]) -> Sequence[Check]:
         self._open = [one for one in self._open if all(one is not other for other in waiting)]
+        self._let_go += waiting
         self._given += [one for one in waiting if one.given and one.comparable]
         self.elsewhere.update((one.check.port, None) for one in waiting)
         return [excused(one.check) for one in waiting]

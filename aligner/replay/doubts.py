@@ -139,16 +139,15 @@ class Doubts:
             found.setdefault(key if entry is None else entry.content, set()).add(key)
         return [*found.values()] if len(found) <= LOANS else [asked]
 
-    def lent(self, asked: Set[Key], after: Sequence[Check]) -> None:
-        """Those in the place of which the reference's were lent are not to blame, if a layer is wrong with these too:
+    def lent(self, asked: Set[Key], before: Sequence[Check], after: Sequence[Check]) -> None:
+        """Those in the place of which the reference's were lent are not to blame, if a layer is as wrong with these:
         of a layer's code and a form that it takes the one that is seen to be wrong is told."""
-        mended = {
-            key
-            for key in asked
-            if (made := [check for check in after if _comes_of(check.port, key)])
-            and not any(check.suspicious or check.follows for check in made)
-        }
-        self.right |= asked - mended
+        wrong = {check.port for check in before if check.suspicious or check.follows}
+        for key in asked:
+            made = [check for check in after if _comes_of(check.port, key)]
+            left = {check.port for check in made if check.suspicious or check.follows}
+            mended = bool(made) and (not left or left < {port for port in wrong if _comes_of(port, key)})
+            self.right |= set() if mended else {key}
 
     def _is_mask(self, check: Check) -> bool:
         """Whether it is a mask of true and false, as the reference's is, in other words."""

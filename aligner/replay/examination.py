@@ -25,6 +25,7 @@ from aligner.compare.checks import LIMIT, OTHER_FORM, Check, in_float32, to_fact
 from aligner.compare.layers import Pairing, pair_layers
 from aligner.compare.net import is_input, survey
 from aligner.compare.reading import LOW_PRECISION
+from aligner.compare.worded import Axed
 from aligner.dtypes import DTYPES
 from aligner.dump.reader import Dump, open_dump
 from aligner.errors import AlignerError, DumpError
@@ -123,6 +124,9 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
     middle = time.monotonic()
     trials = _try(subject, path, pairing, plan, checks, sink)
     for check in checks:
+        entry: Any = plan.entries.get(check.port)
+        if isinstance(entry, Axed):
+            check = replace(check, axes=entry.axes, reason=check.reason if check.suspicious else OTHER_FORM)
         sink.finding(CHECK, to_facts(check))
     tried, computed = time.monotonic(), time.process_time()
     left_over = [check for check in checks if check.owner not in trials[2]]

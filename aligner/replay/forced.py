@@ -139,12 +139,11 @@ class ForcedPass:
         self._answered |= asked
         for part in self._doubts.parts(asked):
             self._doubts.moved(part, self.checks[known:], self._tried(step, call, known, part, False))
-        heard = self.values.own.heard
-        self._doubts.right |= {key for key in asked if heard.get(key)}
-        left = (asked & self._doubts.strange) - self._doubts.right
+        heard = self.values.own.heard  # what the reference makes anywhere may be what the layer is to be given
+        left = {key for key in asked if heard.get(key) or key in self._doubts.strange} - self._doubts.right
         for part in self._doubts.by_value(left):
             after = self._tried(step, call, known, part, lent=True)
-            self._doubts.lent({key for key in part if after or heard.get(key) is not False}, after)
+            self._doubts.lent({k for k in part if after or heard.get(k) is not False}, self.checks[known:], after)
         if asked & self._doubts.right:
             del self.checks[known:]
             self._held_run(step, call)

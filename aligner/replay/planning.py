@@ -17,6 +17,7 @@ from aligner.compare.pieces import pieces
 from aligner.dump.reader import Dump, Entry
 from aligner.record import Phase
 from aligner.replay import inner
+from aligner.replay.axed import axed
 from aligner.replay.borders import uses
 from aligner.replay.frames import Plan
 from aligner.replay.precision import usual
@@ -60,6 +61,7 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
         calls.update(dict.fromkeys(loop.port, loop.reference))
     for _, values in pieces(reference, port, pairing):
         entries.update(values)  # type: ignore[arg-type]  # as above
+    entries.update(axed(pairs, calls))  # type: ignore[arg-type]  # as above
     route(reference, port, layers, calls, entries)
     short = usual(pairs, port.header.get("amp"))
     cast = {layers[layer]: dtype for layer, dtype in switched(port).items() if layer in layers}

@@ -12,7 +12,7 @@ import numpy as np
 
 from aligner.adapter import Adapter
 from aligner.compare.arranged import in_order, without_places
-from aligner.compare.checks import OTHER_FORM, OTHER_SHAPE, Check
+from aligner.compare.checks import OTHER_BORDER, OTHER_FORM, OTHER_SHAPE, Check
 from aligner.compare.formed import Formed
 from aligner.compare.held import Held, held
 from aligner.compare.net import CallId, is_input
@@ -131,7 +131,7 @@ class Values:
         own = self.own.excused(check, found, frame.call) or self.own.inside(check, found, frame, self.checks)
         own = own or self._portions.taken(check, wanted, found, frame, len(self.checks))
         if own is not None:
-            self.checks.append(own)
+            self.checks.append(self.borders.let(check, entry, found) if own.reason == OTHER_BORDER else own)
             return None
         if frame.around is not None and not check.suspicious and (put := repeated(wanted, found)) is not None:
             self.checks.append(replace(check, error=0.0, reason=OTHER_FORM))
@@ -167,7 +167,9 @@ class Values:
             check = replace(check, kept=self.keep(check.port, found.dtype, found.raw()))
         if doubtful:
             frame.doubtful.append(len(self.checks))
-        if check.suspicious and not is_input(address.slot) and DTYPES[entry.dtype].exact:
+        if check.suspicious and is_input(address.slot):
+            self.borders.came(check, entry, found)
+        elif check.suspicious and DTYPES[entry.dtype].exact:
             self._told.add(entry.content)
         self.checks.append(check)
         if doubtful:
@@ -276,7 +278,7 @@ class Values:
 
     def ended(self) -> None:
         """A run has ended."""
-        for check in self.borders.ended():
+        for check in self.borders.ended(self.checks):
             self._amend(check)
         taken = {self.content(c) for c in self.checks if is_input(c.port.slot) and c.reason == OTHER_FORM}
         wrong = {at: check for at, check in self._said.items() if self.content(check) not in taken}

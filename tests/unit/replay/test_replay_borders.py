@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from aligner.compare.checks import OTHER_BORDER, Check
+from aligner.compare.formed import Formed
 from aligner.compare.held import Held
 from aligner.record import Key, Phase
 from aligner.replay.borders import Borders, Uses
@@ -28,7 +29,8 @@ def waiting(*layers, inside=True):
     wrong = {layer: check(layer, error=1.0) for layer in layers}
     for layer in layers:
         found = Held(wrong[layer].port, 0, "float32", RNG.standard_normal(32).astype(np.float32))
-        moved = borders.moved(wrong[layer], found, found, lambda *_, one=wrong[layer]: one, BLOCK)
+        entry = Formed(found.key, found, found.shape, layer)
+        moved = borders.moved(wrong[layer], entry, found, lambda *_, one=wrong[layer]: one, BLOCK)
         assert moved is not None
         assert moved.entry is None
         # the check is another object by now, as it is where values are judged
