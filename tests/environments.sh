@@ -24,7 +24,7 @@ build() {
     rm -rf build/lib build/bdist.*  # what an earlier build left there would go into the wheel
     if [ ! -e "$venv/.ready" ] || [ constraints.txt -nt "$venv/.ready" ] || [ pyproject.toml -nt "$venv/.ready" ]; then
         "$(find_python "$version")" -m venv "$venv"
-        "$venv/bin/python" -m pip install -q -c constraints.txt pytest pytest-timeout hypothesis "$@" .
+        "$venv/bin/python" -m pip install -q -c constraints.txt pytest pytest-timeout pytest-xdist hypothesis "$@" .
         touch "$venv/.ready"
     else
         "$venv/bin/python" -m pip install -q --no-deps --force-reinstall .
@@ -41,7 +41,7 @@ build_mindtorch() {
     if [ ! -e "$venv/.ready" ] || [ constraints.txt -nt "$venv/.ready" ] || [ pyproject.toml -nt "$venv/.ready" ]; then
         "$(find_python 3.11)" -m venv "$venv"
         { grep -v '^mindspore==' constraints.txt; sed -n "s/^#$name: //p" constraints.txt; } >"$venv/constraints.txt"
-        "$venv/bin/python" -m pip install -q -c "$venv/constraints.txt" pytest pytest-timeout hypothesis "$@" .
+        "$venv/bin/python" -m pip install -q -c "$venv/constraints.txt" pytest pytest-timeout pytest-xdist hypothesis "$@" .
         "$venv/bin/python" -m pip install -q -c "$venv/constraints.txt" --no-deps "$name"
         # Kernels for other devices are most of MindSpore's size.
         plugins=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/mindspore/lib/plugin
@@ -92,5 +92,5 @@ for name in "$@"; do
         ;;
     esac
     # shellcheck disable=SC2086 # several words are meant
-    ALIGNER_REFERENCES=$references ".venv-$name/bin/python" -m pytest -q $tests
+    ALIGNER_REFERENCES=$references ".venv-$name/bin/python" -m pytest -q -n "${JOBS:-2}" --dist loadfile --no-loadscope-reorder $tests
 done

@@ -50,7 +50,7 @@ def _cut_short(reference: Net, one: Sequence[Visit], port: Net, other: Sequence[
 
 
 def _told(one: Sequence[Visit], other: Sequence[Visit], found: Mapping[CallId, CallId]) -> Mapping[int, int]:
-    """Indices of calls that are each other's in another order; none where all are in order.
+    """Indices of calls that are each other's in another order; none where all are in order, and as many.
 
     What runs inside a call is nobody's but of what runs inside that call's counterpart, whatever it is given: a mistake
     may give it what another call is given.
@@ -71,7 +71,8 @@ def _told(one: Sequence[Visit], other: Sequence[Visit], found: Mapping[CallId, C
             known[1].update(others)
     left, free = ([n for n in range(len(side)) if n not in done] for side, done in zip((one, other), known))
     told.update(_chosen(one, left, other, free))
-    return told if any(i != j for i, j in told.items()) else {}
+    uneven = bool(known[0]) and len(one) != len(other)
+    return told if uneven or any(i != j for i, j in told.items()) else {}
 
 
 def _chosen(

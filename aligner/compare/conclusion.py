@@ -303,7 +303,9 @@ def _origins(
 
 
 def _origin(births: Sequence[Birth], net: Net, ports: Mapping[str, str], tolerance: Tolerance) -> Origin:
-    """One place that is wrong; its first call tells where, its worst record how much."""
+    """One place that is wrong; its first call tells where, its worst record how much: of those that the forced pass
+    found wrong, if it did any, and not of what the port has in a form of its own."""
+    births = [one for one in births if one.check is not None and one.check.fails] or births
     first = births[0]
     worst = max(births, key=lambda birth: _own_error(birth, tolerance))
     ratios = [birth.check.ratio for birth in births if birth.check is not None]

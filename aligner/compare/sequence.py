@@ -118,7 +118,8 @@ def align(one: Sequence[Feature], other: Sequence[Feature]) -> list[tuple[int, i
         paired = np.where(score >= LEAST, before[i - 1] + score, -1.0)
         skip_one, skip_other = last[i - 1], last[i]
         best = np.maximum(np.maximum(skip_one, skip_other), paired)
-        way[diagonal, : high - low + 1] = np.where(paired >= best, 3, np.where(skip_one >= skip_other, 1, 2))
+        skip = np.where(skip_one >= skip_other, 1, 2)  # of pairs that are as good, the first: loops end sooner or later
+        way[diagonal, : high - low + 1] = np.where(paired > np.maximum(skip_one, skip_other), 3, skip)
         current = np.zeros(rows + 1, np.float32)
         current[low : high + 1] = best
         before, last = last, current

@@ -151,9 +151,16 @@ class Texts:
             raise LookupError(made.word)
         by_name = replace(anchor, named=True, said={}, unsaid={})  # what stands there may be the condition as numbers
         places = [by_name if at == CONDITIONS.get(made.word) else anchor for at in range(len(made.operands))]
-        operands = [self.text(one, place, depth + 1, made.text) for one, place in zip(made.operands, places)]
+        given = [self._plain(one) if made.word == "where" else one for one in made.operands]
+        operands = [self.text(one, place, depth + 1, made.text) for one, place in zip(given, places)]
         text = self._step(made, operands, anchor)
         return self._typed(text, made.results[0], anchor) if anchor.is_array and not operands else text
+
+    def _plain(self, value: Operand) -> Operand:
+        """The number that a value consists of, if somebody filled it."""
+        made = self._matching.makers[0].get(value) if isinstance(value, int) else None
+        number = made.arguments.get("value") if made is not None and made.word == "fill" else None
+        return Constant(number) if isinstance(number, float) else value
 
     def _step(self, made: Event, operands: Sequence[str], anchor: Anchor) -> str:
         """What the reference does in one step, on these operands."""

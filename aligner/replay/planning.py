@@ -15,7 +15,7 @@ from aligner.compare.net import CallId, is_input
 from aligner.compare.pairing import Pair, pair_records
 from aligner.compare.pieces import pieces
 from aligner.dump.reader import Dump, Entry
-from aligner.record import Phase
+from aligner.record import Key, Phase
 from aligner.replay import inner
 from aligner.replay.axed import axed
 from aligner.replay.borders import uses
@@ -23,6 +23,9 @@ from aligner.replay.frames import Plan
 from aligner.replay.precision import usual
 from aligner.replay.routed import route
 from aligner.replay.within import Within
+
+MOST = 256
+"""Calls that a port did not come to by itself."""
 
 
 def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> Plan:
@@ -63,6 +66,7 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
         entries.update(values)  # type: ignore[arg-type]  # as above
     entries.update(axed(pairs, calls))  # type: ignore[arg-type]  # as above
     route(reference, port, layers, calls, entries)
+    _further(reference, port, calls, entries)
     short = usual(pairs, port.header.get("amp"))
     cast = {layers[layer]: dtype for layer, dtype in switched(port).items() if layer in layers}
     guessed = {pair.port for pair in pairing.layers if pair.by == "structure"}
@@ -70,6 +74,39 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     moved = uses(pairs, port.calls, around | _recut(pairs), guessed)
     known = entries, calls, missing, _uneven(pairs, pairing), _results(pairs), layers
     return Plan(*known, short, lowered(reference), cast, uses=moved, made=Within(reference).makes)
+
+
+def _further(reference: Dump, port: Dump, calls: dict[CallId, CallId], entries: dict[Key, Entry]) -> None:
+    """Calls that only the reference's free run came to: held to the reference, the port's loop turns as often.
+
+    Not where a layer was called more often: it may have been called in another one's place.
+    """
+    (ours, theirs), rows = map(_often, (reference, port)), dict[str, list[tuple[CallId, CallId]]]()
+    for other, one in calls.items():
+        rows.setdefault(other.layer, []).append((other, one))
+    if any(theirs.get(layer, 0) > ours.get(row[0][1].layer, 0) for layer, row in rows.items()):
+        return
+    slots: dict[CallId, list[tuple[Key, Entry]]] = {}
+    for key, entry in entries.items():
+        slots.setdefault(CallId(key.layer, key.call), []).append((key, entry))
+    for layer, row in rows.items():
+        last, one = max(row, key=lambda pair: pair[0].number)
+        if len(row) != last.number + 1 or any(a.number != b.number or b.layer != one.layer for a, b in row):
+            continue  # they are each other's in another order
+        for number in range(len(row), min(ours.get(one.layer, 0), len(row) + MOST)):
+            calls[CallId(layer, number)] = CallId(one.layer, number)
+            for key, entry in slots.get(last, ()):
+                further = reference.find(entry.key._replace(call=number)) if entry.key.layer == one.layer else None
+                entries.update({} if further is None else {key._replace(call=number): further})
+
+
+def _often(dump: Dump) -> Mapping[str, int]:
+    """How often each layer was called in a step."""
+    found: dict[str, int] = {}
+    for call in dump.calls:
+        if call.phase is Phase.FORWARD:
+            found[call.layer] = max(found.get(call.layer, 0), call.number + 1)
+    return found
 
 
 def _uncalled(reference: Dump, port: Dump, layers: Mapping[str, str]) -> Mapping[str, str]:
