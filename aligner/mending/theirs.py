@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.along import Row, Single
+from aligner.compare.hot import Chosen, Hot
 from aligner.compare.net import CallId, is_input
 from aligner.compare.padded import Padded
 from aligner.compare.tables import Table
@@ -135,7 +136,7 @@ class Theirs:
 
     def _formed(self, story: Story, entry: Any, found: int) -> Iterator[Event]:
         """What makes a value of the port's form of the reference's."""
-        if isinstance(entry, (Table, Padded, Axed)):
+        if isinstance(entry, (Table, Padded, Axed, Hot, Chosen)):
             yield Event(TAKEN, (self.number(story, entry.entry),), (found,))
         elif isinstance(entry, Row):
             word, parts = "stack" if entry.along.own else "cat", tuple(self.number(story, one) for one in entry.entries)

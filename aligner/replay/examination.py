@@ -22,6 +22,7 @@ from aligner.adapter import Adapter
 from aligner.compare.cases import Cases, ran
 from aligner.compare.casts import lowered_alone
 from aligner.compare.checks import LIMIT, OTHER_FORM, Check, in_float32, to_facts
+from aligner.compare.hot import Chosen, Hot
 from aligner.compare.layers import Pairing, pair_layers
 from aligner.compare.net import is_input, survey
 from aligner.compare.reading import LOW_PRECISION
@@ -125,9 +126,9 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
     trials = _try(subject, path, pairing, plan, checks, sink)
     for check in checks:
         entry: Any = plan.entries.get(check.port)
-        if isinstance(entry, Axed):
-            check = replace(check, axes=entry.axes, reason=check.reason if check.suspicious else OTHER_FORM)
-        sink.finding(CHECK, to_facts(check))
+        reason = OTHER_FORM if isinstance(entry, (Axed, Chosen, Hot)) and not check.suspicious else check.reason
+        axes = entry.axes if isinstance(entry, Axed) else check.axes
+        sink.finding(CHECK, to_facts(replace(check, axes=axes, reason=reason)))
     tried, computed = time.monotonic(), time.process_time()
     left_over = [check for check in checks if check.owner not in trials[2]]
     edits = _mend(subject, path, plan, left_over, sink, forced.values.order)

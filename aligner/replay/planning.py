@@ -9,12 +9,14 @@ from aligner.compare import reformed
 from aligner.compare.arranged import arranged
 from aligner.compare.casts import lowered, switched
 from aligner.compare.folded import ends
+from aligner.compare.hot import hot
 from aligner.compare.layers import Pairing
 from aligner.compare.looped import loops
 from aligner.compare.net import CallId, is_input
 from aligner.compare.pairing import Pair, pair_records
 from aligner.compare.pieces import pieces
 from aligner.dump.reader import Dump, Entry
+from aligner.fingerprint import LARGEST
 from aligner.record import Key, Phase
 from aligner.replay import inner
 from aligner.replay.axed import axed
@@ -65,6 +67,11 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     for _, values in pieces(reference, port, pairing):
         entries.update(values)  # type: ignore[arg-type]  # as above
     entries.update(axed(pairs, calls))  # type: ignore[arg-type]  # as above
+    for pair in pairs:
+        small = max(math.prod(pair.entry.shape), math.prod((pair.port or pair.entry).shape)) <= LARGEST
+        if pair.reference is not None and pair.port is not None and pair.key.phase is Phase.FORWARD and small:
+            choices = hot(pair.reference, pair.port)
+            entries.update({} if choices is None else {pair.port.key: choices})  # type: ignore[dict-item]  # as above
     route(reference, port, layers, calls, entries)
     _further(reference, port, calls, entries)
     short = usual(pairs, port.header.get("amp"))
