@@ -8,7 +8,7 @@ import numpy as np
 
 from aligner.compare.formed import Formed
 from aligner.compare.held import held
-from aligner.dtypes import DTYPES
+from aligner.dtypes import DTYPES, encode
 from aligner.record import Array
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Hot(Formed):
         count = self.shape[self._axis]
         chosen = np.expand_dims(held(self.entry).load(), self._axis)
         places = np.arange(count).reshape([count if at == self._axis else 1 for at in range(len(self.shape))])
-        return np.ascontiguousarray((chosen == places).astype(DTYPES[self.dtype].storage))
+        return encode((chosen == places).astype(np.float32), self.dtype)
 
 
 class Chosen(Formed):
@@ -42,14 +42,16 @@ class Chosen(Formed):
 
     def raw(self) -> Array:
         """The exact bits."""
-        return np.asarray(held(self.entry).load().argmax(self._axis), DTYPES[self.dtype].storage)
+        return encode(np.asarray(held(self.entry).load().argmax(self._axis)), self.dtype)
 
 
 def hot(mine: Entry, its: Entry) -> Optional[Formed]:
     """The reference's choices as the port tells them, where the one tells by numbers what the other does by ones."""
+    if DTYPES[its.dtype].decode is not None and its.dtype != "bfloat16":
+        return None  # nothing is computed in such a type
     for one, other, kind in ((mine, its, Hot), (its, mine, Chosen)):
         axis = _axis(one, other)
-        if axis is not None and DTYPES[its.dtype].storage.kind in "fiu":
+        if axis is not None:
             return kind(mine, axis, its.shape, its.dtype)
     return None
 

@@ -74,13 +74,12 @@ def _fits(mask: Entry, port: Entry) -> Iterator[_Fit]:
     if np.unique(values).size != TWO:
         return
     true = values == values.max()
-    for order in permutations(range(values.ndim)):
-        turned = true.transpose(order)
-        share = float(np.mean(turned == found)) if turned.shape == found.shape else 0.5
-        if not 1.0 - MOST < share < MOST and (share in (0.0, 1.0) or _keeps(order, sizes[0])):
-            yield _Fit(
-                max(share, 1.0 - share), port.key, Axed(mask, _whole(mask.shape, order), share > MOST, port.shape)
-            )
+    orders = [o for o in permutations(range(values.ndim)) if true.transpose(o).shape == found.shape]
+    shares = {order: float(np.mean(true.transpose(order) == found)) for order in orders}
+    likely = [o for o, share in shares.items() if _keeps(o, sizes[0]) and not 1.0 - MOST < share < MOST]
+    for order in likely or [o for o, share in shares.items() if share in (0.0, 1.0)]:
+        share = shares[order]
+        yield _Fit(max(share, 1.0 - share), port.key, Axed(mask, _whole(mask.shape, order), share > MOST, port.shape))
 
 
 def _keeps(order: Axes, sizes: Sequence[int]) -> bool:

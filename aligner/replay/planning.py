@@ -9,6 +9,7 @@ from aligner.compare import reformed
 from aligner.compare.arranged import arranged
 from aligner.compare.casts import lowered, switched
 from aligner.compare.folded import ends
+from aligner.compare.formed import Formed
 from aligner.compare.hot import hot
 from aligner.compare.layers import Pairing
 from aligner.compare.looped import loops
@@ -67,11 +68,7 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     for _, values in pieces(reference, port, pairing):
         entries.update(values)  # type: ignore[arg-type]  # as above
     entries.update(axed(pairs, calls))  # type: ignore[arg-type]  # as above
-    for pair in pairs:
-        small = max(math.prod(pair.entry.shape), math.prod((pair.port or pair.entry).shape)) <= LARGEST
-        if pair.reference is not None and pair.port is not None and pair.key.phase is Phase.FORWARD and small:
-            choices = hot(pair.reference, pair.port)
-            entries.update({} if choices is None else {pair.port.key: choices})  # type: ignore[dict-item]  # as above
+    entries.update(_choices(pairs))  # type: ignore[arg-type]  # as above
     route(reference, port, layers, calls, entries)
     _further(reference, port, calls, entries)
     short = usual(pairs, port.header.get("amp"))
@@ -81,6 +78,18 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     moved = uses(pairs, port.calls, around | _recut(pairs), guessed)
     known = entries, calls, missing, _uneven(pairs, pairing), _results(pairs), layers
     return Plan(*known, short, lowered(reference), cast, uses=moved, made=Within(reference).makes)
+
+
+def _choices(pairs: Sequence[Pair]) -> Mapping[Key, Formed]:
+    """The reference's choices as the port tells them, by the port's address, where it tells them otherwise."""
+    found: dict[Key, Formed] = {}
+    for pair in pairs:
+        one, other = pair.reference, pair.port
+        if one is None or other is None or pair.key.phase is not Phase.FORWARD:
+            continue
+        if max(math.prod(one.shape), math.prod(other.shape)) <= LARGEST and (choices := hot(one, other)) is not None:
+            found[other.key] = choices
+    return found
 
 
 def _further(reference: Dump, port: Dump, calls: dict[CallId, CallId], entries: dict[Key, Entry]) -> None:
@@ -95,7 +104,8 @@ def _further(reference: Dump, port: Dump, calls: dict[CallId, CallId], entries: 
         return
     slots: dict[CallId, list[tuple[Key, Entry]]] = {}
     for key, entry in entries.items():
-        slots.setdefault(CallId(key.layer, key.call), []).append((key, entry))
+        if isinstance(entry, Entry):  # what is made of others is so for that call alone
+            slots.setdefault(CallId(key.layer, key.call), []).append((key, entry))
     for layer, row in rows.items():
         last, one = max(row, key=lambda pair: pair[0].number)
         if len(row) != last.number + 1 or any(a.number != b.number or b.layer != one.layer for a, b in row):
