@@ -13,7 +13,7 @@ from aligner.words.calls import Constant, Operand, Where
 
 LAYER, RETURN, HELPER, KEPT = " layer", " return", " helper", " kept"
 """Words of events that are no operations: a call of a layer, a value that is returned, what a function of the user's
-gives, a value that is put into a list."""
+gives, a value that is put into a list, an object or another variable."""
 
 
 class Site(NamedTuple):
@@ -61,6 +61,11 @@ class Event:
     def known(self) -> Mapping[str, Any]:
         """All names that the code has there."""
         return ChainMap({**self.names}, {**self.scope})
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been: a call that is under way has no results yet."""
+        return bool(self.results) or self.word == KEPT
 
 
 @dataclass(eq=False)

@@ -353,7 +353,7 @@ class Ranking:
         count: Counter[Any] = Counter()
         found = {}
         for event in self._events:
-            count[place_of(event)] += bool(event.results)
+            count[place_of(event)] += event.is_over
             found[event] = count[place_of(event)]
         return found
 
@@ -366,7 +366,7 @@ class Ranking:
         if not turns or made is None:
             return self._matching.classes.get(value)
         again = self._again(made.text, made.word)
-        count = sum(bool(self._events[number].results) for number in self._at[place_of(moved)])
+        count = sum(self._events[number].is_over for number in self._at[place_of(moved)])
         alike = len(again) // count if count and len(again) % count == 0 else 1  # of these in one line
         place = again.index(made) + turns * alike if made in again else len(again)
         return self._matching.classes.get(again[place].results[0]) if 0 <= place < len(again) else None

@@ -290,22 +290,22 @@ class Rerun:
                 if check.by_effect and not self._edited:
                     self._parent.forms[key] = self._print(tensors[key.slot])
                 if check.reason == OTHER_FORM:
-                    self._note(key, self._changed(key, tensors[key.slot]))
+                    self._note(key, self._changed(check, tensors[key.slot]))
                 elif not check.by_effect:
                     self._note(key, self._ground.off(check, tensors[key.slot]))
 
-    def _changed(self, key: Key, tensor: object) -> float:
-        """Of a value that is right in a form of its own: whether edits make it another one. Where it is what is wrong
-        elsewhere, they are to do so: nobody uses it here.
+    def _changed(self, check: Check, tensor: object) -> float:
+        """Of a value that is right in a form of its own: how far off edits make it that make it another one. Where it
+        is what is wrong elsewhere, they are to do so: nobody uses it here.
         """
         value = self._print(tensor)
         if not self._edited:
-            self._parent.forms[key] = value
-        known = self._parent.forms.get(key)
-        wrong = (self._parent.forms.get(check.port) for check in self._parent.checks if check.by_effect)
+            self._parent.forms[check.port] = value
+        known = self._parent.forms.get(check.port)
+        wrong = (self._parent.forms.get(one.port) for one in self._parent.checks if one.by_effect)
         if known is None or _is_same(known, value) or any(_is_same(known, one) for one in wrong):
             return 0.0
-        return math.inf
+        return self._ground.off(check, tensor)
 
     def _print(self, tensor: object) -> Optional[Fingerprint]:
         word = self._adapter.dtype(tensor)

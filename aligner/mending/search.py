@@ -75,7 +75,7 @@ class Search:
 
     def _all(self) -> Iterator[Candidate]:
         for anchor in self.anchors():
-            whole = anchor.node is anchor.event.node
+            whole = anchor.node is anchor.event.node and bool(anchor.event.results)
             yield from self._as_theirs(anchor) if whole else ()
             yield from self._replaced(anchor, whole)
         for event in (one for _, one in self._matching.wrong if one is not None):
@@ -152,8 +152,8 @@ class Search:
         shapes = self._matching.theirs.shapes
         form = shapes[anchor.value] if isinstance(anchor.value, int) else None
         own = self._matching.ours.shapes
-        found = enumerate(dict.fromkeys([*(value for value, _ in self._matching.near), *self._matching.starts]))
-        values = [value for number, value in found if number < OTHERS or form is None or own[value] == form]
+        found = dict.fromkeys([*(value for value, _ in self._matching.near), *self._matching.starts])
+        values = [v for number, v in enumerate(found) if number < OTHERS or form is None or own[v] == form]
         kept = [*enumerate((anchor, *self._named(anchor)))]
         again = self._times[event.site, event.word] > 1  # in a first turn a name may have what stands there
         named = [(late, replace(place, named=True, said={}, unsaid={})) for late, place in kept if again]
@@ -166,6 +166,10 @@ class Search:
                 other = own[value] != form
                 cost = self._cost(edit) + 0.3 + 0.05 * min(anchor.late, FAR) + other + NAMED * late
                 yield Candidate(cost, (edit,), why, ((event, None if whole else anchor.node, value, None),))
+
+    def _is_name(self, event: Event) -> bool:
+        """Whether a variable is given what another one is, and no list or object is."""
+        return event.site is not None and self._sources.name(event.site.file, event.node) is not None
 
     def _named(self, anchor: Anchor) -> Iterator[Anchor]:
         """Where what stands there was given its name: `kept = x`."""
@@ -210,11 +214,10 @@ class Search:
         near = (v for _, made in self._matching.near[:EARLY] for v in values_of(made))
         due = {one for v in near for one in self._matching.twins.get(v, ())}  # what comes of it may be missing
         kept = [one for one in self._matching.heard if one.word == KEPT]
-        kept = [one for one in kept if {*one.operands} & (wrong | due if isinstance(one.node, ast.Call) else wrong)]
+        kept = [one for one in kept if {*one.operands} & (wrong if self._is_name(one) else wrong | due)]
         steps += kept
         steps += [one for one in self._matching.heard if is_idle(one) and {*one.results} & shaped and one not in steps]
-        last = makers.get(self._matching.found)
-        steps = steps[:NEAREST] + ([last] if last is not None and last not in steps[:NEAREST] else [])
+        steps = [*dict.fromkeys([*steps[:NEAREST], *filter(None, [makers.get(self._matching.found)])])]
         found: dict[Any, Anchor] = {}
 
         def add(anchor: Anchor) -> None:

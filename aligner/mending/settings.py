@@ -183,19 +183,23 @@ class Settings:
 
     def _around(self, path: str, built: sites.Built, call: ast.Call, text: str, wanted: Wanted) -> Optional[Written]:
         """The same where a function of the user's is given what the call hands on: `linear(a, b, bias=True)`."""
-        said = _keywords(text) or {}
-        nodes = _given(call, type(self._layers[path]))
+        nodes, whole = _given(call, type(self._layers[path])), _keywords(text) or {}
+        said = {name: value for name, value in whole.items() if not _says(nodes.get(name), name, value)}
         outer = sites.call(built.around, built.helper) if built.around is not None else None
         names = {name: node.id for name in said if isinstance(node := nodes.get(name), ast.Name)}
-        if outer is None or built.around is None or {*names} != {*said} or not {*names.values()} <= {*built.parameters}:
+        if outer is None or built.around is None or not {*names.values()} <= {*built.parameters}:
+            return None
+        hands_on = any(one.arg is None and isinstance(one.value, ast.Name) for one in call.keywords)  # all it is given
+        names.update({name: name for name in said if hands_on and name not in {*nodes, *built.parameters}})
+        if {*names} != {*said}:
             return None
         beside = [other for other in self._layers if other != path and _from(self._layers[other]) == built.around]
-        broken = [o for o in beside if (its := wanted(o)) is None or _keywords(its) != said]
+        broken = [o for o in beside if (its := wanted(o)) is None or _keywords(its) != whole]
         method = isinstance(outer.func, ast.Attribute) and built.parameters[:1] in (("self",), ("cls",))
         parameters = built.parameters[method:]
-        edits = _written(built.around.file, outer, parameters, {names[name]: value for name, value in said.items()})
-        given = {(names[name], value) for name, value in said.items()}
-        if broken or len(given) > len({*names.values()}):
+        asks = {names[name]: value for name, value in said.items()}
+        edits = _written(built.around.file, outer, parameters, asks, hands_on)
+        if broken or len({(names[name], value) for name, value in said.items()}) > len({*names.values()}):
             return None
         return self._taken(built.around, edits, ())
 
@@ -288,6 +292,11 @@ def _is(value: object, keyword: str, text: str) -> bool:
     return False
 
 
+def _says(node: Optional[ast.AST], keyword: str, text: str) -> bool:
+    """Whether it is written there already."""
+    return isinstance(node, ast.Constant) and _is(node.value, keyword, text)
+
+
 def _replaced(built: sites.Built, call: ast.Call, text: str) -> Sequence[Edit]:
     """Another layer in its place, by the name that the code has for the framework's module."""
     module, _, rest = text.partition(".")
@@ -359,7 +368,7 @@ def _written(
         if name not in names and not takes_any:
             return ()
         node = given.get(name)
-        if isinstance(node, ast.Constant) and _is(ast.literal_eval(node), name, text):
+        if _says(node, name, text):
             continue
         if node is not None:
             edit = edit_of(plain, file, node, text)

@@ -279,7 +279,7 @@ class Texts:
             return next((name for name, one in event.names.items() if type(one) is int and one == value), str(value))
         if key == "index":
             sizes = self._matching.ours.shapes[model.operands[0]] if isinstance(model.operands[0], int) else ()
-            return words.index(model.text, value, sizes, event.known) or written(key, words.places(value, event.names))
+            return words.index(model.text, value, sizes, event.known, event.names)
         for said in words.argument(model.text, model.name, model.places.get(key)):
             fits = words.means(said, value, event.known) or self._is_axis(said, value, key, event)
             other = said if fits else words.renamed(said, value, event.names, event.known)

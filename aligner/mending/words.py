@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Optional
 
 from aligner.words.calls import equal
+from aligner.words.spelling import written
 
 PLAIN = (0.0, 1.0, -1.0, 2.0, 0.5)
 """Numbers that people write as they are."""
@@ -186,11 +187,15 @@ def _is_module(node: ast.expr) -> bool:
     return ast.unparse(node) in MODULES
 
 
-def index(line: str, value: Sequence[Any], sizes: Sequence[int], names: Mapping[str, Any]) -> Optional[str]:
-    """What stands in brackets in a line, if it means these items of something of these sizes; a slice is its start,
+def index(
+    line: str, value: Sequence[Any], sizes: Sequence[int], known: Mapping[str, Any], names: Mapping[str, Any]
+) -> str:
+    """Items of something of these sizes: what stands in brackets in a line, if it means these, or
+    does with `names` of the code's own in the places of others: `x[:, i - 1]` for `y[:, t - 1]`. A slice is its start,
     its end and its step.
     """
     tree = _parsed(line)
+    found: list[str] = []
     for node in ast.walk(tree) if tree is not None else ():
         if isinstance(node, ast.Subscript):
             items = _complete(node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice], len(sizes))
@@ -198,9 +203,14 @@ def index(line: str, value: Sequence[Any], sizes: Sequence[int], names: Mapping[
             lengths = [1 if _is_none(item) else next(taken, 1) for item in items]
             while len(items) > len(value) and _is_all(items[-1]):
                 items.pop()
-            if len(items) == len(value) and all(_is_item(*each, names) for each in zip(items, value, lengths)):
+            if len(items) != len(value):
+                continue
+            each = [*zip(items, value, lengths)]
+            if all(_is_item(*one, known) for one in each):
                 return ast.unparse(node.slice).strip("()")
-    return None
+            said = [_item(*one, known, names) for one in each]
+            found += [] if None in said else [", ".join(filter(None, said))]
+    return next(iter(found), None) or written("index", places(value, names))
 
 
 def _complete(items: Sequence[ast.expr], rank: int) -> list[ast.expr]:
@@ -231,6 +241,35 @@ def _is_item(node: ast.expr, value: Any, length: int, names: Mapping[str, Any]) 
     if isinstance(value, int):
         return _is_place(node, value, length, names)
     return value is None and _is_none(node)
+
+
+def _item(node: ast.expr, value: Any, length: int, known: Mapping[str, Any], names: Mapping[str, Any]) -> Optional[str]:
+    """An item with a number of the code's own for each name that means something else there."""
+    if _is_item(node, value, length, known):
+        return ast.unparse(node)
+    if isinstance(node, ast.Slice) and isinstance(value, tuple) and node.step is None:
+        ends = [
+            "" if end is None else _place(end, one or 0, length, known, names)
+            for end, one in ((node.lower, value[0]), (node.upper, value[1]))
+        ]
+        return None if None in ends else ":".join(map(str, ends))
+    return _place(node, value, length, known, names) if isinstance(value, int) else None
+
+
+def _place(
+    node: ast.expr, value: int, length: int, known: Mapping[str, Any], names: Mapping[str, Any]
+) -> Optional[str]:
+    """A place by the code's own numbers: loops count in those that were given a value last."""
+    if _is_place(node, value, length, known):
+        return ast.unparse(node)
+    used = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+    if len(used) != 1 or not isinstance(node, (ast.Name, ast.BinOp)):
+        return None
+    for name in reversed([name for name, one in names.items() if type(one) is int]):
+        text = ast.unparse(_Renaming(min(used), name).visit(ast.parse(ast.unparse(node), mode="eval")))
+        if any(means(text, one, known) for one in (value, value - length)):
+            return text
+    return None
 
 
 def _is_place(node: ast.expr, value: int, length: int, names: Mapping[str, Any]) -> bool:

@@ -82,7 +82,8 @@ def uses(pairs: Sequence[Pair], calls: Iterable[Call], around: Set[str], guessed
         end = ends.get((other.key.step, other.key.layer, other.key.call)) if given else math.inf
         for there, user in theirs[other.key.step, other.content]:
             inside = other.order < user.order <= (math.inf if end is None else end)
-            if inside and there.content != one.content and _size(there) == _size(other):
+            again = not given and _one_place(user.key, other.key)  # made once more, not used
+            if inside and not again and there.content != one.content and _size(there) == _size(other):
                 found.setdefault(there.content, there)
         if found and not telling(other):
             continue  # a value of ones is equal to any other of ones by chance
@@ -352,6 +353,10 @@ class Borders:
             self.elsewhere[due.port] = None
             return excused(due), check
         return due, replace(check, follows=True)
+
+
+def _one_place(one: Key, other: Key) -> bool:
+    return (one.layer, one.slot) == (other.layer, other.slot)
 
 
 def _one_call(one: Key, other: Key) -> bool:

@@ -280,7 +280,7 @@ class Ear:
         return value
 
     def named(self, place: Place, value: Any, /) -> Any:
-        """a = b, a = b[i]"""
+        """a = b, a = b[i], a.c = b"""
         if self._values.holds(value):
             self._listener.kept((value,), {}, place)
         return value

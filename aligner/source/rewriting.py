@@ -108,7 +108,7 @@ class Telling(ast.NodeTransformer):
         if any(isinstance(one, (ast.Tuple, ast.List)) for one in node.targets):
             node.value = self._told(value, "unpacked", node.value)
             return node
-        if named and len(node.targets) == 1 and isinstance(target, ast.Name):
+        if named and len(node.targets) == 1 and isinstance(target, (ast.Name, ast.Attribute)):
             node.value = self._told(value, "named", node.value)
             return node
         if len(node.targets) > 1 or not isinstance(target, ast.Subscript):

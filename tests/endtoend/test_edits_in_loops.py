@@ -236,3 +236,45 @@ def test_a_layer_that_is_called_in_the_place_of_another_in_one_turn(tmp_path, ca
     origin = answer(tmp_path, capsys)["origins"][0]
     assert origin["edit"]["confirmed"]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+GAPS = """
+import torch
+from torch import nn
+
+
+class Gaps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.turn, self.out = nn.Linear(10, 5), nn.Linear(5, 3)
+
+    def forward(self, x, seen):
+        gaps = torch.zeros_like(seen)
+        for t in range(1, x.shape[1]):
+            gaps[:, t] = 0.5 + (1.0 - seen[:, t - 1]) * gaps[:, t - 1]
+        h = torch.zeros_like(x[:, 0])
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.turn(torch.cat([x[:, t], h * torch.exp(-gaps[:, t])], -1)))
+        return self.out(h)
+
+
+def build():
+    torch.manual_seed(5)
+    return Gaps().eval(), (torch.randn(3, 6, 5), (torch.rand(3, 6, 5) > 0.5).float())
+"""
+ROWS = [
+    ("        gaps = torch.zeros_like(seen)\n", "        rows = [torch.zeros_like(seen[:, 0])]\n"),
+    ("for t in range(1, x.shape[1])", "for i in range(1, x.shape[1])"),
+    (
+        "gaps[:, t] = 0.5 + (1.0 - seen[:, t - 1]) * gaps[:, t - 1]",
+        "rows.append(0.5 + rows[-1] * (1.0 - seen[:, i]))",
+    ),
+    ("gaps[:, t])], -1", "rows[t])], -1"),
+]
+
+
+def test_an_item_of_the_turn_before_is_said_by_the_number_that_counts_the_turns(tmp_path, capsys):
+    ported(tmp_path, GAPS, ROWS)
+    origin = answer(tmp_path, capsys)["origins"][0]
+    assert "seen[:, i - 1]" in origin["edit"]["lines"][0]["after"]
+    assert is_right_with_the_patch(tmp_path, capsys)

@@ -56,3 +56,65 @@ def test_it_is_mended_where_it_is_made(tmp_path, capsys, mistake):
     assert origin["edit"]["confirmed"]
     assert not origin["edit"]["only_here"]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+KEPT = """
+import torch
+from torch import nn
+
+
+class Tour:
+    def __init__(self, x):
+        self.need, self.left, self.seen = 0.1 + 0.2 * x.abs(), torch.ones_like(x[:, 0]), torch.zeros_like(x)
+
+    def closed(self):
+        return (self.seen > 0) | (self.need > self.left[:, None])
+
+    def go(self, chosen):
+        left = self.left - self.need.gather(1, chosen[:, None])[:, 0]
+        home = chosen == 0
+        self.left = torch.where(home, 1.0, left)
+        self.seen = self.seen + nn.functional.one_hot(chosen, 7) * ~home[:, None]
+
+
+class Scores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.out = nn.Linear(7, 9), nn.Linear(9, 7)
+
+    def forward(self, x, closed):
+        closed = torch.cat((~closed[:, 1:].all(-1, keepdim=True), closed[:, 1:]), 1)
+        return self.out(self.query(x).tanh()).masked_fill(closed, -torch.inf).log_softmax(-1)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scores = Scores()
+
+    def forward(self, x):
+        tour, made = Tour(x), []
+        for _ in range(12):
+            scores = self.scores(x, tour.closed())
+            chosen = scores.argmax(-1)
+            tour.go(chosen)
+            made.append(chosen)
+        return torch.stack(made, 1)
+
+
+def build():
+    torch.manual_seed(2)
+    return Net().eval(), (torch.randn(4, 7),)
+"""
+
+
+def test_what_an_object_keeps_from_turn_to_turn_is_mended_where_it_is_put_there(tmp_path, capsys):
+    """Later on only one way is open, as it is at the reference's end: that is made so, and no other value used here."""
+    (tmp_path / "ref.py").write_text(KEPT, encoding="utf-8")
+    wrong = KEPT.replace("self.left = torch.where(home, 1.0, left)", "self.left = left")
+    (tmp_path / "port.py").write_text(wrong, encoding="utf-8")
+    found = answer(tmp_path, capsys)
+    (origin,) = found["origins"]
+    assert origin["edit"]["lines"][0]["before"].strip() == "self.left = left"
+    assert origin["edit"]["confirmed"]
+    assert is_right_with_the_patch(tmp_path, capsys)

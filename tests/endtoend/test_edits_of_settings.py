@@ -222,6 +222,45 @@ def test_what_a_class_or_a_function_hands_on_to_its_layer_is_changed_where_it_is
     assert is_right_with_the_patch(tmp_path, capsys)
 
 
+HANDED_ON = """
+import torch
+from torch import nn
+
+
+def conv(width, padding, **others):
+    return nn.Conv2d(width, width, 3, padding=padding, bias=False, **others)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.far, self.last = conv(4, 1), conv(4, padding=2, dilation=2, groups=2), conv(4, 1, groups=4)
+
+    def forward(self, x):
+        return self.last(self.far(self.first(x).relu()).relu())
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(2, 4, 9, 9),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "after"),
+    [
+        ("conv(4, padding=1, groups=2)", "conv(4, padding=2, groups=2, dilation=2)"),
+        ("conv(4, 3, dilation=3, groups=2)", "conv(4, 2, dilation=2, groups=2)"),
+    ],
+)
+def test_a_function_that_hands_on_all_it_is_given_is_given_what_is_lacking(tmp_path, capsys, wrong, after):
+    ported(tmp_path, HANDED_ON, [("conv(4, padding=2, dilation=2, groups=2)", wrong)])
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    (line,) = origin["edit"]["lines"]
+    assert after in line["after"]
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
 STRIDED = """
 import torch
 from torch import nn

@@ -90,18 +90,33 @@ def test_an_element_of_a_parameter_is_a_number():
     ("line", "value", "found"),
     [
         ("pos.append(p + self.level[n])", (3,), "n"),
-        ("pos.append(p + self.level[n])", (2,), None),
+        ("pos.append(p + self.level[n])", (2,), "2"),
         ("y = x[:, :n]", ((None, None, 1), (None, 3, 1)), ":, :n"),
         ("y = x[:, None, 2]", ((None, None, 1), None, 2), ":, None, 2"),
         ("y = x[:, :-1]", ((None, None, 1), (None, 6, 1)), ":, :-1"),
         ("y = x[..., -1]", ((None, None, 1), 6), "..., -1"),
         ("y = x[..., None, :]", ((None, None, 1), None), "..., None, :"),
-        ("y = x[:, 1:]", ((None, None, 1), (None, 6, 1)), None),
+        ("y = x[:, 1:]", ((None, None, 1), (None, 6, 1)), ":, :6"),
     ],
 )
 def test_items_are_read_off_a_line(line, value, found):
     """Of something of five and seven; a place may be counted from the end."""
-    assert words.index(line, value, (5, 7), NAMES) == found
+    assert words.index(line, value, (5, 7), NAMES, {}) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "value", "found"),
+    [
+        ("y = x[:, t - 1]", ((None, None, 1), 1), ":, turn - 1"),
+        ("y = x[:, t]", ((None, None, 1), 2), ":, turn"),
+        ("y = x[:, t : t + 1]", ((None, None, 1), (2, 3, 1)), ":, turn:turn + 1"),
+        ("y = x[:, t - n]", ((None, None, 1), 1), ":, 1"),
+    ],
+)
+def test_items_are_said_by_the_number_that_the_code_counts_in(line, value, found):
+    """The one that got its value last, where several have it."""
+    names = {"size": 2, "turn": 2}
+    assert words.index(line, value, (5, 7), {**NAMES, **names}, names) == found
 
 
 @pytest.mark.parametrize(
