@@ -20,7 +20,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 IsTensor = Callable[[object], bool]
 Tensors = list[tuple[str, object]]
@@ -35,6 +35,21 @@ def flatten_arguments(
     positional = [_flatten(value, f"input.{i}", is_tensor, found, ()) for i, value in enumerate(args)]
     named = [[name, _flatten(value, f"input.{name}", is_tensor, found, ())] for name, value in kwargs.items()]
     return {"args": positional, "kwargs": named} if named else {"args": positional}
+
+
+def numbers(structure: Any) -> dict[str, Union[bool, int, float]]:
+    """The plain numbers among the arguments of a call, by slot."""
+    found: dict[str, Union[bool, int, float]] = {}
+
+    def look(one: Any, slot: str) -> None:
+        if isinstance(one.get("value"), (bool, int, float)):
+            found[slot] = one["value"]
+        for name, item in (*enumerate(one.get("list", one.get("tuple", ()))), *one.get("dict", one.get("fields", ()))):
+            look(item, f"{slot}.{name}")
+
+    for name, item in (*enumerate(structure.get("args", ())), *structure.get("kwargs", ())):
+        look(item, f"input.{name}")
+    return found
 
 
 def flatten_result(value: object, is_tensor: IsTensor, found: Tensors) -> object:

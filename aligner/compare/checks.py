@@ -94,6 +94,12 @@ class Check:
         return ROUNDING if self.hidden else self.expected
 
     @property
+    def number(self) -> Optional[tuple[str, Scalar, Scalar]]:
+        """The plain number that this stands for: its slot, the reference's and the port's."""
+        told = self.reason == OTHER_NUMBER and {"slot", "reference", "port"} <= {*self.facts}
+        return (str(self.facts["slot"]), self.facts["reference"], self.facts["port"]) if told else None
+
+    @property
     def suspicious(self) -> bool:
         """More than rounding explains, whoever's doing it is."""
         return self.ratio > LIMIT or self.proved
@@ -115,6 +121,9 @@ OTHER_FORM = "other-form"
 OTHER_SHAPE = "shapes-differ"
 SAME_COUNT = "shapes-differ-same-count"
 """The reason of a check of values that cannot be set against each other one by one."""
+
+OTHER_NUMBER = "number-differs"
+"""The reason of a check that stands for a plain number which its call is given: `facts` have the number's slot."""
 
 ROUNDING = 1e-6
 """Relative L2 that a float32 layer may add by itself (the worst clean one measured: 9.8e-7)."""

@@ -328,6 +328,7 @@ def _origin(births: Sequence[Birth], net: Net, ports: Mapping[str, str], toleran
         calls=len({(b.key.step, b.key.call) for b in births if b.key.layer == first.key.layer}),
         ratio=worst.check.ratio if worst.check is not None else max(ratios, default=None),
         cast=worst.check.cast if worst.check is not None and worst.check.by_cast else "",
+        number=None if first.check is None else first.check.number,
         place=replace(_place(worst), moved=moved),
         others=tuple(replace(place, moved=moved) for place in _others(births, worst, tolerance)),
     )

@@ -254,12 +254,19 @@ class Trace:
             return replace(self._born(reading, birth), time=time)
         elif reading.severity > JUMP * max(reading.own, self._coarse) or reading.over:
             births = self._nearest(sources, SHARE * reading.severity) or self._nearest(sources, 0.0)
+            births = births or self._steered(reading.pair.key)
         if births:
             self._reaches(reading, births)
         elif self._jumped(reading, sources, check):
             return replace(self._born(reading, birth), time=time)
         error = reading.error if reading.matched else None
         return State(reading.severity, reading.over, reading.nonfinite, error, births, time)
+
+    def _steered(self, key: Key) -> tuple[int, ...]:
+        """The birth of a plain number that the layer was given: what it does by that comes of no value, and what it
+        calls inside need not be each other's from then on."""
+        given = ((n, birth) for n, birth in enumerate(self.births) if birth.check is not None and birth.check.number)
+        return tuple(n for n, birth in given if birth.key[:3] == key[:3] and birth.key.call <= key.call)[-1:]
 
     def _reaches(self, reading: Reading, births: tuple[int, ...]) -> None:
         """It goes back to these; to a place in a short type only if it is more than that rounds, grown."""

@@ -123,6 +123,9 @@ class Origin:
     """How many times its own error is what rounding explains; None without a forced pass."""
     cast: str = ""
     """The short type that explains its error: this place computes in it, the reference does not."""
+    number: Optional[tuple[str, Scalar, Scalar]] = None
+    """A plain number that the layer is given where it should be another one: its slot, the reference's and the port's.
+    """
     causes: tuple[Cause, ...] = ()
     """Why it is wrong, the likeliest first; those that a trial has proved before the others."""
     line: Optional[Fork] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Optional, Protocol
+from typing import TYPE_CHECKING, Optional, Protocol, Union
 
 from aligner.compare.checks import Check
 from aligner.compare.net import CallId
@@ -28,6 +28,10 @@ class Plan(Protocol):
     @property
     def layers(self) -> Mapping[str, str]:
         """The reference's layer by the port's."""
+
+    @property
+    def numbers(self) -> Mapping[tuple[int, CallId], Mapping[str, Union[bool, int, float]]]:
+        """Plain numbers that the reference's call is given where the port's is given others, by step and slot."""
 
     @property
     def made(self) -> Callable[[CallId, Array], bool]:

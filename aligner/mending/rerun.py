@@ -21,10 +21,20 @@ from aligner.mending.memory import Arguments
 from aligner.mending.sources import Sources
 from aligner.record import Array, Key, Phase
 from aligner.source.ear import Ear
-from aligner.structure import Tensors, flatten_arguments, flatten_result, substitute_arguments, substitute_result
+from aligner.structure import (
+    Tensors,
+    flatten_arguments,
+    flatten_result,
+    numbers,
+    substitute_arguments,
+    substitute_result,
+)
 
 if TYPE_CHECKING:
     from aligner.mending.running import Parent
+
+NOTHING: Any = {}
+"""No arguments."""
 
 KEPT = 64 << 20
 """Bytes of what layers hand on that are kept from one run to the next."""
@@ -123,8 +133,7 @@ class Rerun:
             return self._inner(inner, args, kwargs)
         if path in self._parent.running.ending:
             found: Tensors = []
-            flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
-            self._look(same, found)
+            self._look(same, found, flatten_arguments(args, kwargs, self._adapter.is_tensor, found))
             return self._inner(inner, args, kwargs)
         return self._held(same, inner, args, kwargs)
 
@@ -189,8 +198,7 @@ class Rerun:
 
     def _held(self, this: CallId, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         found: Tensors = []
-        flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
-        self._look(this, found)
+        self._look(this, found, flatten_arguments(args, kwargs, self._adapter.is_tensor, found))
         asked = [
             check for check in self._parent.checks if check.by_effect and (check.port.layer, check.port.call) == this
         ]
@@ -275,8 +283,10 @@ class Rerun:
         pending = self._listener.pending[-1:]
         return next((one for one in pending if one.layer == self._ground.plan.layers.get(this.layer)), None)
 
-    def _look(self, this: CallId, found: Tensors) -> None:
+    def _look(self, this: CallId, found: Tensors, structure: object = NOTHING) -> None:
+        """`structure` is that of the arguments of a call."""
         tensors = dict(found)
+        changed = self._is_renumbered(this, structure)
         for check in self._parent.checks:
             key = check.port
             if (key.layer, key.call) != this or is_input(key.slot) == (self._depth == 0) or key in self.errors:
@@ -289,10 +299,27 @@ class Rerun:
                     self.at[key] = len(self._listener.story.events), self._user(this)
                 if check.by_effect and not self._edited:
                     self._parent.forms[key] = self._print(tensors[key.slot])
-                if check.reason == OTHER_FORM:
+                if check.number is not None or changed:
+                    self._note(key, math.inf if changed or not self._is_steered(this, structure) else 0.0)
+                elif check.reason == OTHER_FORM:
                     self._note(key, self._changed(check, tensors[key.slot]))
                 elif not check.by_effect:
                     self._note(key, self._ground.off(check, tensors[key.slot]))
+
+    def _is_steered(self, this: CallId, structure: object) -> bool:
+        """Whether a call is given the reference's plain numbers, where they were others."""
+        own, wanted = numbers(structure), self._ground.plan.numbers.get((self.call.step, this), {})
+        return all(own.get(slot) == number for slot, number in wanted.items())
+
+    def _is_renumbered(self, this: CallId, structure: object) -> bool:
+        """Whether edits give a call plain numbers that are neither what they were nor the reference's."""
+        own, known = numbers(structure), self._parent.numbers
+        if not self._edited:
+            known[this] = own
+        wanted = self._ground.plan.numbers.get((self.call.step, this), {})
+        return any(
+            own[slot] not in (one, wanted.get(slot, one)) for slot, one in known.get(this, own).items() if slot in own
+        )
 
     def _changed(self, check: Check, tensor: object) -> float:
         """Of a value that is right in a form of its own: how far off edits make it that make it another one. Where it

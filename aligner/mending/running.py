@@ -168,6 +168,8 @@ class Parent:
         """Layers that are called in the place of each other, in their order."""
         self.given: dict[CallId, object] = {}
         """What the port's own code gives to the layers that it calls."""
+        self.numbers: dict[CallId, Mapping[str, object]] = {}
+        """Plain numbers that the port's own code gives them."""
         self._memory: Optional[Memory] = None
         self._errors: dict[frozenset[tuple[str, str]], Mapping[Key, float]] = {}
         """Of each text that was run in earnest."""

@@ -174,6 +174,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Bring the port's tensor into the reference's layout.",
         "标杆的形状为 {reference}，待比对的形状为 {port}，元素个数相同：缺少转置或变形。\n请把待比对张量调整为标杆的布局。",
     ),
+    "number-differs": (
+        "{slot} is the number {port}, the reference's {reference}.\nLook where the port's code takes it from.",
+        "{slot} 为数值 {port}，标杆为 {reference}。\n请核对待比对代码中该数值的来源。",
+    ),
     "complex-and-real": (
         "The reference is {reference} and the port {port}: one is complex.\nBring both to the same kind of number.",
         "标杆为 {reference}，待比对为 {port}：其中之一是复数。\n请使两侧的数值类型一致。",

@@ -30,9 +30,10 @@ from aligner.record import Array, Key, Phase
 from aligner.replay.answering import Answers
 from aligner.replay.doubts import Doubts
 from aligner.replay.frames import Frame, Plan
-from aligner.replay.handed import LEAST_PARTS, in_effect, in_one_piece, shape_of, takes_more
+from aligner.replay.handed import in_effect, in_one_piece, shape_of, takes_more
 from aligner.replay.judgement import Place, wrong_places
 from aligner.replay.objects import Objects
+from aligner.replay.steered import Steered
 from aligner.replay.values import Values
 from aligner.replay.written import Written
 from aligner.replay.yielding import unweighed, yielding
@@ -69,15 +70,13 @@ class ForcedPass:
     ) -> None:
         self.values, self._written = Values(adapter, plan, sink, order), Written(adapter)
         self._answers = Answers(adapter, model, plan)
-        self._adapter = adapter
-        self._model = model
-        self._stopped = stopped
+        self._adapter, self._model, self._stopped = adapter, model, stopped
         self._step, self._stack = 0, list[Frame]()
         self._numbers: dict[str, int] = {}
         self._trusted: set[Key] = set()
         """Values that have gone for right at another border, and rightly: held, no less would be wrong."""
         self._doubts = Doubts(self.values)
-        self.objects = Objects(adapter.is_tensor)
+        self.objects, self._steered = Objects(adapter.is_tensor), Steered(plan)
         self._answered: set[Key] = set()
         """Those of them of which it is known."""
 
@@ -105,12 +104,9 @@ class ForcedPass:
         """
         known = len(self.checks)
         self._doubts.blamed.clear()
-        self._settled(step, call, known)
-        self._asking(step, call, known)
-        self._doubting(step, call, known)
-        self._exchanging(step, call, known)
-        self._turning(step, call, known)
-        self._owning(step, call, known)
+        readings = self._asking, self._doubting, self._exchanging, self._turning, self._owning, self._steering
+        for read in (self._settled, *readings):
+            read(step, call, known)
         if self.values.taken and step not in self.values.spared:
             self.values.spared[step] = True
             self.values.spared[step] = self._better(step, call, known, 1)
@@ -222,6 +218,15 @@ class ForcedPass:
             self._held_run(step, call)
         self.checks[known:] = own.judged(self.checks[known:], self.plan)
 
+    def _steering(self, step: int, call: Callable[[], object], known: int) -> None:
+        """Where something is wrong in layers that are called with other numbers: run the step with the reference's."""
+        for layers in self._steered.readings(step, self.checks[known:]):
+            self._steered.layers, plan = self._steered.layers | layers, self.plan
+            self.values.plan = plan.recounted(plan, layers)
+            if self._better(step, call, known, 1, whole=True):
+                break
+            self._steered.layers, self.values.plan = self._steered.layers - layers, plan
+
     def _better(self, step: int, call: Callable[[], object], known: int, fewer: int, whole: bool = False) -> bool:
         """Run the step in another reading: it stays where so many fewer places are wrong (`whole`: and all is held)."""
         borders, checks = self.values.borders, self.checks[known:]
@@ -330,18 +335,15 @@ class ForcedPass:
             frame.before = around.last
             place = ("glue", around.call.layer if around.call else "", (around.last, frame.call.layer))
         self.objects.keep(self._step, CallId(path, number), args, kwargs)
-        frame.joined = self._joined(frame, found)
+        known = ((self._adapter.to_numpy(t), d) for _, t in found if (d := self._adapter.dtype(t)) in DTYPES)
+        frame.joined = in_one_piece(self.plan.missing.get((self._step, CallId(path, number)), ()), known)
         frame.own = [shape_of(tensor) for slot, tensor in found if not self._has_counterpart(frame, slot)]
         others = self._replaced(frame, around, found, place)
         self._answers.asked(self._step, frame, len(found), self.checks[frame.first :])
+        others = {**others, **self._steered.given(self._step, frame, structure, self.checks)}
         given = substitute_arguments(args, kwargs, others)
         frame.ended = self._written.watching(given, (args, kwargs) if others else given)
         return given
-
-    def _joined(self, frame: Frame, found: Tensors) -> bool:
-        missing = self.plan.missing.get((self._step, CallId(frame.path, frame.number)), ())
-        known = ((self._adapter.to_numpy(t), d) for _, t in found if (d := self._adapter.dtype(t)) in DTYPES)
-        return len(missing) >= LEAST_PARTS and in_one_piece(missing, known)
 
     def _leave(self, path: str, output: object) -> object:
         while self._stack and self._stack[-1].path != path:  # calls whose layer raised, and somebody caught it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Optional, Union
 
 from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
@@ -52,6 +52,10 @@ class Plan:
 
     objects: Mapping[tuple[int, CallId], Sequence[object]] = field(default_factory=dict)
     """What calls of the port were given that is neither a value nor a list of some, by step; None for what is lost."""
+    numbers: Mapping[tuple[int, CallId], Mapping[str, Union[bool, int, float]]] = field(default_factory=dict)
+    """Plain numbers that the reference's call is given where the port's is given others, by step and slot."""
+    recounted: Callable[[Plan, Set[str]], Plan] = lambda plan, layers: plan
+    """The plan where layers inside of these of the port's are called as often as the reference's."""
     made: Callable[[CallId, Array], bool] = lambda call, array: False
     """Whether the reference's code makes a value inside of a call of its own."""
 

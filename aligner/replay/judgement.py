@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from aligner.compare.checks import ROUNDING, Check
+from aligner.compare.checks import OTHER_NUMBER, ROUNDING, Check
 from aligner.compare.deviation import Deviation
 from aligner.compare.held import Held
 from aligner.compare.net import is_input
@@ -109,5 +109,6 @@ def as_entry(held: Held) -> Any:
 
 
 def wrong_places(checks: Sequence[Check]) -> int:
-    """In how many places something is wrong."""
-    return len({(c.key.layer, c.key.call, c.where, is_input(c.key.slot)) for c in checks if c.fails})
+    """In how many places something is wrong, but for numbers that calls are given."""
+    wrong = (check for check in checks if check.fails and check.reason != OTHER_NUMBER)
+    return len({(c.key.layer, c.key.call, c.where, is_input(c.key.slot)) for c in wrong})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from functools import partial
 
 from aligner.compare import reformed
 from aligner.compare.arranged import arranged
@@ -25,6 +27,7 @@ from aligner.replay.borders import uses
 from aligner.replay.frames import Plan
 from aligner.replay.precision import usual
 from aligner.replay.routed import route
+from aligner.replay.steered import differing, often, recounted
 from aligner.replay.within import Within
 
 MOST = 256
@@ -77,7 +80,9 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     layers.update(_uncalled(reference, port, layers))
     moved = uses(pairs, port.calls, around | _recut(pairs), guessed)
     known = entries, calls, missing, _uneven(pairs, pairing), _results(pairs), layers
-    return Plan(*known, short, lowered(reference), cast, uses=moved, made=Within(reference).makes)
+    numbers = differing(reference, port, calls)
+    plan = Plan(*known, short, lowered(reference), cast, uses=moved, numbers=numbers, made=Within(reference).makes)
+    return replace(plan, recounted=partial(recounted, reference, port))
 
 
 def _choices(pairs: Sequence[Pair]) -> Mapping[Key, Formed]:
@@ -97,7 +102,7 @@ def _further(reference: Dump, port: Dump, calls: dict[CallId, CallId], entries: 
 
     Not where a layer was called more often: it may have been called in another one's place.
     """
-    (ours, theirs), rows = map(_often, (reference, port)), dict[str, list[tuple[CallId, CallId]]]()
+    (ours, theirs), rows = map(often, (reference, port)), dict[str, list[tuple[CallId, CallId]]]()
     for other, one in calls.items():
         rows.setdefault(other.layer, []).append((other, one))
     if any(theirs.get(layer, 0) > ours.get(row[0][1].layer, 0) for layer, row in rows.items()):
@@ -115,15 +120,6 @@ def _further(reference: Dump, port: Dump, calls: dict[CallId, CallId], entries: 
             for key, entry in slots.get(last, ()):
                 further = reference.find(entry.key._replace(call=number)) if entry.key.layer == one.layer else None
                 entries.update({} if further is None else {key._replace(call=number): further})
-
-
-def _often(dump: Dump) -> Mapping[str, int]:
-    """How often each layer was called in a step."""
-    found: dict[str, int] = {}
-    for call in dump.calls:
-        if call.phase is Phase.FORWARD:
-            found[call.layer] = max(found.get(call.layer, 0), call.number + 1)
-    return found
 
 
 def _uncalled(reference: Dump, port: Dump, layers: Mapping[str, str]) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Iterator
 from typing import Optional
@@ -29,7 +30,8 @@ def edit_rows(edit: Edit, fork: Optional[Fork], language: str) -> list[Row]:
         rows.append((say("label-there", language), there(fork, language)))
     before, after = figure(edit.before), figure(edit.after)
     if not edit.setting:  # its cause has the proof
-        rows.append((say("label-proof", language), say("edit-proof", language, before=before, after=after)))
+        word = "edit-proof" if math.isfinite(edit.before) else "edit-proof-whole"
+        rows.append((say("label-proof", language), say(word, language, before=before, after=after)))
     if edit.sizes:
         rows.append(("", say("edit-sizes", language, sizes=", ".join(map(str, edit.sizes)))))
     if edit.unseen:

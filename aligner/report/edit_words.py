@@ -8,6 +8,10 @@ EDITS: dict[str, tuple[str, str]] = {
         "the line was run so: the error as a whole falls from {before} to {after}: confirmed",
         "已按此运行该行：整体误差从 {before} 降至 {after}：已证实",
     ),
+    "edit-proof-whole": (
+        "the line was run so: what this code hands on is right then (error {after}): confirmed",
+        "已按此运行该行：此代码的输出随即正确（误差 {after}）：已证实",
+    ),
     "edit-sizes": (
         "{sizes} is a size of this input: write what it comes from where another input may have another",
         "{sizes} 是当前输入的尺寸：若输入尺寸可能变化，请改写为其来源",

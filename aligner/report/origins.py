@@ -147,6 +147,7 @@ def statement(origin: Origin, tolerance: float, language: str) -> str:
     whole = origin.place is None or None in (origin.place.key, origin.place.port)
     key = None if whole else origin.measured
     slot = origin.slot if key is None else key.slot
+    slot = slot if origin.number is None else origin.number[0]
     known = {"slot": printable(slot), "off": _off(origin, tolerance, language)}
     known["input"] = say("nothing-measured", language)
     if origin.input_error is not None:
@@ -184,6 +185,9 @@ def _ratio(origin: Origin, language: str) -> str:
 
 def _off(origin: Origin, tolerance: float, language: str) -> str:
     """How far off: a number, unless there is none to give."""
+    if origin.number is not None:
+        _, reference, port = origin.number
+        return say("off-number", language, reference=value(reference), port=value(port))
     if origin.deviation is not None and origin.deviation.nonfinite:
         return say("off-nonfinite", language)
     if origin.place is not None and None in (origin.place.key, origin.place.port):

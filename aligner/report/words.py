@@ -99,6 +99,7 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "off-error": ("has an error of {value}", "误差为 {value}"),
     "off-shape": ("has another shape", "形状不同"),
+    "off-number": ("is {port} and not {reference}", "为 {port} 而非 {reference}"),
     "off-form": ("has another form", "形式不同"),
     "off-missing": ("is missing in the port", "在待比对网络中不存在"),
     "off-extra": ("is not in the reference", "在标杆中不存在"),
