@@ -74,6 +74,13 @@ class Matching:
                     found.setdefault(value, []).extend(one for one in event.operands if isinstance(one, int))
         return found
 
+    @cached_property
+    def again(self) -> Optional[Event]:
+        """What makes the wrong value last, where it is made more than once: an earlier turn had it rightly."""
+        found = (event for event in reversed(self.heard) if self.found in event.results)
+        last = next((event for event in found if event.word not in (RETURN, KEPT)), None)
+        return None if last is self.makers[1].get(self.found) else last
+
     @property
     def near(self) -> Sequence[Step]:
         """Of what the port lacks, what is made first: there it went wrong."""

@@ -148,8 +148,7 @@ class Search:
         return next((one.results[0] for one in same if one.results and one.results[0] > value), None)
 
     def _replaced(self, anchor: Anchor, whole: bool) -> Iterator[Candidate]:
-        event = anchor.event
-        shapes = self._matching.theirs.shapes
+        event, shapes = anchor.event, self._matching.theirs.shapes
         form = shapes[anchor.value] if isinstance(anchor.value, int) else None
         own = self._matching.ours.shapes
         found = dict.fromkeys([*(value for value, _ in self._matching.near), *self._matching.starts])
@@ -217,7 +216,8 @@ class Search:
         kept = [one for one in kept if {*one.operands} & (wrong if self._is_name(one) else wrong | due)]
         steps += kept
         steps += [one for one in self._matching.heard if is_idle(one) and {*one.results} & shaped and one not in steps]
-        steps = [*dict.fromkeys([*steps[:NEAREST], *filter(None, [makers.get(self._matching.found)])])]
+        making = makers.get(self._matching.found), (last := self._matching.again)
+        steps = [*dict.fromkeys([*steps[:NEAREST], *filter(None, making)])]
         found: dict[Any, Anchor] = {}
 
         def add(anchor: Anchor) -> None:
@@ -232,8 +232,8 @@ class Search:
         for event in other_steps(self._matching):
             if isinstance(event.node, ast.expr):
                 add(Anchor(event.node, event.results[0], event, 0, event.inputs))
-        order = sorted(enumerate([*steps, *ends]), key=lambda item: not {*item[1].results} & wrong)  # in a loop, the
-        for number, event in order:  # turn that goes wrong knows what there is to put it right
+        order = sorted(enumerate([*steps, *ends]), key=lambda at: (at[1] is not last, not {*at[1].results} & wrong))
+        for number, event in order:  # in a loop, the turn that goes wrong knows what there is to put it right
             late = len(steps) - number
             if event not in ends and isinstance(event.node, ast.expr) and not event.part and len(event.results) == 1:
                 add(Anchor(event.node, event.results[0], event, late, event.inputs))

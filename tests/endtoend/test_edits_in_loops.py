@@ -278,3 +278,36 @@ def test_an_item_of_the_turn_before_is_said_by_the_number_that_counts_the_turns(
     origin = answer(tmp_path, capsys)["origins"][0]
     assert "seen[:, i - 1]" in origin["edit"]["lines"][0]["after"]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+STALE = """
+import torch
+from torch import nn
+
+
+class Refine(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read, self.cell, self.wider = nn.Linear(6, 6), nn.GRUCell(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x, slots):
+        batch, count, width = slots.shape
+        state = slots.reshape(-1, width)
+        for _ in range(3):
+            found = self.read(state.reshape(batch, count, width)).softmax(1) * x
+            state = self.cell(found.reshape(-1, width), state.reshape(-1, width))
+            state = state + torch.relu(self.wider(state))
+        return state.reshape(batch, count, width)
+
+
+def build():
+    torch.manual_seed(5)
+    return Refine().eval(), (torch.randn(3, 1, 6), torch.randn(3, 4, 6))
+"""
+
+
+def test_a_value_that_was_right_in_the_first_turn_is_put_right_where_it_is_taken_again(tmp_path, capsys):
+    ported(tmp_path, STALE, [("state.reshape(-1, width))", "slots.reshape(-1, width))")])
+    origin = answer(tmp_path, capsys)["origins"][0]
+    assert "slots.reshape(-1, width))" in origin["edit"]["lines"][0]["before"]
+    assert is_right_with_the_patch(tmp_path, capsys)
