@@ -19,6 +19,8 @@ from aligner.compare.folded import as_part
 from aligner.compare.net import CallId, is_input
 from aligner.compare.padded import padded
 from aligner.compare.reformed import Part
+from aligner.compare.selected import Rest, Selected, Selections, pairs
+from aligner.compare.shares import Shares
 from aligner.record import Key, Phase
 
 if TYPE_CHECKING:
@@ -38,20 +40,34 @@ _Ends = Mapping[tuple[int, CallId, bool], list["Entry"]]
 def pieces(reference: Dump, port: Dump, pairing: Pairing) -> Iterator[tuple[list[Part], Mapping[Key, Formed]]]:
     """What stands for each other, and what each value of the port is to be."""
     ours, theirs = _ends(reference), _ends(port)
+    shares, selections = (Shares(), Shares()), Selections(reference)
+    sides: list[tuple[bool, object, list[Entry], list[Entry]]] = []
     for (step, call, given), one in ours.items():
         counterpart = pairing.calls.get(call) if call.layer else None
         other = theirs.get((step, counterpart, given), []) if counterpart is not None else []
+        layers: object = (call.layer, counterpart.layer) if counterpart is not None else ()
+        sides.append((given, layers, one, other))
+        if not given:
+            shares[0].learn(layers, one, other)
+            shares[1].learn(layers, other, one)
+    for given, both, one, other in sides:
         if len(one) == len(other):
             value = padded(one[0], other[0], (reference, port)) if given and len(one) == 1 else None
             if value is not None:
                 yield [Part(value, as_part(other[0]), (one[0].key, other[0].key))], {other[0].key: value}
+            for mine, its in pairs(one, other) if value is None else ():
+                if (rows := selections.of(mine, its)) is not None:
+                    taken = Selected(mine, rows, its.shape[0])
+                    yield [Part(taken, Rest(its, rows), (mine.key, its.key))], {its.key: taken}
             continue
-        for whole, group, along in _found(one, other):
+        for whole, group, along in [*_found(one, other)] or (() if given else shares[1].of(both, other, one)):
             yield (
                 [Part(Single(whole, along, n, e.shape), as_part(e), (whole.key, e.key)) for n, e in enumerate(group)],
                 {entry.key: Single(whole, along, n, entry.shape) for n, entry in enumerate(group)},
             )
-        for whole, group, along in _in_turn(one, other) if given else _found(other, one):
+        for whole, group, along in (
+            _in_turn(one, other) if given else [*_found(other, one)] or shares[0].of(both, one, other)
+        ):
             row, first, *rest = Row(group, along, whole.shape), *(entry.key for entry in group)
             yield [Part(row, as_part(whole), (first, whole.key), (rest, ()))], {whole.key: row}
 

@@ -86,6 +86,8 @@ def _numbered(sources: Sources, file: str, node: ast.expr, numbers: Sequence[flo
     for one, number, apart in sorted(pairs, key=lambda pair: pair[2]):
         if apart > SAME:
             yield (Edit(file, *sources.span(file, one), number_text(number)),)
+    if isinstance(node, ast.Constant) and type(node.value) is int:  # a type's number, where a row begins
+        yield from ((Edit(file, *sources.span(file, node), str(node.value + by)),) for by in (1, -1))
 
 
 def _written(sources: Sources, file: str, row: Row, elements: Sequence[ast.expr]) -> Edit:

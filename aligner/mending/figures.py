@@ -6,6 +6,7 @@ Numbers that are one off, other signs, ends of slices that are counted from the 
 from __future__ import annotations
 
 import ast
+import builtins
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,8 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
     for node in own(statement):
         given = [*node.args, *(one.value for one in node.keywords)] if isinstance(node, ast.Call) else []
         given += node.elts if isinstance(node, ast.Tuple) else []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id not in _PYTHONS:
+            yield from ((one, ["{} + 1", "{} - 1"]) for one in node.args if isinstance(one, ast.Name))
         yield from ((one, ["-{}"]) for one in given if isinstance(one, ast.Attribute) and _is_named(one))
         if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10:
             yield from [(node, [str(node.value - 1), str(node.value + 1)])] if id(node) not in ones else []
@@ -270,8 +273,11 @@ def _term(node: ast.expr) -> str:
     return ast.unparse(node) if isinstance(node, ast.BinOp) else _alone(node)
 
 
-_FAMILIES = (("floor", "ceil", "round"), ("log", "log2", "log10", "log1p"), ("sin", "cos"))
+_FAMILIES = (("floor", "ceil", "round"), ("log", "log2", "log10", "log1p"), ("sin", "cos"), ("sort", "unique"))
 """Functions that are taken for each other: what they make of plain numbers, nothing is heard of."""
+
+_PYTHONS = frozenset(dir(builtins))
+"""Functions that are not the user's."""
 
 _SIGN_OF = {ast.Add: "+", ast.Sub: "-"}
 

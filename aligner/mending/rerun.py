@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.checks import OTHER_FORM, OTHER_SHAPE, Check
 from aligner.compare.net import CallId, is_input
+from aligner.compare.selected import Selected
 from aligner.dtypes import DTYPES, decode
 from aligner.effects import Change, Effects, repeated
 from aligner.fingerprint import Fingerprint, apart, fingerprint, print_of
@@ -245,7 +246,7 @@ class Rerun:
         given = self._ground.others(self.call, this, found)
         given = given if self._disturb is None else {**given, **self._disturb([*given.items()])}
         output = substitute_result(output, given)
-        own = any(self._is_own(this, slot, tensor) for slot, tensor in found if slot not in given)
+        own = any(self._is_own(this, slot, tensor, slot in given) for slot, tensor in found)
         for check in sized if own else ():
             self._note(check.port, math.inf)  # of the reference's value it makes another size: it does not take it so
         if not asked and not own:
@@ -257,10 +258,12 @@ class Rerun:
                 self._keep(this, output, found, before, taken if lone else None, changes)
         return output
 
-    def _is_own(self, this: CallId, slot: str, tensor: object) -> bool:
-        """Whether a value has another size than its counterpart: what is made depends on what the code gives."""
-        entry = self._ground.plan.entries.get(Key(self.call.step, Phase.FORWARD, *this, slot))
-        return entry is not None and math.prod(entry.shape) != math.prod(self._adapter.to_numpy(tensor).shape)
+    def _is_own(self, this: CallId, slot: str, tensor: object, held: bool) -> bool:
+        """Whether a value has another size than its counterpart, or rows beside its: what is made depends on what the
+        code gives."""
+        entry: Any = self._ground.plan.entries.get(Key(self.call.step, Phase.FORWARD, *this, slot))
+        other = entry is not None and math.prod(entry.shape) != math.prod(self._adapter.to_numpy(tensor).shape)
+        return isinstance(entry, Selected) or (other and not held)
 
     def _keep(
         self,

@@ -10,6 +10,7 @@ from aligner.compare.along import Row, Single
 from aligner.compare.hot import Chosen, Hot
 from aligner.compare.net import CallId, is_input
 from aligner.compare.padded import Padded
+from aligner.compare.selected import Selected
 from aligner.compare.tables import Table
 from aligner.compare.worded import Axed, Worded
 from aligner.explain.trail import EQUAL, Step, Trail
@@ -136,7 +137,7 @@ class Theirs:
 
     def _formed(self, story: Story, entry: Any, found: int) -> Iterator[Event]:
         """What makes a value of the port's form of the reference's."""
-        if isinstance(entry, (Table, Padded, Axed, Hot, Chosen)):
+        if isinstance(entry, (Table, Padded, Axed, Hot, Chosen, Selected)):
             yield Event(TAKEN, (self.number(story, entry.entry),), (found,))
         elif isinstance(entry, Row):
             word, parts = "stack" if entry.along.own else "cat", tuple(self.number(story, one) for one in entry.entries)

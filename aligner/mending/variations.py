@@ -374,20 +374,22 @@ def _made_beside(text: str, line: int) -> Sequence[tuple[ast.Name, ast.Name]]:
 def _neighbours(text: str) -> Sequence[tuple[ast.stmt, ast.stmt]]:
     """Statements of functions that follow each other and may be run the other way round, the inner ones first."""
     found: list[tuple[ast.stmt, ast.stmt]] = []
+    named = [(node.lineno, node.id) for node in _names(parsed(text)) if isinstance(node.ctx, ast.Store)]
     for node in walked(parsed(text)):
         for name in ("body", "orelse") if not isinstance(node, (ast.Module, ast.ClassDef)) else ():
             block = getattr(node, name, None)
             pairs = zip(block, block[1:]) if isinstance(block, list) else ()
-            found += [(one, other) for one, other in pairs if _may_turn(one, other)]
+            found += [(one, other) for one, other in pairs if _may_turn(one, other, named)]
     return sorted(found, key=lambda pair: (pair[1].end_lineno or 0) - pair[0].lineno)
 
 
-def _may_turn(one: ast.stmt, other: ast.stmt) -> bool:
-    """Whether one makes a variable anew that the other uses, and there is one before either."""
+def _may_turn(one: ast.stmt, other: ast.stmt, named: Sequence[tuple[int, str]]) -> bool:
+    """Whether one makes a variable anew that the other uses, and there is one before either: `named` has the lines."""
     if any(isinstance(each, (ast.Return, ast.FunctionDef, ast.Import, ast.ImportFrom)) for each in (one, other)):
         return False
     (made, used), (later, taken) = _variables(one), _variables(other)
-    return bool(made & taken or used & later) and made & taken <= used
+    known = used | {name for line, name in named if line < one.lineno}
+    return bool(made & taken or used & later) and made & taken <= known
 
 
 def _variables(statement: ast.stmt) -> tuple[set[str], set[str]]:

@@ -358,7 +358,7 @@ def _calls(line: str, name: str) -> Iterator[ast.Call]:
 
 @lru_cache(maxsize=1024)
 def _parsed(line: str) -> Optional[ast.AST]:
-    for text in (line, line.rstrip(":") + ": pass", line.strip("(), "), _whole(line)):
+    for text in (line, line.rstrip(":") + ": pass", line.strip("(), "), f"{{{line}}}", _whole(line)):
         try:
             return ast.parse(text)
         except SyntaxError:

@@ -18,6 +18,7 @@ from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
 from aligner.compare.reading import LOW_PRECISION, read
 from aligner.compare.reformed import Part, parts
+from aligner.compare.selected import due
 from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.explain.suspect import Suspect
@@ -102,8 +103,9 @@ class Alone:
         entry = entry or self._reference.find(check.key) or self.plan.entries.get(check.port)
         if entry is None:
             raise LookupError(check.port.slot)
-        wanted, own = held(entry), self._port.find(check.port)
         found = Held(check.port, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
+        rows, own = due(entry, found.raw()), self._port.find(check.port)
+        wanted = held(entry) if rows is None else Held(entry.key, entry.order, entry.dtype, rows)
         usual = (wanted.shape,) if check.reason == OTHER_SHAPE or own is None else (wanted.shape, own.shape)
         told = as_mask(wanted, found, own)
         if told is not None:

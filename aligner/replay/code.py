@@ -17,6 +17,7 @@ from aligner.adapter import Adapter, Arguments
 from aligner.compare.casts import is_short
 from aligner.compare.checks import Check
 from aligner.compare.net import CallId, is_input
+from aligner.compare.selected import due
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.dump.reader import Entry
 from aligner.explain.case import distance
@@ -148,10 +149,12 @@ class Code:
         return None if entry is None or DTYPES[entry.dtype].exact or "complex" in entry.dtype else entry
 
     def _value(self, entry: Entry, address: Key, tensor: object, dtype: Optional[str]) -> Optional[object]:
-        value, shape = entry.raw(), self.adapter.to_numpy(tensor).shape
+        array = self.adapter.to_numpy(tensor)
+        rows, shape = due(entry, array), array.shape
+        value = entry.raw() if rows is None else rows
         if (own := DTYPES.get(self.adapter.dtype(tensor))) is not None and own.exact:
             return None  # a mask in other words: the layer may not take it so
-        if value.shape != shape and value.size != self.adapter.to_numpy(tensor).size:
+        if value.shape != shape and value.size != array.size:
             return None
         if (order := self.plan.orders.get(address)) is not None and len(order) == value.ndim:
             value = value.transpose(order)

@@ -17,6 +17,7 @@ from aligner.compare.formed import Formed
 from aligner.compare.held import Held, held
 from aligner.compare.net import CallId, is_input
 from aligner.compare.reformed import Slice, several
+from aligner.compare.selected import due
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.noise import Change
 from aligner.record import Array, Key, Phase, Record
@@ -120,6 +121,8 @@ class Values:
         wanted = held(entry)
         if without_places(entry):
             found = Held(address, 0, found.dtype, in_order(found.raw()))
+        if (rows := due(entry, found.raw())) is not None:
+            wanted = Held(entry.key, entry.order, entry.dtype, rows)
         row = several(entry)
         if row and found.shape == wanted.shape:
             self._of_several(owner, row, found, place)

@@ -80,6 +80,10 @@ def test_all_arguments_of_a_call_are_read_off_its_line():
     assert words.operand("return x / math.sqrt(self.heads)", 2.0, NAMES) == "math.sqrt(self.heads)"
 
 
+def test_items_of_a_dict_are_read_too():
+    assert words.operand('"bx": bx.clamp(-1, 1) - bias, "by": by - bias,', 0.4, {"bias": 0.4}) == "bias"
+
+
 def test_an_element_of_a_parameter_is_a_number():
     layer = SimpleNamespace(_params={"keep": np.array([0.25, 0.5], np.float32)})
     assert words.operand("x = self.keep[i] * x", 0.25, {"self": layer, "i": 0}) == "self.keep[i]"
