@@ -23,6 +23,7 @@ def texts(tmp_path, way, line):
         ("y = roll(roll(x, -s, 1), -s, 2)", ["roll(roll(x, s, 1), s, 2)", "roll(roll(x, s, 1), -s, 2)"]),
         ("y = arange(n - 1, n + m - 1)", ["arange(n, n + m)", "arange(n - 2, n + m - 1)"]),
         ("y = x > k", ["x >= k", "x < k", "x != k"]),
+        ("y = inside(x, n)", ["inside(x + 1, n)", "inside(x, n - 1)"]),
         ("y = pad(-k % p, -k)", ["pad((-k - 1) % p, -k)", "pad(k % p, k)"]),
     ],
 )
@@ -88,6 +89,7 @@ def test_slices_and_items(tmp_path, line, others):
         ("n // stride", ["(n + stride - 1) // stride"]),
         ("(n + stride - 1) // stride", ["n // stride"]),
         ("ops.floor(x)", ["ops.ceil(x)", "ops.round(x)"]),
+        ("np.sort(x)", ["np.unique(x)"]),
         ("math.log10(x) + 1", ["math.log(x) + 1", "math.log2(x) + 1"]),
     ],
 )

@@ -42,6 +42,16 @@ def test_statements_that_share_a_variable_are_exchanged(tmp_path):
     assert found == [earlier, without.replace("two(x)\n", "two(x)\n    x = self.one(x)\n")]
 
 
+def test_a_variable_of_the_turn_before_is_kept_before_it_is_made_anew(tmp_path):
+    file = tmp_path / "net.py"
+    loop = "    for step in self.steps:\n        now = step(x, old)\n        x = now\n        old = x\n"
+    text = f"def forward(self, x):\n    x, old = x[0], x[1]\n{loop}"
+    file.write_text(text, encoding="utf-8")
+    sources = Sources({})
+    found = [sources.edited(pair).text(str(file)) for pair in exchanged(sources, str(file), {6})]
+    assert text.replace("x = now\n        old = x", "old = x\n        x = now") in found
+
+
 def test_what_is_made_inside_a_statement_is_made_before_it(tmp_path):
     file = tmp_path / "net.py"
     text = "def forward(self, x, n):\n    x = x + self.g(self.f(x, n), n)\n    return self.h(x)\n"

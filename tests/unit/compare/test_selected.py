@@ -1,0 +1,56 @@
+"""Rows that one side takes out of a value: which of the other's they are, and what its value is to be."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from aligner.compare.selected import Selected, Selections, due
+from aligner.dtypes import encode
+from aligner.record import Key, Phase, Record
+from tests.unit.compare.memory_dump import MemoryEntry
+
+ALL = np.random.default_rng(3).normal(size=(6, 4)).astype(np.float32)
+ROWS = (0, 2, 3, 5)
+
+
+def entry(array, dtype="float32", layer="block.part", slot="input.0"):
+    return MemoryEntry(Record(Key(0, Phase.FORWARD, layer, 0, slot), 0, dtype, encode(array, dtype)))
+
+
+def selections(*entries):
+    return Selections(SimpleNamespace(entries=entries))
+
+
+def test_the_rows_are_told_by_their_numbers_and_kept_for_what_is_made_of_them():
+    known = selections()
+    assert known.of(entry(ALL[list(ROWS)]), entry(ALL)) == ROWS
+    assert known.of(entry(ALL[:4] + 9, slot="output.0"), entry(ALL, slot="output.0")) == ROWS  # wrong by then
+    assert known.of(entry(ALL[:4] + 9, layer="other.part"), entry(ALL, layer="other.part")) is None
+
+
+def test_rows_that_are_there_twice_are_a_mistake():
+    assert selections().of(entry(ALL[:3]), entry(np.concatenate([ALL[:3], ALL[1:2]]))) is None
+
+
+def test_a_mask_of_the_reference_tells_as_well():
+    mask = np.isin(np.arange(6), ROWS).reshape(2, 3)
+    known = selections(entry(mask, "bool", "", "input.1"))
+    assert known.of(entry(ALL[list(ROWS)] + 9), entry(ALL)) == ROWS
+
+
+def test_what_the_port_makes_of_the_others_is_its_own_affair():
+    wanted = Selected(entry(np.ones((4, 4), np.float32)), ROWS, 6)
+    found = due(wanted, ALL)
+    assert (found[list(ROWS)] == 1).all()
+    assert (found[[1, 4]] == ALL[[1, 4]]).all()
+
+
+@pytest.mark.parametrize(("shape", "fits"), [((4, 4), True), ((5, 4), False)])
+def test_with_an_edit_the_port_may_take_them_out_too(shape, fits):
+    wanted = Selected(entry(np.ones((4, 4), np.float32)), ROWS, 6)
+    found = due(wanted, np.zeros(shape, np.float32))
+    assert (found is not None) == fits
+    assert not fits or (found == 1).all()
