@@ -17,7 +17,7 @@ from aligner.mending.constants import reordered, tabled
 from aligner.mending.constructor import set_up
 from aligner.mending.dropped import dropped
 from aligner.mending.events import HELPER, Event, Site, values_of
-from aligner.mending.figures import counted, operated, resized, rounded, sliced, valued
+from aligner.mending.figures import backwards, counted, operated, resized, rounded, sliced, valued
 from aligner.mending.grouped import grouped
 from aligner.mending.halves import paired, spread
 from aligner.mending.lapses import carried, chosen, looped, scaled, unread
@@ -300,7 +300,7 @@ class Blindly:
             ways = (counted, switched, reduced, resized, sliced, rounded, dropped, set_up, chosen, carried, accumulated)
             for way in ways:
                 yield from _tried(way(*at), COUNTED, COUNT, 0.05, ARGUMENT)
-            for way in (unread, offset, looped, untold, of_each, by_turn, spaced):
+            for way in (unread, offset, looped, untold, of_each, by_turn, spaced, backwards):
                 yield from _tried(way(*at), COUNTED, UNREAD, 0.05, OTHER)
             yield from _tried(chained(*at), COUNTED, CHAINED, 0.05, OTHER)
             yield from _tried(own_names(*at, self._of_both(site)), COUNTED, UNREAD, 0.05, OTHER)
