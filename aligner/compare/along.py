@@ -49,7 +49,8 @@ def stacks(part: Shape, count: int, shape: Shape) -> list[Along]:
 def apart(way: Along, values: Sequence[Entry], whole: Entry) -> float:
     """How far the values, laid so, are from the single one."""
     joined = way.joined([entry.load() for entry in values])
-    return float(np.abs(joined.astype(np.float64) - whole.load().astype(np.float64)).mean())
+    with np.errstate(invalid="ignore"):  # masks hide by infinite numbers on both sides
+        return float(np.abs(joined.astype(np.float64) - whole.load().astype(np.float64)).mean())
 
 
 class Row(Formed):
