@@ -40,7 +40,7 @@ _Ends = Mapping[tuple[int, CallId, bool], list["Entry"]]
 def pieces(reference: Dump, port: Dump, pairing: Pairing) -> Iterator[tuple[list[Part], Mapping[Key, Formed]]]:
     """What stands for each other, and what each value of the port is to be."""
     ours, theirs = _ends(reference), _ends(port)
-    shares, selections = (Shares(), Shares()), Selections(reference)
+    shares, selections = (Shares(), Shares()), Selections()
     sides: list[tuple[bool, object, list[Entry], list[Entry]]] = []
     for (step, call, given), one in ours.items():
         counterpart = pairing.calls.get(call) if call.layer else None

@@ -1,8 +1,8 @@
 """Rows that one side takes out of a value before it works on them, where the port works on all: `x[mask]`, and a mask
 behind it.
 
-The reference's rows among zeros are what the port's layer is to get and to make; what it makes of the others is its own
-affair.
+The port's own value with the reference's rows is what its layer is to get and to make; what it makes of the others is
+its own affair.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.compare.formed import Formed
+from aligner.compare.net import is_input
 from aligner.dtypes import DTYPES
 from aligner.record import Array
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from aligner.dump.reader import Dump, Entry
+    from aligner.dump.reader import Entry
 
     Numbers = npt.NDArray[np.float64]
 
-MOST = 1 << 14
-"""Rows that are looked at."""
+MOST = 1 << 12
+"""Rows of a value, at most."""
+
+SEARCHES, WORK = 256, 1 << 27
+"""Values in which rows are looked for, and how many numbers are subtracted for one."""
 
 LARGEST = 1 << 22
 """Numbers of a value that is read for this."""
@@ -86,48 +90,40 @@ def _only(array: Array, rows: Rows) -> Array:
 class Selections:
     """Which rows the port's values have of the reference's, as it was seen so far."""
 
-    def __init__(self, reference: Dump) -> None:
-        self._reference = reference
+    def __init__(self) -> None:
         self._known: dict[object, Rows] = {}
-        self._masks: dict[tuple[int, int], list[Entry]] = {}
+        self._left = SEARCHES
 
     def of(self, one: Entry, other: Entry) -> Optional[Rows]:
-        """Those of one pair; None where it is none of this kind."""
-        alike = one.dtype == other.dtype and len(one.shape) == len(other.shape) and one.shape[1:] == other.shape[1:]
-        if (
-            not alike
-            or not one.shape
-            or not 0 < one.shape[0] < other.shape[0] <= MOST
-            or math.prod(other.shape) > LARGEST
-        ):
+        """Those of one pair; None where it is none of this kind. What is made of such rows has them where they were
+        seen, though it may be wrong by then.
+        """
+        few, many = one.shape[:1], other.shape[:1]
+        alike = one.dtype == other.dtype and one.shape[1:] == other.shape[1:]
+        if not alike or not (0,) < few < many <= (MOST,) or math.prod(other.shape) > LARGEST:
             return None
-        layer, sizes = one.key.layer, (one.key.step, one.shape[0], other.shape[0])
-        rows = _found(one.load(), other.load())
+        layer, sizes = one.key.layer, (one.key.step, *few, *many)
         places = [(path, *sizes) for path in (layer, layer.rpartition(".")[0])]
-        if rows is None:
-            known = (self._known[place] for place in places if place in self._known)
-            return next(known, None) or self._by_mask(*sizes)
-        self._known.update(dict.fromkeys(places, rows))
-        return rows
-
-    def _by_mask(self, step: int, few: int, many: int) -> Optional[Rows]:
-        """The rows that a value of so many numbers is no zero in."""
-        if (step, many) not in self._masks:
-            self._masks[step, many] = [
-                entry
-                for entry in self._reference.entries
-                if entry.key.step == step and math.prod(entry.shape) == many and DTYPES[entry.dtype].exact
-            ]
-        for entry in self._masks[step, many]:
-            rows = np.flatnonzero(entry.load().reshape(-1))
-            if len(rows) == few:
-                return tuple(map(int, rows))
-        return None
+        known = next((self._known[place] for place in places if place in self._known), None)
+        if is_input(one.key.slot) and self._left > 0:
+            ours, theirs = (_numbers(entry.load()) for entry in (one, other))
+            if known is None or not _are(ours, theirs[list(known)]):
+                self._left -= 1
+                known = _found(ours, theirs) or known
+                self._known.update(dict.fromkeys(places, known) if known is not None else {})
+        return known
 
 
-def _found(few: Array, many: Array) -> Optional[Rows]:
+def _numbers(array: Array) -> Numbers:
+    return np.nan_to_num(array.reshape(len(array), -1).astype(np.float64))
+
+
+def _are(ours: Numbers, theirs: Numbers) -> bool:
+    return bool((np.linalg.norm(ours - theirs, axis=1) <= NEAR * np.linalg.norm(ours, axis=1)).all())
+
+
+def _found(ours: Numbers, theirs: Numbers) -> Optional[Rows]:
     """Where the rows of the one lie in the other, in the same order; not where one is there once more."""
-    ours, theirs = (np.nan_to_num(each.reshape(len(each), -1).astype(np.float64)) for each in (few, many))
     limits = NEAR * np.linalg.norm(ours, axis=1)
     rows: list[int] = []
     at = 0
@@ -140,6 +136,8 @@ def _found(few: Array, many: Array) -> Optional[Rows]:
         at += 1
     known = {*rows}
     left = [number for number in range(len(theirs)) if number not in known]
+    if len(left) * ours.size > WORK:
+        return None
     return None if any(_is_among(theirs[number], ours, limits) for number in left) else tuple(rows)
 
 

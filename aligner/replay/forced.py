@@ -104,8 +104,8 @@ class ForcedPass:
         """
         known = len(self.checks)
         self._doubts.blamed.clear()
-        readings = self._asking, self._doubting, self._exchanging, self._turning, self._owning, self._steering
-        for read in (self._settled, *readings):
+        self._settled(step, call, known)
+        for read in (self._asking, self._doubting, self._exchanging, self._turning, self._owning, self._steering):
             read(step, call, known)
         if self.values.taken and step not in self.values.spared:
             self.values.spared[step] = True
@@ -255,14 +255,13 @@ class ForcedPass:
                     return self._stop()  # as the free run did: what it did until then has been looked at
                 first = first or self.checks[known:]
                 del self.checks[known:]
-                if not isinstance(error, DumpError) and self.values.unheard():  # it may look at its own frame
-                    return self._held_run(step, call)
-                last = attempt == ATTEMPTS - 2
                 if isinstance(error, DumpError):
                     raise  # a full disk is none of the port's affairs
-                if attempt == ATTEMPTS - 1 or not self._yielded(last):
-                    at = next((n for n, check in enumerate(first) if check.fails and check.reason == OTHER_SHAPE), None)
-                    if at is None:
+                if self.values.unheard():  # it may look at its own frame
+                    return self._held_run(step, call)
+                if attempt == ATTEMPTS - 1 or not self._yielded(attempt == ATTEMPTS - 2):
+                    at = next((n for n, check in enumerate(first) if check.fails and check.reason == OTHER_SHAPE), -1)
+                    if at < 0:
                         raise
                     self.checks.extend(first[: at + 1])  # with as many numbers as the port has there nothing goes on
                     self.checks.extend(replace(check, follows=check.suspicious) for check in first[at + 1 :])
@@ -338,9 +337,9 @@ class ForcedPass:
         known = ((self._adapter.to_numpy(t), d) for _, t in found if (d := self._adapter.dtype(t)) in DTYPES)
         frame.joined = in_one_piece(self.plan.missing.get((self._step, CallId(path, number)), ()), known)
         frame.own = [shape_of(tensor) for slot, tensor in found if not self._has_counterpart(frame, slot)]
-        others = self._replaced(frame, around, found, place)
+        others = {**self._replaced(frame, around, found, place)}
         self._answers.asked(self._step, frame, len(found), self.checks[frame.first :])
-        others = {**others, **self._steered.given(self._step, frame, structure, self.checks)}
+        others.update(self._steered.given(self._step, frame, structure, self.checks))
         given = substitute_arguments(args, kwargs, others)
         frame.ended = self._written.watching(given, (args, kwargs) if others else given)
         return given

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -20,25 +18,15 @@ def entry(array, dtype="float32", layer="block.part", slot="input.0"):
     return MemoryEntry(Record(Key(0, Phase.FORWARD, layer, 0, slot), 0, dtype, encode(array, dtype)))
 
 
-def selections(*entries):
-    return Selections(SimpleNamespace(entries=entries))
-
-
 def test_the_rows_are_told_by_their_numbers_and_kept_for_what_is_made_of_them():
-    known = selections()
+    known = Selections()
     assert known.of(entry(ALL[list(ROWS)]), entry(ALL)) == ROWS
     assert known.of(entry(ALL[:4] + 9, slot="output.0"), entry(ALL, slot="output.0")) == ROWS  # wrong by then
     assert known.of(entry(ALL[:4] + 9, layer="other.part"), entry(ALL, layer="other.part")) is None
 
 
 def test_rows_that_are_there_twice_are_a_mistake():
-    assert selections().of(entry(ALL[:3]), entry(np.concatenate([ALL[:3], ALL[1:2]]))) is None
-
-
-def test_a_mask_of_the_reference_tells_as_well():
-    mask = np.isin(np.arange(6), ROWS).reshape(2, 3)
-    known = selections(entry(mask, "bool", "", "input.1"))
-    assert known.of(entry(ALL[list(ROWS)] + 9), entry(ALL)) == ROWS
+    assert Selections().of(entry(ALL[:3]), entry(np.concatenate([ALL[:3], ALL[1:2]]))) is None
 
 
 def test_what_the_port_makes_of_the_others_is_its_own_affair():
