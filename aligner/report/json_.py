@@ -218,6 +218,7 @@ def _origin(origin: Origin, comparison: Comparison) -> dict[str, Any]:
         "input_error": origin.input_error,
         "ratio": origin.ratio,
         "cast": origin.cast or None,
+        "number": None if origin.number is None else dict(zip(("slot", "reference", "port"), origin.number)),
         "line": None if origin.line is None else _line(origin.line),
         "edit": None if origin.edit is None else _edit(origin.edit),
         "causes": [_cause(cause) for cause in origin.causes],

@@ -56,17 +56,18 @@ def build():
     return Net().eval(), (torch.randn(2, 15, 6),)
 """
 MISTAKES = {
-    "sizes in each other's places": ("self.two(x, height, width)", "self.two(x, width, height)", "is 5 and not 3"),
-    "a loop that turns once more": ("min(i, 1)", "int(i > 1)", "is 3 and not 2"),
+    "sizes in each other's places": ("self.two(x, height, width)", "self.two(x, width, height)", ("input.1", 3, 5)),
+    "a loop that turns once more": ("min(i, 1)", "int(i > 1)", ("input.1", 2, 3)),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_code_that_gives_a_wrong_number_is_named_and_mended(tmp_path, capsys, mistake):
-    right, wrong, _ = MISTAKES[mistake]
+    right, wrong, numbers = MISTAKES[mistake]
     ported(tmp_path, NET, [(right, wrong)])
     (origin,) = answer(tmp_path, capsys)["origins"]
     assert (origin["layer"], origin["where"]) == ("", "glue")
+    assert origin["number"] == dict(zip(("slot", "reference", "port"), numbers))
     assert wrong in origin["edit"]["lines"][0]["before"]
     assert origin["edit"]["confirmed"]
     assert is_right_with_the_patch(tmp_path, capsys)
