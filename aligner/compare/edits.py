@@ -7,10 +7,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from aligner.errors import DumpError, Reason, because, form_of
 from aligner.explain.edit import Edit
+from aligner.explain.line import FIRST, Fork, Spot
 from aligner.explain.lines import FRAMEWORK
 from aligner.explain.suspect import Cause, Suspect
 from aligner.findings import EDIT
@@ -18,6 +19,10 @@ from aligner.record import display
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
+
+
+At = tuple[str, int, str, int, str]
+"""The layer whose code it is, and the wrong value: step, layer, call, slot."""
 
 
 def proved(port: Dump) -> Mapping[str, Sequence[Edit]]:
@@ -34,8 +39,7 @@ def proved(port: Dump) -> Mapping[str, Sequence[Edit]]:
         try:
             edit = Edit.parsed(facts)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-            reason = Reason("why-bad-edit", display(layer)[:80], form_of(error))
-            raise DumpError("dump-bad", path=port.path, reason=because(reason)) from error
+            raise _damaged(port, facts, error) from error
         known = found.setdefault(layer, [])
         leads = bool(edit.hunks) and not (known and known[0][0].setting)
         known.insert(0 if leads else len(known), (edit, str(facts.get("like"))))
@@ -74,6 +78,44 @@ def homes(port: Dump) -> Sequence[Home]:
         ) from error
 
 
+Slot = tuple[str, str, str]
+"""The layer whose code it is, and what is wrong in some of its calls: layer and slot."""
+
+
+def firsts(port: Dump) -> Mapping[Slot, Fork]:
+    """Where no edit was found, the first lines that make what the other side has nowhere.
+
+    Raises:
+        DumpError: a finding is damaged.
+    """
+    found: dict[Slot, Fork] = {}
+    for kind, facts in port.findings:
+        if kind != EDIT or not facts.get("first"):
+            continue
+        try:
+            theirs, ours = (None if spot is None else _spot(spot) for spot in facts["first"])
+            layer, _, at, _, slot = _value(facts)
+            found.setdefault((layer, at, slot), Fork(FIRST, theirs, ours))
+        except (LookupError, TypeError, ValueError) as error:
+            raise _damaged(port, facts, error) from error
+    return found
+
+
+def _spot(facts: Mapping[str, Any]) -> Spot:
+    file, text, operation = (str(facts[name]) for name in ("file", "text", "operation"))
+    return Spot(file, int(facts["line"]), text, operation)
+
+
+def _value(facts: Mapping[str, Any]) -> At:
+    step, at, call, slot = facts["at"]
+    return str(facts["layer"]), int(step), str(at), int(call), str(slot)
+
+
+def _damaged(port: Dump, facts: Mapping[str, Any], error: Exception) -> DumpError:
+    reason = Reason("why-bad-edit", display(str(facts.get("layer")))[:80], form_of(error))
+    return DumpError("dump-bad", path=port.path, reason=because(reason))
+
+
 def _at(edit: Edit, head: Optional[Edit]) -> Edit:
     return edit if head is None else replace(edit, hunks=head.hunks, sizes=head.sizes)
 
@@ -82,10 +124,6 @@ def framework(dump: Dump) -> str:
     """Which one a net was written for, and its version."""
     words = (str(dump.header.get(word, "")) for word in ("framework", "framework_version"))
     return " ".join(filter(None, words))[:80]
-
-
-At = tuple[str, int, str, int, str]
-"""The layer whose code it is, and the wrong value: step, layer, call, slot."""
 
 
 def frameworks(port: Dump) -> Mapping[At, Cause]:
@@ -99,17 +137,14 @@ def frameworks(port: Dump) -> Mapping[At, Cause]:
         told = facts.get("framework") if kind == EDIT else None
         if told is None:
             continue
-        layer = str(facts.get("layer"))
         try:
             ours, theirs = (str(name) for name in reversed(told["names"]))
             place = f"{os.path.basename(str(told['file']))}:{int(told['line'])}"
             before = float(facts["before"])
-            step, at, call, slot = facts["at"]
-            value = int(step), str(at), int(call), str(slot)
+            value = _value(facts)
         except (LookupError, TypeError, ValueError, ArithmeticError) as error:
-            reason = Reason("why-bad-edit", display(layer)[:80], form_of(error))
-            raise DumpError("dump-bad", path=port.path, reason=because(reason)) from error
+            raise _damaged(port, facts, error) from error
         names = {"operation": ours[:80], "port_operation": theirs[:80], "place": place, "framework": framework(port)}
         suspect = Suspect(FRAMEWORK, names)  # measured; no changed code was run
-        found.setdefault((layer, *value), Cause(suspect.cause, False, suspect.facts, before, None))
+        found.setdefault(value, Cause(suspect.cause, False, suspect.facts, before, None))
     return found

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from aligner.compare import blameless
 from aligner.compare.cases import Cases
 from aligner.compare.checks import LIMIT
-from aligner.compare.edits import frameworks, proved
+from aligner.compare.edits import firsts, frameworks, proved
 from aligner.compare.kin import Kin, Told, line_of
 from aligner.compare.place import Place
 from aligner.compare.verdict import Origin
@@ -51,7 +51,7 @@ class Explaining:
     def __init__(self, cases: Cases, port: Dump) -> None:
         self._cases = cases
         self._trials = _trials(port)
-        self._edits, self._frameworks = proved(port), frameworks(port)
+        self._edits, self._frameworks, self._firsts = proved(port), frameworks(port), firsts(port)
         self._kin: dict[object, Kin] = {}
         self._allowance = Allowance(QUICK)
         self._full = 0
@@ -87,17 +87,20 @@ class Explaining:
         in_code = origin.where in CODE or self._cases.is_table(place)
         edits = (edit for edit in self._edits.get(origin.layer, ()) if edit.mends(place.key))
         origin = replace(origin, edit=next((edit for edit in edits if in_code or edit.setting), None))
+        places = (place, *origin.others) if origin.where in CODE else ()
+        keys = [each.key for each in places if each is not None and each.key is not None]
+        values = [(origin.layer, key.step, key.layer, key.call, key.slot) for key in keys]
         if self._full < THOROUGH:
-            origin = replace(origin, line=_line(origin, held))
+            line = _line(origin, held)
+            slots = ((origin.layer, key.layer, key.slot) for key in keys)
+            first = next((self._firsts[slot] for slot in slots if slot in self._firsts), None)
+            origin = replace(origin, line=line if line is not None and line.sure else first or line)
         if origin.edit is not None:  # what was run says more than numbers
             told = _causes(origin, held, self._trials, None)
             if not origin.edit.setting:
                 return replace(origin, causes=(_edited(origin.edit), *told)[:MOST])
             if any(_set(cause, origin) for cause in told):
                 return replace(origin, causes=tuple(sorted(told, key=lambda cause: not _set(cause, origin))))
-        places = (place, *origin.others) if origin.where in CODE else ()
-        keys = [each.key for each in places if each is not None and each.key is not None]
-        values = ((origin.layer, key.step, key.layer, key.call, key.slot) for key in keys)
         by_framework = next((self._frameworks[value] for value in values if value in self._frameworks), None)
         if by_framework is not None:
             told = _causes(origin, held, self._trials, None)

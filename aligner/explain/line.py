@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Optional
 
 OTHER, ARGUMENT, OPERAND, GIVEN = "other", "argument", "operand", "given"
-MISSING, EXTRA, ELSEWHERE, HANDED, BETWEEN = "missing", "extra", "elsewhere", "handed", "between"
+MISSING, EXTRA, ELSEWHERE, HANDED = "missing", "extra", "elsewhere", "handed"
+BETWEEN, FIRST = "between", "first"
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Fork:
     "elsewhere"  the port hands on what this line made, not what that one did
     "handed"     the port hands on what came to this code as it came, where the reference has another value
     "between"    no more is known than that the mistake lies in the lines from these to `until`
+    "first"      no more is known than that these are the first to make, of what both sides have, what the other lacks
     """
 
     kind: str
@@ -44,4 +46,4 @@ class Fork:
     @property
     def sure(self) -> bool:
         """Whether it is this very line."""
-        return self.kind != BETWEEN
+        return self.kind not in (BETWEEN, FIRST)

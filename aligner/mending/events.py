@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional
 
+from aligner.explain.line import Spot
 from aligner.fingerprint import Fingerprint
 from aligner.words.calls import Constant, Operand, Where
 
@@ -32,7 +33,7 @@ class Event:
 
     `node` is its expression in the port's source, `inputs` the expressions in it with their values, `arrays` those of
     them that are numpy's with their types, `names` what the code called its values there and `scope` what stands around
-    it. Of the reference, `text` is its line.
+    it. Of the reference, `spot` is its line.
     """
 
     word: str
@@ -51,11 +52,16 @@ class Event:
     arrays: Mapping[ast.AST, str] = field(default_factory=dict)
     names: Mapping[str, Any] = field(default_factory=dict)
     scope: Mapping[str, Any] = field(default_factory=dict)
-    text: str = ""
+    spot: Optional[Spot] = None
     began: int = 0
     """Of a function of the user's: how many events there were before its own."""
     part: bool = False
     """One of several things that an operation made: it has no expression of its own."""
+
+    @property
+    def text(self) -> str:
+        """The reference's line."""
+        return "" if self.spot is None else self.spot.text
 
     @property
     def known(self) -> Mapping[str, Any]:

@@ -189,11 +189,11 @@ class Mending:
         if not wrong:
             return []
         likewise = self._likewise(group, parent, plain, wrong)
-        home = self._stepping.home(wrong[0], parent, story)
+        leaving = self._stepping.leaving(wrong[0], parent, story)
         if any(not one.right for one in likewise) or self._is_over():  # what was found still holds for others
-            return [replace(one, home=home) for one in likewise]
+            return [replace(one, leaving=leaving) for one in likewise]
         before = plain.get(wrong[0].port, math.inf)
-        result = Mended(group.owner, group.call, wrong[0], before, before, home=home)
+        result = Mended(group.owner, group.call, wrong[0], before, before, leaving=leaving)
         found: list[tuple[_Way, Sources, Sequence[Mended]]] = []
         own = {check.port for check in wrong}
         for start, heads in self._starts(group):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Optional
 
 from aligner.compare.checks import Check
+from aligner.mending.leaving import Leaving
 from aligner.mending.stepping import ByFramework
 from aligner.record import Call, Key, Record
 
@@ -29,8 +30,7 @@ class Mended:
     unseen: Sequence[str] = ()
     """Wrong calls of the same layer that cannot be run again, as their objects hold what this code made."""
     like: str = ""
-    home: str = ""
-    """The reference's layer inside whose code it is, if the port has that code and no such layer."""
+    leaving: Optional[Leaving] = None
     own: bool = False
     """All edits stand in the class of the call's layer."""
     sizes: Sequence[int] = ()
@@ -55,8 +55,10 @@ class Mended:
         for name in ("edits", "why", "broken", "unseen", "sizes"):
             if getattr(self, name):
                 facts[name] = [*getattr(self, name)]
-        if self.home:
-            facts["home"] = self.home
+        if self.leaving is not None and self.leaving.home:
+            facts["home"] = self.leaving.home
+        if self.leaving is not None and self.leaving.port is not None and not self.proved:
+            facts["first"] = [spot and asdict(spot) for spot in self.leaving[:2]]
         if self.own:
             facts["own"] = True
         if self.right:

@@ -14,12 +14,13 @@ from aligner.compare.checks import LIMIT, Check
 from aligner.compare.net import CallId
 from aligner.mending.blindly import Blindly
 from aligner.mending.candidate import Candidate
-from aligner.mending.events import Event, Story, values_of
+from aligner.mending.events import Event, Story
 from aligner.mending.frameworks import Differing, differing
 from aligner.mending.ground import Ground
 from aligner.mending.handing import lacking
 from aligner.mending.heard import Heard
 from aligner.mending.joining import alongside, each_others, everywhere
+from aligner.mending.leaving import Leaving, leaving
 from aligner.mending.matching import Matching
 from aligner.mending.ran import witnessed
 from aligner.mending.ranking import LONG, Ranking
@@ -332,19 +333,10 @@ class Stepping:
         number = heard.story.events.index(found.port)
         return None if expected is None else parent.caught(number).witness(found.result, expected)
 
-    def home(self, check: Check, parent: Parent, story: Story) -> str:
-        """The reference's layer whose code makes the first value that the port lacks, if the port has such code and no
-        such layer: a router that stands in the code of what it is for."""
+    def leaving(self, check: Check, parent: Parent, story: Story) -> Leaving:
+        """Where its code leaves the reference's, as far as it is known without an edit."""
         matching, _ = self._matching(check, *parent.heard(Sources({})), story)
-        missing = [event for _, event in matching.missing if event is not None] if matching is not None else []
-        if matching is None or not missing:
-            return ""
-        first = next((event for event in missing if values_of(event) and matching.has(event)), missing[0])
-        if not first.home:
-            return ""
-        made = (value for event in story.events if event.home == first.home for value in event.results)
-        inside = any(f"{layer}.".startswith(f"{first.home}.") for layer in self._plan.layers.values())
-        return first.home if inside or any(matching.twins.get(value) for value in made) else ""
+        return Leaving() if matching is None else leaving(matching, self._plan.layers.values())
 
     def _layer(self, reference: str) -> Optional[object]:
         """The port's layer."""

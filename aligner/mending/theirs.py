@@ -240,9 +240,9 @@ def events_of(step: Step, story: Story, known: Mapping[int, int]) -> Iterable[Ev
     if told.word == "split" and isinstance(told.arguments["axis"], int) and operands and isinstance(operands[0], int):
         rank = len(story.shapes[operands[0]])
         for index, result in zip(pieces(shapes, told.arguments["axis"], rank), made):
-            yield Event("getitem", operands[:1], (result,), {"index": index}, name=step.name, text=step.text, part=True)
+            yield Event("getitem", operands[:1], (result,), {"index": index}, name=step.name, spot=step.spot, part=True)
         return
-    yield Event(told.word, operands, made, told.arguments, told.places, step.name, text=step.text)
+    yield Event(told.word, operands, made, told.arguments, told.places, step.name, spot=step.spot)
 
 
 def _constant(story: Story, operand: Operand) -> Operand:

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from aligner.cli import main  # noqa: E402 - only after it is known to be there
+from aligner.mending.stepping import Stepping  # noqa: E402 - as above
 from aligner.replay import examination  # noqa: E402 - as above
 
 if not hasattr(getattr(torch, "overrides", None), "_push_mode"):
@@ -161,6 +162,21 @@ def test_two_mistakes_that_mix_are_only_hemmed_in(tmp_path, capsys):
     assert origin["line"]["kind"] == "between"
     assert origin["line"]["port"]["text"].startswith("scores =")
     assert not any(cause["id"].startswith("line-") for cause in origin["causes"])
+
+
+@pytest.mark.parametrize(("language", "words"), [("en", "no edit puts it right"), ("zh", "未找到能改正的修改")])
+def test_where_no_edit_is_found_the_first_lines_that_differ_are_told(tmp_path, capsys, monkeypatch, language, words):
+    monkeypatch.setattr(Stepping, "_candidates", lambda *_: iter(()))
+    edits = ("(q * 8**-0.5) @ k", "(q * 9**-0.5) @ v"), ("torch.softmax(masked, 3)", "torch.sigmoid(masked)")
+    written(tmp_path, *edits)
+    (origin,) = json.loads(answer(tmp_path, capsys, "--json"))["origins"]
+    line = origin["line"]
+    assert (line["kind"], line["sure"]) == ("first", False)
+    assert line["port"]["text"].startswith("scores =")
+    assert line["reference"]["text"].startswith("scores =")
+    assert not any(cause["id"].startswith("line-") for cause in origin["causes"])
+    main(["compare", "ref.h5", "port.h5", "--lang", language])
+    assert words in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("language", "words"), [("en", "the first value"), ("zh", "第一个标杆中没有的值")])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aligner.compare import cases, casts
+from aligner.compare import cases, casts, edits
 from aligner.compare.expected import TRUTH, Expectations
 from aligner.compare.force import found_by_force
 from aligner.compare.trails import Trails
 from aligner.errors import DumpError
-from aligner.findings import CAST, CHECK, CODE, EXPECTED, OPERATIONS
+from aligner.findings import CAST, CHECK, CODE, EDIT, EXPECTED, OPERATIONS
 from tests.chinese import english
 from tests.unit.compare.memory_dump import MemoryDump, Recorder
 
@@ -35,6 +35,7 @@ def by_force(facts):
 
 READERS = {
     "checks": by_force,
+    "first lines": lambda facts: edits.firsts(dump((EDIT, {"first": [{}, None], **facts}))),
     "steps": by_steps,
     "rounding": lambda facts: Expectations(dump((EXPECTED, {**facts, "by": TRUTH})), dump()),
     "casts": lambda facts: casts._told(dump((CAST, {"layer": "fc1", **facts}))),
