@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -125,15 +126,32 @@ def pieces(shapes: Sequence[tuple[int, ...]], axis: int, rank: int) -> list[tupl
     return found
 
 
+SEGMENTS: Mapping[object, tuple[str, float]] = {
+    "add": ("segment_sum", 0.0),
+    "amax": ("segment_max", -math.inf),
+    "amin": ("segment_min", math.inf),
+}
+"""What MindSpore does in one step, by how rows come together, and what they come together with."""
+
+WIDENED = ("expand", "reshape", "getitem")
+"""Steps that make rows of the numbers of one axis."""
+
+
 def as_segments(event: Event, events: Sequence[Event], at: int, shapes: Sequence[tuple[int, ...]]) -> None:
     """Rows that are added into zeros are what MindSpore does in one step: a sum for each segment. So they are told, if
-    one of the events before that place has made the zeros."""
-    if event.word != "index_add" or len(event.operands) != 3 or event.arguments.get("axis") != 0 or not event.results:
+    one of the events before that place has made the zeros; the largest ones alike."""
+    way = "add" if event.word == "index_add" else event.arguments.get("reduction") if event.word == "scatter" else None
+    if way not in SEGMENTS or len(event.operands) != 3 or event.arguments.get("axis") != 0 or not event.results:
         return
-    before = (events[place] for place in range(at - 1, -1, -1))
-    zeros = next((one for one in before if event.operands[0] in one.results), None)
-    if zeros is not None and zeros.word == "fill" and zeros.arguments.get("value") == 0:
-        event.word, event.operands = "segment_sum", (event.operands[2], event.operands[1])
+    before = {value: one for one in events[:at] for value in one.results}
+    into, index, rows = event.operands
+    word, empty = SEGMENTS[way]
+    filled = before.get(into) if isinstance(into, int) else None
+    while isinstance(index, int) and len(shapes[index]) > 1 and index in before and before[index].word in WIDENED:
+        index = before[index].operands[0]
+    whole = isinstance(index, int) and isinstance(rows, int) and shapes[index] == shapes[rows][:1]
+    if whole and filled is not None and filled.word == "fill" and filled.arguments.get("value") == empty:
+        event.word, event.operands = word, (rows, index)
         event.arguments, event.places = {"n": shapes[event.results[0]][0]}, {}
 
 

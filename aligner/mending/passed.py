@@ -71,13 +71,15 @@ class Making:
         """The argument that makes a layer's settings so; None where none is found."""
         layers = self._layers
         maker = _of_class(layers, path) if is_own(self._adapter, layers[path]) else _around(layers, path)
-        if maker is None:
-            return None
-        for parameter, value in self._arguments(path, maker, change):
-            for outer, its in _callers(layers, maker, parameter):
-                found = Passed(outer, its, value, _inside(path, outer.layer))
-                if self.makes(found, value, change):
-                    return found
+        for _ in range(DEEPEST):
+            if maker is None:
+                break
+            for parameter, value in self._arguments(path, maker, change):
+                for outer, its in _callers(layers, maker, parameter):
+                    found = Passed(outer, its, value, _inside(path, outer.layer))
+                    if self.makes(found, value, change):
+                        return found
+            maker = _around(layers, maker.layer, maker.place)  # one argument there may be several here
         return None
 
     def beside(self, found: Passed) -> Iterator[Maker]:

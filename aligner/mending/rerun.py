@@ -112,6 +112,7 @@ class Rerun:
         self._adapter, self._ground = running.adapter, running.ground
         self._counts = {**parent.before, parent.call.layer: parent.call.number}
         self._depth = 0
+        self._recast = set[Key]()
         self._added = 0
         """Calls that are under way and that edits added."""
 
@@ -200,17 +201,11 @@ class Rerun:
     def _held(self, this: CallId, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         found: Tensors = []
         self._look(this, found, flatten_arguments(args, kwargs, self._adapter.is_tensor, found))
-        asked = [
-            check for check in self._parent.checks if check.by_effect and (check.port.layer, check.port.call) == this
-        ]
+        mine = [check for check in self._parent.checks if (check.port.layer, check.port.call) == this]
+        asked = [check for check in mine if check.by_effect or check.port in self._recast]
         if isinstance(self._listener, Heard):
             self.users[this] = self._user(this)
-        sized = [
-            check
-            for check in self._parent.checks
-            if check.reason == OTHER_SHAPE and not check.by_effect and is_input(check.port.slot)
-            if (check.port.layer, check.port.call) == this
-        ]
+        sized = [one for one in mine if one.reason == OTHER_SHAPE and not one.by_effect and is_input(one.port.slot)]
         if this in self._parent.kept and not asked and not sized:
             output, counts, mark, taken, changes = self._parent.kept[this]
             whole = self._mark((output,), {}) == mark
@@ -250,9 +245,8 @@ class Rerun:
         for check in sized if own else ():
             self._note(check.port, math.inf)  # of the reference's value it makes another size: it does not take it so
         if not asked and not own:
-            lone = any(
-                Key(self.call.step, Phase.FORWARD, *this, slot) not in self._ground.plan.entries for slot, _ in found
-            )
+            keys = (Key(self.call.step, Phase.FORWARD, *this, slot) for slot, _ in found)
+            lone = any(key not in self._ground.plan.entries for key in keys)
             self._parent.lone |= {this} if lone else set()
             if taken is not None or not lone:
                 self._keep(this, output, found, before, taken if lone else None, changes)
@@ -306,8 +300,18 @@ class Rerun:
                     self._note(key, math.inf if changed or not self._is_steered(this, structure) else 0.0)
                 elif check.reason == OTHER_FORM:
                     self._note(key, self._changed(check, tensors[key.slot]))
-                elif not check.by_effect:
+                elif not check.by_effect and not self._is_recast(key, tensors[key.slot]):
                     self._note(key, self._ground.off(check, tensors[key.slot]))
+
+    def _is_recast(self, key: Key, tensor: object) -> bool:
+        """Whether edits give a layer another kind of numbers than it was given: whether it takes them so, it tells."""
+        word = self._adapter.dtype(tensor)
+        kind = word if word not in DTYPES or word == "bool" else str(DTYPES[word].exact)
+        if not self._edited:
+            self._parent.kinds[key] = kind
+        recast = is_input(key.slot) and self._parent.kinds.get(key, kind) != kind
+        self._recast |= {key} if recast else set()
+        return recast
 
     def _is_steered(self, this: CallId, structure: object) -> bool:
         """Whether a call is given the reference's plain numbers, where they were others."""

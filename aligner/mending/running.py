@@ -163,6 +163,8 @@ class Parent:
         """Calls that hand on what the code writes into."""
         self.forms: dict[Key, Optional[Fingerprint]] = {}
         """Values in a form of the port's own, as its code makes them without edits."""
+        self.kinds: dict[Key, str] = {}
+        """Which kind of numbers it gives to the layers that it calls."""
         self.bytes = 0
         self.turns: Sequence[str] = ()
         """Layers that are called in the place of each other, in their order."""

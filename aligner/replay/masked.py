@@ -1,4 +1,6 @@
-"""Masks of true and false: which of the two hides, the layer that is given it knows alone."""
+"""Masks of true and false: which of the two hides, the layer that is given it knows alone; so it does of what the
+reference adds to scores.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,13 @@ from itertools import islice
 
 from aligner.adapter import Adapter
 from aligner.compare.checks import Check
+from aligner.compare.held import held
 from aligner.compare.net import is_input
+from aligner.compare.worded import hidden
 from aligner.dump.reader import Dump
+from aligner.record import Array
 from aligner.replay.alone import Alone
-from aligner.replay.masks import says_otherwise
+from aligner.replay.masks import is_additive, says_otherwise
 
 LARGE = 1 << 26
 """Elements of a layer's parameters: a larger one is not copied to see how it reads a mask."""
@@ -25,8 +30,9 @@ WRONG = 1e-3
 
 def read_otherwise(checks: Sequence[Check], adapter: Adapter, port: Dump, alone: Alone) -> list[Check]:
     """The checks; of a wrong mask whose layer makes something wrong of the reference's, and is right with true for
-    false in it, what the layer makes tells whether an edit is right. So it is where others are given the same, and
-    where the layer is wrong with either and most of the mask is the other way round: nothing else tells how to read it.
+    false in it, or with what an additive one hides or shows, what the layer makes tells whether an edit is right. So it
+    is where others are given the same, and where the layer is wrong with either and most of the mask is the other way
+    round: nothing else tells how to read it.
     """
     entries = alone.plan.entries
     asked = islice((one for one in checks if _is_asked(one, port, alone)), MOST)
@@ -38,15 +44,22 @@ def read_otherwise(checks: Sequence[Check], adapter: Adapter, port: Dump, alone:
 def _is_asked(check: Check, port: Dump, alone: Alone) -> bool:
     own, wanted = port.find(check.port), alone.plan.entries.get(check.port)
     wrong = check.fails and check.where == "glue" and is_input(check.port.slot) and not check.by_effect
-    return wrong and own is not None and wanted is not None and {own.dtype, wanted.dtype} == {"bool"}
+    if not wrong or own is None or wanted is None or own.dtype != "bool":
+        return False
+    return wanted.dtype == "bool" or (wanted.shape == own.shape and is_additive(wanted.load()))
 
 
 def _is_turned(check: Check, adapter: Adapter, port: Dump, alone: Alone) -> bool:
+    def is_right(mask: Array) -> bool:
+        return alone.error(check, others={check.port.slot: adapter.from_numpy(mask, "bool")}) <= WRONG
+
+    wanted, own = held(alone.plan.entries[check.port]), port.find(check.port)
+    if alone.size(check.port.layer) > LARGE or own is None:
+        return False
     try:
-        if alone.size(check.port.layer) > LARGE or alone.error(check) <= WRONG:
-            return False
-        wanted, own = alone.plan.entries[check.port].raw().astype(bool), port.find(check.port)
-        right = alone.error(check, others={check.port.slot: adapter.from_numpy(~wanted, "bool")}) <= WRONG
-        return right or (own is not None and says_otherwise(wanted, own.raw().astype(bool)))
+        if wanted.dtype != "bool":
+            return is_right(hidden(wanted)) or is_right(~hidden(wanted))
+        truths = wanted.raw().astype(bool)
+        return not is_right(truths) and (is_right(~truths) or says_otherwise(truths, own.raw().astype(bool)))
     except Exception:  # a layer that cannot be copied, or not run by itself: then the values tell
         return False

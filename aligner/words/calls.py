@@ -60,7 +60,7 @@ MANY = 256
 """Numbers of a table that are told."""
 
 _TYPES = re.compile(r"(?:\w+\.)*((?:b?float|u?int|bool|complex)\d*)", re.IGNORECASE)
-_TURNED = ("rsub", "rtruediv", "rdiv", "rpow", "rmatmul", "rfloordiv", "rmod")
+_TURNED = ("rsub", "rtruediv", "rdiv", "rpow", "rmatmul", "rfloordiv", "rmod", "searchsorted")
 _SWAPS = ("swapaxes", "swapdims")
 _FLIPPED = ("t", "mt", "h", "mh")
 _SHORT = {"half": "float16", "float": "float32", "double": "float64", "int": "int32", "long": "int64"}
@@ -211,8 +211,10 @@ def _in_one_form(
     if word == "tile":
         padded = (1,) * (len(result) - len(shape)) + shape
         return word, {"reps": tuple(b // a if a else 1 for a, b in zip(padded, result))}
-    if name == "scatteradd":
+    if word == "scatter" and (name == "scatteradd" or arguments["reduction"] == "sum"):
         arguments["reduction"] = "add"
+    if word == "bucketize":  # numpy's says it the other way round
+        return word, {"right": (bool(arguments["right"]) or "right" in args) != (name == "digitize")}
     if word == "arange" and arguments.get("end") is None:
         arguments.update(start=0, end=arguments["start"])
     if word == "interpolate":

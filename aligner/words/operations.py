@@ -42,16 +42,37 @@ expm1: expm1
 log: log
 log1p: log1p
 log2: log2
+log10: log10
+logaddexp: logaddexp
+exp2: exp2
 abs: abs absolute
 erf: erf
 erfinv: erfinv
+erfc: erfc
+lgamma: lgamma gammaln
+isnan: isnan
+isinf: isinf
+isfinite: isfinite
 sin: sin
 cos: cos
 tan: tan
+asin: asin arcsin
+acos: acos arccos
+atan: atan arctan
+sinh: sinh
+cosh: cosh
+asinh: asinh arcsinh
+acosh: acosh arccosh
+atanh: atanh arctanh
+hypot: hypot
+deg2rad: deg2rad radians
+rad2deg: rad2deg degrees
 atan2: atan2 arctan2
 floor: floor
 ceil: ceil
 round: round
+trunc: trunc fix
+frac: frac
 sign: sign
 reciprocal: reciprocal inv
 tanh: tanh
@@ -68,6 +89,7 @@ selu: selu
 celu: celu | alpha=1.0
 leaky_relu: leakyrelu | slope=0.01
 prelu: prelu
+softsign: softsign
 softplus: softplus softplusext | beta=1 threshold=20
 gelu: gelu | approximate='none'
 glu: glu | axis=-1
@@ -90,15 +112,24 @@ argmax: argmax | axis=None keepdims=False
 argmin: argmin | axis=None keepdims=False
 cumsum: cumsum cumsumext | axis=None
 cumprod: cumprod | axis=None
+cummax: cummax | axis=None
+cummin: cummin | axis=None
 diff: diff | axis=-1
 topk: topk | k=None axis=-1 largest=True
 sort: sort | axis=-1 descending=False
+bucketize: bucketize searchsorted digitize | right=False
 argsort: argsort | axis=-1 descending=False
 matmul: matmul bmm mm batchmatmul rmatmul imatmul mv
 addmm: addmm baddbmm | beta=1 alpha=1
 linear: linear dense
 einsum: einsum | equation=None
 outer: outer
+cross: cross linalgcross | axis=None
+inverse: inverse linalginv matrixinverse
+lerp: lerp
+cdist: cdist | p=2.0
+diagonal: diagonal | offset=0 axis1=0 axis2=1
+trace: trace
 dot: dot
 scaled_dot_product_attention: scaleddotproductattention | p=0.0 is_causal=False scale=None
 transpose: transpose permute t mt h mh swapaxes swapdims movedim moveaxis | perm=None
@@ -110,8 +141,10 @@ getitem: getitem select narrow slice | index=None
 setitem: setitem | index=None
 index_select: indexselect | axis=None
 index_add: indexadd | axis=None
-scatter: scatter scatteradd tensorscatterelements | axis=None reduction='none' value=None
+scatter: scatter scatteradd scatterreduce tensorscatterelements | axis=None reduction='none' value=None
 segment_sum: unsortedsegmentsum | n=None
+segment_max: unsortedsegmentmax | n=None
+segment_min: unsortedsegmentmin | n=None
 gather: gather gatherelements gatherd takealongdim | axis=None
 embedding: embedding
 expand: expand broadcastto expandas broadcast | shape=None
@@ -187,9 +220,11 @@ PARAMETERS: Mapping[str, str] = {
     **dict.fromkeys(("value", "fill_value"), "value"),
     **dict.fromkeys(("step", "delta"), "step"),
     **dict.fromkeys(("p", "ord", "dropout_p"), "p"),
-    **dict.fromkeys(("n", "num_classes", "depth"), "n"),
+    **dict.fromkeys(("n", "num_classes", "depth", "num_segments"), "n"),
     "negative_slope": "slope",
     "reduce": "reduction",
+    "dim1": "axis1",
+    "dim2": "axis2",
     "normalized_shape": "shape",
     "count_include_pad": "include_pad",
     "upscale_factor": "r",

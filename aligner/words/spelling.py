@@ -55,11 +55,14 @@ _MINDSPORE: Mapping[str, str] = {
     "log_softmax": "{ops}.log_softmax({0}, axis={axis})",
     **dict.fromkeys(("avg_pool", "max_pool"), "{ops}.{word}2d({0}, {kernel}, {stride}{rest})"),
     "normalize": "({0} / {ops}.clamp({ops}.norm({0}, {p}, {axis}, True), {eps}, None))",
-    "segment_sum": "{ops}.unsorted_segment_sum({0}, {1}, {n})",
+    **dict.fromkeys(("segment_sum", "segment_max", "segment_min"), "{ops}.unsorted_{word}({0}, {1}, {n})"),
     "complex": "{ops}.Complex()({0}, {1})",
     **dict.fromkeys(("fft", "ifft", "rfft", "irfft"), "{ops}.{word}({0}, {n}, {axis}, {norm})"),
     **dict.fromkeys(("fft2", "ifft2", "rfft2", "irfft2"), "{ops}.{word}({0}, {s}, {axis}, {norm})"),
 }
+_ROWS = "{1}.reshape((-1,) + (1,) * ({0}.dim() - 1)).expand_as({0})"
+"""The number of its segment beside each element."""
+
 _TORCH: Mapping[str, str] = {
     **{word: f"{{ops}}.nn.functional.{text}" for word, text in _FUNCTIONS.items()},
     **dict.fromkeys(("prod", "any", "all", "argmin"), "{0}.{word}({axis}, keepdim={keepdims})"),
@@ -90,11 +93,15 @@ _TORCH: Mapping[str, str] = {
     "softplus": "{ops}.nn.functional.softplus({0}, {beta}, {threshold})",
     "index_add": "{0}.index_add({axis}, {1}, {2})",
     "segment_sum": "{ops}.zeros(({n},) + {0}.shape[1:]).index_add(0, {1}, {0})",
+    "segment_max": "{ops}.full(({n},) + {0}.shape[1:], -{ops}.inf).scatter_reduce(0, " + _ROWS + ", {0}, 'amax')",
+    "segment_min": "{ops}.full(({n},) + {0}.shape[1:], {ops}.inf).scatter_reduce(0, " + _ROWS + ", {0}, 'amin')",
     "leaky_relu": "{ops}.nn.functional.leaky_relu({0}, {slope})",
     "elu": "{ops}.nn.functional.elu({0}, {alpha})",
     "glu": "{ops}.nn.functional.glu({0}, {axis})",
     "pad": "{ops}.nn.functional.pad({0}, {pad}, {mode}, {value})",
-    **dict.fromkeys(("silu", "mish", "hardswish", "hardsigmoid", "relu6"), "{ops}.nn.functional.{word}({0})"),
+    **dict.fromkeys(
+        ("silu", "mish", "hardswish", "hardsigmoid", "relu6", "softsign"), "{ops}.nn.functional.{word}({0})"
+    ),
     **dict.fromkeys(("fft", "ifft", "rfft", "irfft"), "{ops}.fft.{word}({0}, {n}, {axis}, {norm})"),
     **dict.fromkeys(("fft2", "ifft2", "rfft2", "irfft2"), "{ops}.fft.{word}({0}, {s}, {axis}, {norm})"),
 }
@@ -117,9 +124,16 @@ _NUMPY: Mapping[str, str] = {
     "linspace": "{ops}.linspace({start}, {end}, {steps})",
     "clamp": "{ops}.clip({0}, {min}, {max})",
     "atan2": "{ops}.arctan2({0}, {1})",
+    **{word: f"{{ops}}.arc{word[1:]}({{0}})" for word in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
+    "inverse": "{ops}.linalg.inv({0})",
+    "cross": "{ops}.cross({0}, {1}, axis={axis})",
     "masked_fill": "{ops}.where({1}, {value}, {0})",
 }
 _BOTH: Mapping[str, str] = {
+    "bucketize": "{ops}.searchsorted({1}, {0}, right={right})",
+    "cross": "{ops}.cross({0}, {1}, dim={axis})",
+    "cdist": "{ops}.cdist({0}, {1}, float({p}))",
+    "diagonal": "{0}.diagonal({offset}, {axis1}, {axis2})",
     "index_select": "{ops}.index_select({0}, {axis}, {1})",
     "linspace": "{ops}.linspace({start}, {end}, {steps})",
     "eye": "{ops}.eye({n})",

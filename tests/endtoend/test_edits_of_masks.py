@@ -89,3 +89,37 @@ def test_where_the_layer_is_wrong_as_well_no_mask_is_proved_that_it_reads_the_ot
     back = torch.arange(8)[:, None] // 2 - torch.arange(8) // 2
     masks = [eval(text, {"back": back}) for _, said, text in proved if said]
     assert all(mask.equal((back >= 0) & (back <= 2)) for mask in masks)
+
+
+ADDED = [
+    ("scores.masked_fill(mask, -1000.0)", "scores + mask"),
+    ("mask = (back < 0) | (back > 2)", "mask = (1.0 - ((back >= 0) & (back <= 2)).float()) * -10000.0"),
+]
+"""The same as what is added to scores."""
+
+
+def added(said):
+    """The reference adds its mask, and the port has it of true and false."""
+    text = NET
+    for old, new in ADDED:
+        text = text.replace(old, new)
+    right = [("scores + mask", f"scores.masked_fill({said}, -10000.0)"), ADDED[1][::-1]]
+    wrong = [(SAID, RIGHT)] if said == "~mask" else []
+    return text, [*right, *wrong]
+
+
+@pytest.mark.parametrize("said", ["mask", "~mask"])
+def test_a_port_that_has_true_and_false_for_what_is_added_is_right(tmp_path, capsys, said):
+    ported(tmp_path, *added(said))
+    assert answer(tmp_path, capsys)["outcome"] == "aligned"
+
+
+@pytest.mark.parametrize("said", ["mask", "~mask"])
+def test_no_edit_hands_a_layer_numbers_where_it_reads_true_and_false(tmp_path, capsys, said):
+    text, changes = added(said)
+    mistakes = {"mask": (SAID, "(back < 0) | (back > 1)"), "~mask": (RIGHT, "(back >= 0) & (back <= 1)")}
+    ported(tmp_path, text, [*changes, mistakes[said]])
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert origin["edit"]["confirmed"]
+    assert "10000" not in "".join(line["after"] for line in origin["edit"]["lines"])
+    assert is_right_with_the_patch(tmp_path, capsys)

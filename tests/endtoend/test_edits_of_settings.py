@@ -222,6 +222,17 @@ def test_what_a_class_or_a_function_hands_on_to_its_layer_is_changed_where_it_is
     assert is_right_with_the_patch(tmp_path, capsys)
 
 
+def test_one_argument_that_comes_to_several_of_a_function_is_changed_where_it_is_given(tmp_path, capsys):
+    inner = "nn.Conv2d(width, width, 3, padding=dilation, dilation=dilation)"
+    by_function = "def conv3(width, padding=1, dilation=1):\n    return " + inner.replace("g=dilation", "g=padding")
+    net = UNITS.replace(inner, "conv3(width, padding=dilation, dilation=dilation)")
+    ported(tmp_path, net.replace("class Unit", by_function + "\n\n\nclass Unit"), [("Unit(4, 2)", "Unit(4)")])
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert [line["after"].strip() for line in origin["edit"]["lines"]] == ["self.last = Unit(4, dilation=2)"]
+    assert not origin["edit"]["only_here"]
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
 HANDED_ON = """
 import torch
 from torch import nn

@@ -89,6 +89,41 @@ CALLS = [
         {"axis": 2, "reduction": "add", "value": None},
         lambda x, y: x.scatter_add(2, y.argsort(2), y),
     ),
+    (
+        "segment_max",
+        ["x", "y[:, 0, 0].argsort()"],
+        {"n": 2},
+        lambda x, y: x[y[:, 0, 0].argsort()],
+    ),
+    (
+        "segment_min",
+        ["x", "y[:, 0, 0].argsort()"],
+        {"n": 2},
+        lambda x, y: x[y[:, 0, 0].argsort()],
+    ),
+    (
+        "bucketize",
+        ["x", "y[0, 0].sort()[0]"],
+        {"right": True},
+        lambda x, y: torch.bucketize(x, y[0, 0].sort()[0], right=True),
+    ),
+    ("cross", ["x", "y"], {"axis": 1}, lambda x, y: torch.cross(x, y, dim=1)),
+    ("cdist", ["x", "y"], {"p": 2.0}, lambda x, y: torch.cdist(x, y)),
+    ("diagonal", ["x"], {"offset": 1, "axis1": 1, "axis2": 2}, lambda x, y: x.diagonal(1, 1, 2)),
+    ("inverse", ["x[:, :2, :2]"], {}, lambda x, y: torch.linalg.inv(x[:, :2, :2])),
+    ("lerp", ["x", "y", "y * y"], {}, lambda x, y: torch.lerp(x, y, y * y)),
+    *(
+        (word, ["x * y"], {}, lambda x, y, word=word: getattr(torch, word)(x * y))
+        for word in ("asinh", "atan", "cosh", "sinh", "erfc", "exp2", "frac", "trunc", "rad2deg", "isnan", "isfinite")
+    ),
+    *(
+        (word, ["x.sigmoid()"], {}, lambda x, y, word=word: getattr(torch, word)(x.sigmoid()))
+        for word in ("asin", "acos", "atanh", "log10", "lgamma", "deg2rad")
+    ),
+    ("acosh", ["x * x + 1"], {}, lambda x, y: (x * x + 1).acosh()),
+    ("logaddexp", ["x", "y"], {}, lambda x, y: torch.logaddexp(x, y)),
+    ("hypot", ["x", "y"], {}, lambda x, y: torch.hypot(x, y)),
+    ("softsign", ["x"], {}, lambda x, y: F.softsign(x)),
     ("linspace", [], {"start": 0.5, "end": 2.0, "steps": 4}, lambda x, y: torch.linspace(0.5, 2, 4)),
     ("eye", [], {"n": 3}, lambda x, y: torch.eye(3)),
     ("celu", ["x"], {"alpha": 0.5}, lambda x, y: F.celu(x, 0.5)),
