@@ -29,6 +29,7 @@ from aligner.compare.reading import Reading, excuse_form, excuse_imported, excus
 from aligner.compare.sorting import in_reading_order, is_given
 from aligner.compare.stops import excuse_not_run, stopped, stops
 from aligner.compare.tolerance import Tolerance
+from aligner.compare.unread import excuse_unread
 from aligner.compare.verdict import Comparison as Comparison
 from aligner.compare.wrappers import unwrap
 from aligner.dump.reader import Dump, open_dump
@@ -96,6 +97,7 @@ def compare(
         excuse_borders(readings, *nets, pairing)
         found = stops(one, other, pairing)
         excuse_not_run(readings, found, (one, other), pairing)
+        excuse_unread(readings)
         excuse_between(readings, one, other)
         cover(readings, *nets, pairing)
         _tell_ends(readings, one, other)

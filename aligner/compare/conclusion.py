@@ -29,6 +29,7 @@ from aligner.compare.place import Place
 from aligner.compare.reading import Reading
 from aligner.compare.stop import NOT_RUN
 from aligner.compare.tolerance import Tolerance
+from aligner.compare.unread import unread
 from aligner.compare.verdict import Comparison, Origin, Outcome, Verdict
 from aligner.compare.verdicts import verdict_of
 from aligner.explain import attributes
@@ -118,6 +119,7 @@ def conclude(
             *(() if void else unjudged.cautions()),
             *(() if void else (*ends.cautions(), *sides.one_sided(sides.not_compared(verdicts), ends.lacking))),
             *(() if void else cautions(reference, port, nets, pairing, readings, bool(checks), casts)),
+            *unread(readings),
             *_told(suspects),
             *_unseen(casts, cases, {place.layer for place in (*origins, *suspects)}, bool(checks) and not void),
             *_passing(trace, needed, compiled, casts),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.dtypes import DTYPES, decode
 from aligner.record import Array, Key
@@ -29,6 +29,10 @@ class Formed:
         """The exact bits: what each kind of them is made of."""
         raise NotImplementedError
 
+    def due(self, array: Array) -> Optional[Array]:
+        """What a value of the port's is to be, where that depends on what it is."""
+        return None
+
     def load(self) -> Array:
         """The values as numbers."""
         return decode(self.raw(), self.dtype)
@@ -39,3 +43,8 @@ class Formed:
         step = (buffer.size - buffer.size % 16) // max(flat.itemsize, 1)
         for start in range(0, flat.size, step):
             yield flat[start : start + step]
+
+
+def due(entry: Any, array: Array) -> Optional[Array]:
+    """What a value of the port's is to be, where some of it is its own affair."""
+    return entry.due(array) if isinstance(entry, Formed) else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
@@ -54,6 +54,16 @@ class Selected(Formed):
         value[list(self.rows)] = self.entry.raw()
         return value
 
+    def due(self, array: Array) -> Optional[Array]:
+        """The port's own with the reference's rows, or these alone where there are no others, as with an edit the port
+        may take them out."""
+        rows = self.entry.raw()
+        if array.shape == rows.shape or array.shape != self.shape:
+            return rows if array.shape == rows.shape else None
+        value = array.astype(rows.dtype) if array.dtype != rows.dtype else array.copy()
+        value[list(self.rows)] = rows
+        return value
+
 
 class Rest(Formed):
     """The port's value with nothing but these rows."""
@@ -65,20 +75,6 @@ class Rest(Formed):
     def raw(self) -> Array:
         """The exact bits."""
         return _only(self._entry.raw(), self._rows)
-
-
-def due(entry: Any, array: Array) -> Optional[Array]:
-    """What a value of the port's is to be: its own with the reference's rows, or these alone where there are no others,
-    as with an edit the port may take them out. None where the reference's is no such value.
-    """
-    if not isinstance(entry, Selected):
-        return None
-    rows = entry.entry.raw()
-    if array.shape == rows.shape or array.shape != entry.shape:
-        return rows if array.shape == rows.shape else None
-    value = array.astype(rows.dtype) if array.dtype != rows.dtype else array.copy()
-    value[list(entry.rows)] = rows
-    return value
 
 
 def _only(array: Array, rows: Rows) -> Array:

@@ -15,6 +15,9 @@ from aligner.words.spelling import number_text
 
 Row = Union[ast.Tuple, ast.List]
 
+LONGEST = 4
+"""Elements that are exchanged as one."""
+
 SAME = 1e-6
 """Numbers are apart by more than this, as a part of them."""
 
@@ -22,9 +25,10 @@ SAME = 1e-6
 def tabled(sources: Sources, file: str, line: int, tables: Sequence[Sequence[float]]) -> Iterator[tuple[Edit, ...]]:
     """Numbers in rows, as in these tables: those that are others, the fewest first."""
     parts = _around(sources.text(file), line) if tables else ()
-    rows = (node for part in parts for node in walked(part) if isinstance(node, (ast.Tuple, ast.List)))
+    known = _constants(sources, file, parts)
+    rows = (node for part in (*known, *parts) for node in walked(part) if isinstance(node, (ast.Tuple, ast.List)))
     found: list[tuple[float, tuple[Edit, ...]]] = []
-    for node in (*_constants(sources, file, parts), *rows):
+    for node in dict.fromkeys((*known, *rows)):
         written = [*_numbers(node)]
         sizes = all(isinstance(value, int) for _, value in written)
         for table in dict.fromkeys(map(tuple, tables)):
@@ -66,7 +70,16 @@ def reordered(sources: Sources, file: str, line: int, numbers: Sequence[float]) 
                     order = [*row.elts]
                     order[one], order[other] = order[other], order[one]
                     yield (_written(sources, file, row, order),)
+            yield from ((_written(sources, file, row, order),) for order in _in_parts(row.elts))
         yield from _numbered(sources, file, node, numbers)
+
+
+def _in_parts(elements: Sequence[ast.expr]) -> Iterator[list[ast.expr]]:
+    """Neighbours of several elements in each other's places: the left ones before the right ones."""
+    for size in range(2, min(len(elements) // 2, LONGEST) + 1):
+        for first in range(len(elements) - 2 * size + 1):
+            middle, last = first + size, first + 2 * size
+            yield [*elements[:first], *elements[middle:last], *elements[first:middle], *elements[last:]]
 
 
 def _constants(sources: Sources, file: str, parts: Sequence[ast.FunctionDef]) -> list[ast.expr]:

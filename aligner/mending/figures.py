@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import own, statements
 from aligner.source.written import walked
-from aligner.words.spelling import number_text
+from aligner.words.spelling import bracketed, number_text
 
 SAME = 1e-6
 """Numbers whose ratio is nearer to one than this are written as one."""
@@ -143,6 +143,9 @@ def _otherwise(part: ast.expr) -> Iterator[str]:
         yield from [f"{_on(part.lower, 1)}:{step}"] if ends[1] == "-1" else []
         yield from (f"{_on(part.lower, by)}:{_on(part.upper, by)}{step}" for by in (-1, 1))
         yield from (f":{ends[1]}{step}", f"{ends[0]}:{step}")
+    if part.step is not None and part.upper is None and not step.startswith(":-"):  # from the first on, or the middle
+        half = f"{bracketed(ast.unparse(part.step))} // 2:{step}"
+        yield from [f":{step}"] if part.lower is not None else [half, f"1:{step}"]
     for end, said, form in zip((part.lower, part.upper), ends, ("{}:", ":{}")):
         if end is None or None not in ends:
             continue

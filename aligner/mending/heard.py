@@ -23,7 +23,7 @@ from aligner.source.rewriting import EAR
 from aligner.structure import Tensors, flatten_arguments
 from aligner.values import Values, is_array
 from aligner.vocabulary import KINDS
-from aligner.words.calls import Constant, Opaque, Operand, Taken, operation
+from aligner.words.calls import Constant, Opaque, Operand, Taken, listed, operation
 from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 
 MOST = 4000
@@ -85,7 +85,8 @@ class Heard:
         """An operation begins."""
         if len(self.story.events) >= MOST or bare(name) in QUESTIONS:
             return None
-        given, named = tuple(map(self._plain, args)), {key: self._plain(value) for key, value in kwargs.items()}
+        given, named = [*map(self._plain, args)], {key: self._plain(value) for key, value in kwargs.items()}
+        given = listed(name, given, lambda numbers: self._plain(np.array(numbers)))
         frame = self._frame(where, args, kwargs)
 
         def made(output: object) -> None:

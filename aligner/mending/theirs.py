@@ -6,6 +6,8 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
+import numpy as np
+
 from aligner.compare.along import Row, Single
 from aligner.compare.hot import Chosen, Hot
 from aligner.compare.net import CallId, is_input
@@ -18,7 +20,7 @@ from aligner.findings import CODE
 from aligner.fingerprint import LARGEST, Fingerprint, apart, fingerprint
 from aligner.mending.events import LAYER, Event, Story, as_segments, pieces
 from aligner.record import Call, Key, Phase
-from aligner.words.calls import Operand, Taken, numbered, operation, parsed
+from aligner.words.calls import Operand, Taken, listed, numbered, operation, parsed
 from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 
 if TYPE_CHECKING:
@@ -233,7 +235,16 @@ def events_of(step: Step, story: Story, known: Mapping[int, int]) -> Iterable[Ev
         else:
             args.append(numbered(parsed(argument), taken))
     shapes = [story.shapes[value] for value in made]
-    told = operation(step.name, args, kwargs, shapes)
+    tables: list[Event] = []
+
+    def table(numbers: tuple[int, ...]) -> Taken:
+        story.values.append(fingerprint(np.array(numbers)))
+        story.shapes.append((len(numbers),))
+        tables.append(Event("table", (), (len(story.values) - 1,), {"numbers": numbers}, spot=step.spot))
+        return Taken(len(story.values) - 1, (len(numbers),))
+
+    told = operation(step.name, listed(step.name, args, table), kwargs, shapes)
+    yield from tables
     if told.word in INVISIBLE:
         return
     operands = tuple(_constant(story, one) for one in told.operands)

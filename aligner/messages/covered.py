@@ -55,6 +55,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "The port has {layer} folded into the layer before it; what both of them make was compared.",
         "待比对网络已将 {layer} 折叠进前一层；两层合起来的结果已比对。",
     ),
+    "covered-unread": (
+        "{count} of {total} elements differ, and nothing that the net hands on is made of them: that is right to rounding.",
+        "{total} 个元素中有 {count} 个不同，但整网的输出不由它们得到：整网输出在舍入误差内一致。",
+    ),
     "covered-argument": (
         "The sides pass this argument in different forms; everything inside {layer} and its outputs agree.",
         "两侧传入该参数的形式不同；{layer} 内部的数值及其输出均一致。",

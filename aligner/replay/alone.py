@@ -13,12 +13,12 @@ import numpy as np
 
 from aligner.adapter import Adapter
 from aligner.compare.checks import LIMIT, OTHER_SHAPE, SAME_COUNT, Check
+from aligner.compare.formed import due
 from aligner.compare.held import Held, held
 from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
 from aligner.compare.reading import LOW_PRECISION, read
 from aligner.compare.reformed import Part, parts
-from aligner.compare.selected import due
 from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.explain.suspect import Suspect

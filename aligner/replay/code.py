@@ -16,8 +16,8 @@ from typing import Optional
 from aligner.adapter import Adapter, Arguments
 from aligner.compare.casts import is_short
 from aligner.compare.checks import Check
+from aligner.compare.formed import due
 from aligner.compare.net import CallId, is_input
-from aligner.compare.selected import due
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.dump.reader import Entry
 from aligner.explain.case import distance

@@ -47,6 +47,7 @@ from aligner.replay.precision import CASTS, grid
 from aligner.replay.rewriting import Rewriting
 from aligner.replay.rounding import DOUBTFUL, by_itself, disturbed
 from aligner.replay.trials import described, small, tried
+from aligner.replay.unread import unread
 from aligner.replay.widened import Widened, is_hiding, judged, rounded
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
         checks = _cast(checks, subject, path, plan)
         checks = _rounded(checks, path, plan, _lonely(subject, port, plan), subject.reference)
         checks = _stirred(checks, subject, path, plan)
+        checks, plan = _read(checks, subject, path, plan)
         if plan.short is not None or plan.cast or any(check.cast for check in checks):
             alone = _lonely(subject, port, plan)
             checks = _alone(checks, subject, alone, forced, plan)
@@ -243,6 +245,15 @@ def _stirred(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -
         with as_it_was(subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
             moved = explained(subject.adapter, subject.model, alone, port, checks, asked, alone.is_own)
     return [replace(check, expected=max(check.expected, moved.get(check.port, 0.0))) for check in checks]
+
+
+def _read(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -> tuple[list[Check], Plan]:
+    """Without what nothing is made of that the net hands on."""
+    if subject.stopped is not None or plan.short is not None:
+        return [*checks], plan
+    before = as_it_was(subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers)
+    with open_dump(path) as port, before:
+        return unread(checks, subject.adapter, subject.model, subject.run, subject.steps, port, plan)
 
 
 def _of_coordinates(check: Check, made: Array, plan: Plan, reference: Dump) -> float:

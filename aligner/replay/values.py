@@ -13,11 +13,10 @@ import numpy as np
 from aligner.adapter import Adapter
 from aligner.compare.arranged import in_order, without_places
 from aligner.compare.checks import OTHER_BORDER, OTHER_FORM, OTHER_SHAPE, Check
-from aligner.compare.formed import Formed
+from aligner.compare.formed import Formed, due
 from aligner.compare.held import Held, held
 from aligner.compare.net import CallId, is_input
 from aligner.compare.reformed import Slice, several
-from aligner.compare.selected import due
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.noise import Change
 from aligner.record import Array, Key, Phase, Record

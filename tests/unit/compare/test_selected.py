@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aligner.compare.selected import Selected, Selections, due
+from aligner.compare.formed import due
+from aligner.compare.selected import Selected, Selections
 from aligner.dtypes import encode
 from aligner.record import Key, Phase, Record
 from tests.unit.compare.memory_dump import MemoryEntry

@@ -1,0 +1,115 @@
+"""Values that are wrong only where nothing that the net hands on is made of them: rows of padding, mostly.
+
+What a softmax makes of a row in which all is hidden is nobody's business; frameworks and people differ in it, and the
+next layers go on with it, until it is hidden or cut off. That the net hands on what the reference does, to rounding,
+although it ran with these values, shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Optional
+
+import numpy as np
+
+from aligner.compare.formed import Formed
+from aligner.compare.net import is_input
+from aligner.compare.reading import Reading
+from aligner.dtypes import DTYPES
+from aligner.record import Array, Phase, Scalar, display
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from aligner.dump.reader import Entry
+
+    Part = npt.NDArray[np.bool_]
+
+UNREAD = "covered-unread"
+
+RIGHT = 1e-5
+"""Relative L2 that all which the net hands on may be off by, and all of a value but the part that is wrong."""
+
+TELLING = 16
+"""Broken numbers that the net must hand on: of a loss alone, or of tokens, nothing is seen."""
+
+LARGEST = 1 << 26
+"""Elements of a value that is looked into."""
+
+
+class Unread(Formed):
+    """The reference's value, but for a part that is the port's own affair."""
+
+    def __init__(self, entry: Entry, own: Part) -> None:
+        super().__init__(entry.key, entry, entry.shape, (entry.content, own.tobytes()))
+        self._entry, self._own = entry, own
+
+    def raw(self) -> Array:
+        """The exact bits."""
+        return self._entry.raw()
+
+    def due(self, array: Array) -> Optional[Array]:
+        """The reference's with the port's own in that part."""
+        value = self.raw()
+        if array.shape != value.shape or array.dtype != value.dtype:
+            return None
+        return np.where(self._own, array, value)
+
+
+def excuse_unread(readings: Sequence[Reading]) -> None:
+    """Mark them, with how much of each is wrong, in the steps in which all that the net hands on is right."""
+    steps: dict[int, list[Reading]] = {}
+    for reading in readings:
+        if reading.pair.key.phase is Phase.FORWARD:
+            steps.setdefault(reading.pair.key.step, []).append(reading)
+    for here in steps.values():
+        wrong = [one for one in here if one.over and one.matched and one.deviation is not None and one.pair.key.layer]
+        for reading in wrong if _is_right([one for one in here if _is_end(one)]) else ():
+            count = _wrong_part(reading)
+            if count:
+                total = int(np.prod(reading.pair.entry.shape))
+                reading.over, reading.covered, reading.reason, reading.check = False, True, UNREAD, None
+                reading.facts = {"count": count, "total": total}
+
+
+def unread(readings: Sequence[Reading]) -> Iterator[tuple[str, Mapping[str, Scalar]]]:
+    """A caution, with the first layer that makes such a value."""
+    found = [one for one in readings if one.reason == UNREAD]
+    if found:
+        first = min(found, key=lambda one: (one.pair.key.step, one.pair.entry.order))
+        facts: dict[str, Scalar] = {"layer": display(first.pair.key.layer), "slot": first.pair.key.slot}
+        yield "wrong-unread", {**facts, "count": len(found)}
+
+
+def _is_end(reading: Reading) -> bool:
+    key = reading.pair.key
+    return not key.layer and not is_input(key.slot)
+
+
+def _is_right(ends: Sequence[Reading]) -> bool:
+    """Whether these are right, and would show if they were not."""
+    told = [one for one in ends if one.matched and one.deviation is not None and not one.covered]
+    broken = sum(int(np.prod(one.pair.entry.shape)) for one in told if not DTYPES[one.pair.entry.dtype].exact)
+    wrong = any(one.over or one.severity > RIGHT for one in ends if one in told or one.over)
+    return broken >= TELLING and not wrong
+
+
+def _wrong_part(reading: Reading) -> int:
+    """How many elements are wrong, if all others are right; else none."""
+    one, other = reading.pair.reference, reading.pair.port
+    part = None if one is None or other is None else part_of(one, other)
+    return 0 if part is None else int(part.sum())
+
+
+def part_of(one: Entry, other: Entry) -> Optional[Part]:
+    """The elements that are wrong, if all others are right and there are as many of these, zeros apart; else None."""
+    if one.shape != other.shape or not 0 < int(np.prod(one.shape)) <= LARGEST:
+        return None
+    ours, theirs = (np.asarray(entry.load(), np.float64) for entry in (one, other))
+    finite = ours[np.isfinite(ours)]
+    size = np.sqrt(np.mean(finite**2)) if finite.size else 0.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
+        wrong = ~(same | (np.abs(ours - theirs) <= RIGHT * (size + np.abs(ours))))
+    right = np.count_nonzero(~wrong & (ours != 0.0) & np.isfinite(ours))
+    return np.asarray(wrong) if 0 < np.count_nonzero(wrong) <= right else None

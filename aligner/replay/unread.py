@@ -1,0 +1,180 @@
+"""Places that are wrong only where nothing that the net hands on is made of them: the port runs once more, free, with
+the reference's numbers in that part alone, and hands on what it did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+
+import numpy as np
+
+from aligner.adapter import Adapter
+from aligner.compare.checks import Check
+from aligner.compare.net import is_input
+from aligner.compare.unread import TELLING, Unread, part_of
+from aligner.dtypes import DTYPES, decode, encode
+from aligner.errors import DumpError
+from aligner.patches import together
+from aligner.record import Array, Key, Phase
+from aligner.source.ear import replaced
+from aligner.structure import (
+    Tensors,
+    flatten_arguments,
+    flatten_result,
+    substitute_arguments,
+    substitute_result,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from aligner.dump.reader import Dump, Entry
+    from aligner.replay.frames import Plan
+
+MOST = 6
+"""Places that are looked into one by one."""
+
+SAME = 1e-6
+"""Relative L2 that kernels may make of the same numbers."""
+
+
+class _Part(NamedTuple):
+    """The elements of a value that are wrong, and what the reference has there."""
+
+    wrong: npt.NDArray[np.bool_]
+    entry: Entry
+
+
+Parts = Mapping[Key, _Part]
+
+
+def unread(
+    checks: Sequence[Check],
+    adapter: Adapter,
+    model: Any,
+    run: Callable[[int], object],
+    steps: Sequence[int],
+    port: Dump,
+    plan: Plan,
+) -> tuple[list[Check], Plan]:
+    """The checks and the plan, in which what is wrong in a part that nothing is made of is no mistake: there it is the
+    port's own affair."""
+    places: dict[object, list[Check]] = {}
+    kinds = {path: type(layer) for path, layer in adapter.layers(model)}
+    for check in checks:
+        if check.fails:  # of layers of one class at once
+            inside = [name[len(check.owner) :] for name in check.between or ()]
+            places.setdefault((kinds.get(check.port.layer), check.port.slot, *inside), []).append(check)
+    parts = [{c.port: part for c in some if (part := _part(c, port, plan)) is not None} for some in places.values()]
+    parts = [part for part, some in zip(parts, places.values()) if len(part) == len(some)]
+    found: Parts = {}
+    if parts and hasattr(adapter, "computing"):
+        try:
+            found = _unread(_Runs(adapter, model, run, steps), parts)
+        except DumpError:
+            raise
+        except Exception:  # a port that cannot be run so
+            found = {}
+    own: dict[Key, Any] = {port: Unread(part.entry, part.wrong) for port, part in found.items()}
+    right = [replace(check, error=0.0, deviation=None) if check.port in own else check for check in checks]
+    return right, plan.learned(own, plan.orders)
+
+
+def _unread(runs: _Runs, parts: Sequence[Parts]) -> Parts:
+    plain = runs.ends({})
+    if sum(one.size for one in plain if one.dtype.kind == "f") < TELLING:
+        return {}
+    together = {port: part for some in parts for port, part in some.items()}
+    if _same(plain, runs.ends(together)):
+        return together
+    apart = islice(parts, MOST) if len(parts) > 1 else ()
+    return {port: part for some in apart if _same(plain, runs.ends(some)) for port, part in some.items()}
+
+
+def _part(check: Check, port: Dump, plan: Plan) -> Optional[_Part]:
+    entry, own = plan.entries.get(check.port), port.find(check.port._replace(phase=Phase.FORCED))
+    if entry is None or own is None or not check.port.layer or check.by_effect or check.reason:
+        return None
+    if check.against is not None or check.passed_on is not None or check.axes is not None:
+        return None
+    if DTYPES[entry.dtype].exact or DTYPES[own.dtype].exact:
+        return None
+    wrong = part_of(entry, own)
+    return None if wrong is None else _Part(wrong, entry)
+
+
+def _same(one: Sequence[Array], other: Sequence[Array]) -> bool:
+    """Whether all that is handed on is the same."""
+    return len(one) == len(other) and all(map(_is_same, one, other))
+
+
+def _is_same(one: Array, other: Array) -> bool:
+    if one.shape != other.shape or one.dtype.kind != "f":
+        return one.shape == other.shape and bool(np.array_equal(one, other))
+    equal = (one == other) | (np.isnan(one) & np.isnan(other))
+    ours, theirs = (np.asarray(np.where(equal, 0.0, each), np.float64) for each in (one, other))
+    size = float(np.linalg.norm(np.where(np.isfinite(one), one, 0.0)))
+    return float(np.linalg.norm(ours - theirs)) <= SAME * size
+
+
+class _Runs:
+    """Free runs of the port in which parts of values are the reference's."""
+
+    def __init__(self, adapter: Adapter, model: Any, run: Callable[[int], object], steps: Sequence[int]) -> None:
+        self._adapter, self._model, self._run, self._steps = adapter, model, run, steps
+        self._parts: Parts = {}
+        self._numbers: dict[str, int] = {}
+        self._ends: list[Array] = []
+        self._step = 0
+
+    def ends(self, parts: Parts) -> Sequence[Array]:
+        """What the net hands on."""
+        self._parts, self._ends = parts, []
+        with together() as handle:
+            try:
+                for path, layer in self._adapter.layers(self._model):
+                    owner, name = self._adapter.computing(layer)
+                    handle.add(replaced(owner, name, partial(self._called, path, getattr(owner, name))))
+                for step in self._steps:
+                    self._step, self._numbers = step, {}
+                    self._run(step)
+            finally:
+                handle.remove()
+        return self._ends
+
+    def _called(self, path: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        number = self._numbers.get(path, 0)
+        self._numbers[path] = number + 1
+        due = {
+            key.slot: part
+            for key, part in self._parts.items()
+            if (key.step, key.layer, key.call) == (self._step, path, number)
+        }
+        given: Tensors = []
+        own: tuple[Any, Any] = args, kwargs
+        if any(map(is_input, due)):
+            flatten_arguments(args, kwargs, self._adapter.is_tensor, given)
+            own = substitute_arguments(args, kwargs, self._mixed(given, due))
+        output = inner(*own[0], **own[1])
+        made: Tensors = []
+        flatten_result(output, self._adapter.is_tensor, made)
+        if path == "":
+            self._ends += [np.array(self._plain(tensor)) for _, tensor in made]
+        return substitute_result(output, self._mixed(made, due)) if due else output
+
+    def _mixed(self, found: Iterable[tuple[str, object]], due: Mapping[str, _Part]) -> dict[str, object]:
+        """The values with the reference's numbers in these parts."""
+        mixed: dict[str, object] = {}
+        for slot, tensor in found:
+            part, word = due.get(slot), self._adapter.dtype(tensor)
+            if part is not None:
+                numbers = np.where(part.wrong, np.asarray(part.entry.load(), np.float64), self._plain(tensor))
+                mixed[slot] = self._adapter.from_numpy(encode(numbers, word), word)
+        return mixed
+
+    def _plain(self, tensor: object) -> Array:
+        return decode(self._adapter.to_numpy(tensor), self._adapter.dtype(tensor))
