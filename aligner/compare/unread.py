@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 UNREAD = "covered-unread"
 
+END = 3e-6
+"""Relative L2 that all which the net hands on may be off by."""
+
 RIGHT = 1e-5
-"""Relative L2 that all which the net hands on may be off by, and all of a value but the part that is wrong."""
+"""The part of its size that what is right of a value may be off by."""
 
 TELLING = 16
 """Broken numbers that the net must hand on: of a loss alone, or of tokens, nothing is seen."""
@@ -57,12 +60,15 @@ class Unread(Formed):
 
 
 def excuse_unread(readings: Sequence[Reading]) -> None:
-    """Mark them, with how much of each is wrong, in the steps in which all that the net hands on is right."""
+    """Mark them, with how much of each is wrong, in the steps in which all that the net hands on is right, and in which
+    the forced pass, if there was one, found nothing wrong: it knows what is made of each (aligner.replay.unread)."""
     steps: dict[int, list[Reading]] = {}
     for reading in readings:
         if reading.pair.key.phase is Phase.FORWARD:
             steps.setdefault(reading.pair.key.step, []).append(reading)
     for here in steps.values():
+        if any(one.check is not None and one.check.fails for one in here):
+            continue
         wrong = [one for one in here if one.over and one.matched and one.deviation is not None and one.pair.key.layer]
         for reading in wrong if _is_right([one for one in here if _is_end(one)]) else ():
             count = _wrong_part(reading)
@@ -90,7 +96,7 @@ def _is_right(ends: Sequence[Reading]) -> bool:
     """Whether these are right, and would show if they were not."""
     told = [one for one in ends if one.matched and one.deviation is not None and not one.covered]
     broken = sum(int(np.prod(one.pair.entry.shape)) for one in told if not DTYPES[one.pair.entry.dtype].exact)
-    wrong = any(one.over or one.severity > RIGHT for one in ends if one in told or one.over)
+    wrong = any(one.over or one.severity > END for one in ends if one in told or one.over)
     return broken >= TELLING and not wrong
 
 
@@ -106,8 +112,8 @@ def part_of(one: Entry, other: Entry) -> Optional[Part]:
     if one.shape != other.shape or not 0 < int(np.prod(one.shape)) <= LARGEST:
         return None
     ours, theirs = (np.asarray(entry.load(), np.float64) for entry in (one, other))
-    finite = ours[np.isfinite(ours)]
-    size = np.sqrt(np.mean(finite**2)) if finite.size else 0.0
+    numbers = np.abs(ours[np.isfinite(ours) & (ours != 0.0)])
+    size = np.median(numbers) if numbers.size else 0.0  # of a mask that is added most are far off
     with np.errstate(invalid="ignore", over="ignore"):
         same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
         wrong = ~(same | (np.abs(ours - theirs) <= RIGHT * (size + np.abs(ours))))

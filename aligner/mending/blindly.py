@@ -87,7 +87,7 @@ UNREAD, NUMBERED, CHAINED = 1.5, 5.0, 4.5
 SCALED = 96
 """Ways to take a number times another one that is a size."""
 
-CONSTANTS = 24
+CONSTANTS = 60
 """Ways to write the constants of a file that a function uses."""
 
 LARGEST = 4096

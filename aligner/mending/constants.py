@@ -58,20 +58,26 @@ def reordered(sources: Sources, file: str, line: int, numbers: Sequence[float]) 
     for size in dict.fromkeys(len(row.elts) for row in flat if len(row.elts) > 1):  # what belongs together
         alike = [row for row in flat if len(row.elts) == size]
         yield from [tuple(_written(sources, file, row, row.elts[::-1]) for row in alike)] * (len(alike) > 1)
-    for node in found:
-        rows = [one for one in walked(node) if isinstance(one, (ast.Tuple, ast.List)) and len(one.elts) > 1]
-        yield from ((_written(sources, file, row, row.elts[::-1]),) for row in rows)
-        inner = [row for row in rows if row is not node]
-        if len(inner) > 1:
-            yield tuple(_written(sources, file, row, row.elts[::-1]) for row in inner if not _holds(row))
-        for row in rows:
-            for one, other in itertools.combinations(range(len(row.elts)), 2):
-                if len(row.elts) > 2:
-                    order = [*row.elts]
-                    order[one], order[other] = order[other], order[one]
-                    yield (_written(sources, file, row, order),)
-            yield from ((_written(sources, file, row, order),) for order in _in_parts(row.elts))
-        yield from _numbered(sources, file, node, numbers)
+    ways = [_in_other_orders(sources, file, node, numbers) for node in found]
+    yield from (one for some in itertools.zip_longest(*ways) for one in some if one is not None)
+
+
+def _in_other_orders(
+    sources: Sources, file: str, node: ast.expr, numbers: Sequence[float]
+) -> Iterator[tuple[Edit, ...]]:
+    rows = [one for one in walked(node) if isinstance(one, (ast.Tuple, ast.List)) and len(one.elts) > 1]
+    yield from ((_written(sources, file, row, row.elts[::-1]),) for row in rows)
+    inner = [row for row in rows if row is not node]
+    if len(inner) > 1:
+        yield tuple(_written(sources, file, row, row.elts[::-1]) for row in inner if not _holds(row))
+    for row in rows:
+        pairs = itertools.combinations(range(len(row.elts)), 2) if len(row.elts) > 2 else ()
+        for one, other in sorted(pairs, key=lambda pair: pair[1] - pair[0]):
+            order = [*row.elts]
+            order[one], order[other] = order[other], order[one]
+            yield (_written(sources, file, row, order),)
+        yield from ((_written(sources, file, row, order),) for order in _in_parts(row.elts))
+    yield from _numbered(sources, file, node, numbers)
 
 
 def _in_parts(elements: Sequence[ast.expr]) -> Iterator[list[ast.expr]]:

@@ -50,9 +50,10 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
         yield from ((one, ["-{}"]) for one in given if isinstance(one, ast.Attribute) and _is_named(one))
         if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10:
             yield from [(node, [str(node.value - 1), str(node.value + 1)])] if id(node) not in ones else []
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
+        elif isinstance(node, ast.Call) and _name(node) in ("range", "arange"):
             ends = [one for one in node.args[:2] if not isinstance(one, (ast.Constant, ast.Starred))]
-            yield from ((one, ["{} + 1", "{} - 1"]) for one in ends)
+            yield from ((one, ["{} + 1", "{} - 1"]) for one in ends if _name(node) == "range")
+            yield from _counted_from(node)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Mod)):
             yield node.left, ["({} - 1)", "({} + 1)"]
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and _is_named(node.operand):
@@ -61,6 +62,20 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
             sides = _plain(node.left), _plain(node.comparators[0])
             signs = [signs[type(node.ops[0])] for signs in (_STRICT, _TURNED, _EQUAL) if type(node.ops[0]) in signs]
             yield from [(node, [f" {sign} ".join(sides) for sign in signs])] if signs else []
+
+
+def _name(call: ast.Call) -> str:
+    """The last word of what is called."""
+    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+
+
+def _counted_from(node: ast.Call) -> Iterator[tuple[ast.AST, Sequence[str]]]:
+    """As many numbers, from one on and not from nothing; or the other way round."""
+    said = [ast.unparse(one) for one in node.args]
+    if len(said) == 1 and not isinstance(node.args[0], (ast.Constant, ast.Starred)):
+        yield node.args[0], [f"1, {more(node.args[0], 1, said[0])}"]
+    elif len(said) == 2 and said[0] == "1":
+        yield node, [f"{ast.unparse(node.func)}({more(node.args[1], -1, said[1])})"]
 
 
 def _is_named(node: ast.expr) -> bool:
@@ -144,8 +159,9 @@ def _otherwise(part: ast.expr) -> Iterator[str]:
         yield from (f"{_on(part.lower, by)}:{_on(part.upper, by)}{step}" for by in (-1, 1))
         yield from (f":{ends[1]}{step}", f"{ends[0]}:{step}")
     if part.step is not None and part.upper is None and not step.startswith(":-"):  # from the first on, or the middle
-        half = f"{bracketed(ast.unparse(part.step))} // 2:{step}"
-        yield from [f":{step}"] if part.lower is not None else [half, f"1:{step}"]
+        known = part.step.value if isinstance(part.step, ast.Constant) else None
+        half = str(known // 2) if isinstance(known, int) else f"{bracketed(ast.unparse(part.step))} // 2"
+        yield from [f":{step}"] if part.lower is not None else dict.fromkeys((f"{half}:{step}", f"1:{step}"))
     for end, said, form in zip((part.lower, part.upper), ends, ("{}:", ":{}")):
         if end is None or None not in ends:
             continue
@@ -270,7 +286,7 @@ def _roundings(node: ast.AST) -> Iterator[tuple[str, Sequence[str]]]:
         others = [f"int({ast.unparse(inner.left)})"] if half and isinstance(inner, ast.BinOp) else []
         others += [f"int({said})"] if node.func.id == "round" else [f"round({said})"]
         yield node.func.id, others + ([] if half else [f"int({_term(inner)} + 0.5)", f"-int(-{_alone(inner)} // 1)"])
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    name = _name(node)
     family = next((one for one in _FAMILIES if name in one), ())
     if family and isinstance(node.func, ast.Attribute):
         owner = ast.unparse(node.func.value)

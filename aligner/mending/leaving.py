@@ -36,14 +36,15 @@ def leaving(matching: Matching, layers: Collection[str]) -> Leaving:
 
 def _frontier(matching: Matching) -> Iterator[Event]:
     """The port's steps that make something wrong of what is right. One that makes numbers of nothing is such a step
-    only if there is no other: the reference may begin with other numbers.
+    only if there is no other, for the reference may begin with other numbers; so is a call of a layer.
     """
-    steps = [event for _, event in matching.wrong if event is not None and event.word not in (HELPER, LAYER)]
+    steps = [event for _, event in matching.wrong if event is not None and event.word != HELPER]
     nothing = [event for event in steps if not values_of(event)]
     made = {value for event in nothing for value in event.results}
-    some = (event for event in steps if event not in nothing)
-    yield from (one for one in some if all(value in made or matching.values_of(value) for value in values_of(one)))
-    yield from nothing
+    some = [event for event in steps if event not in nothing]
+    some = [one for one in some if all(value in made or matching.values_of(value) for value in values_of(one))]
+    layers = [one for one in some if one.word == LAYER]
+    yield from (*(one for one in some if one not in layers), *nothing, *layers)
 
 
 def _spot(event: Event) -> Optional[Spot]:

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 MOST = 6
 """Places that are looked into one by one."""
 
-SAME = 1e-6
-"""Relative L2 that kernels may make of the same numbers."""
+SAME = 1e-7
+"""Relative L2 that kernels may make of the same numbers, from one run to the next."""
 
 
 class _Part(NamedTuple):

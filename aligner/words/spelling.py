@@ -203,7 +203,8 @@ def spelled(
     if word == "reshape":
         operands = [unshaped(operands[0])]
     if word in ("avg_pool", "max_pool"):
-        given, texts = _pool(given), {**texts, "rest": _pool_rest(given)}
+        said = {name: text for name, text in texts.items() if name != "stride" or given["stride"] is not None}
+        given, texts = _pool(given), {**said, "rest": _pool_rest(given)}
     if word == "scatter" and given["reduction"] == "add":
         word = "scatter_add"
     if word in OPERATORS and len(operands) == 2:
@@ -217,7 +218,7 @@ def spelled(
         template = template.replace(", align_corners={align_corners}", "")
     if _TIGHT.search(template):
         operands = [bracketed(one) for one in operands]
-    values = {key: texts.get(key) or written(key, value) for key, value in given.items()}
+    values = {key: texts[key] if key in texts else written(key, value) for key, value in given.items()}
     listed = ", ".join(operands)
     more = "".join(f", {one}" for one in operands[1:])
     every = listed + ("," if len(operands) == 1 else "")

@@ -68,3 +68,11 @@ def test_the_part_is_the_ports_own_affair():
     assert np.array_equal(due(entry, other([1, 2])), other([1]))
     assert due(entry, later[:2]) is None
     assert np.array_equal(entry.load(), X)
+
+
+def test_a_mask_that_is_added_hides_nothing_that_is_wrong_beside_it():
+    hidden = np.zeros(X.shape, bool)
+    hidden[:, 4:] = True
+    ours, theirs = np.where(hidden, np.float32(-1e9), X), np.where(hidden, -np.inf, X * np.float32(1.0005))
+    assert part_of(Kept(ours), Kept(theirs)) is None
+    assert part_of(Kept(ours), Kept(np.where(hidden, -np.inf, X))).sum() == hidden.sum()

@@ -21,6 +21,8 @@ def texts(tmp_path, way, line):
         ("for i in range(1, n):", ["range(0, n)", "range(2, n)", "range(1, n + 1)", "range(1, n - 1)"]),
         ("y = x[k // 2 :]", ["x[(k - 1) // 2 :]", "x[k // 3 :]"]),
         ("y = roll(roll(x, -s, 1), -s, 2)", ["roll(roll(x, s, 1), s, 2)", "roll(roll(x, s, 1), -s, 2)"]),
+        ("y = np.arange(n)", ["arange(1, n + 1)"]),
+        ("y = np.arange(1, n + 1)", ["arange(n)"]),
         ("y = arange(n - 1, n + m - 1)", ["arange(n, n + m)", "arange(n - 2, n + m - 1)"]),
         ("y = x > k", ["x >= k", "x < k", "x != k"]),
         ("y = inside(x, n)", ["inside(x + 1, n)", "inside(x, n - 1)"]),
@@ -72,7 +74,10 @@ def test_other_signs(tmp_path, line, others):
         ("x[:n]", ["x[-n:]", "x[:n + 1]", "x[:n - 1]"]),
         ("x[:, 1:n]", ["x[:, :n - 1]", "x[:, 2:n + 1]", "x[:, :n]", "x[:, 1:]"]),
         ("x[i - 1:i + s]", ["x[i - 2:i + s - 1]", "x[i:i + s + 1]"]),
-        ("x[::2]", []),
+        ("x[::2]", ["x[1::2]"]),
+        ("x[:, ::s]", ["x[:, s // 2::s]", "x[:, 1::s]"]),
+        ("x[h::s, h::s]", ["x[::s, ::s]", "x[::s, h::s]"]),
+        ("x[::-1]", []),
     ],
 )
 def test_slices_and_items(tmp_path, line, others):

@@ -197,6 +197,17 @@ def test_what_is_thrown_away_is_kept_under_a_name_that_is_read(tmp_path, body, f
     assert [line.strip() for one in texts for line in one.splitlines() if line not in text.splitlines()] == found
 
 
+def test_names_of_a_file_that_a_constructor_uses_are_put_in_other_orders_the_first_of_each_in_turn(tmp_path):
+    file = tmp_path / "net.py"
+    text = "TWO = ['a', 'b', 'c', 'd', 'e']\nMANY = ('p', 'q', 'r', 's', 't', 'u')\n\n\nclass Net:\n"
+    text += "    def __init__(self):\n        self.n = [(MANY + TWO).index(one) for one in MANY]\n\n"
+    text += "    def construct(self, x):\n        return x[self.n]\n"
+    file.write_text(text, encoding="utf-8")
+    found = [Sources({}).edited(edits).text(str(file)) for edits in reordered(Sources({}), str(file), 10, [])]
+    wanted = text.replace("'a', 'b', 'c', 'd'", "'c', 'd', 'a', 'b'"), text.replace("'s', 't', 'u'", "'u', 't', 's'")
+    assert all(one in found[:40] for one in wanted)
+
+
 def test_numbers_in_a_row_of_a_constructor_are_put_in_other_orders(tmp_path):
     file = tmp_path / "net.py"
     text = "class Net:\n    def __init__(self):\n        self.std = array([0.1, 0.2])\n        self.n = (2, 3)\n\n"

@@ -172,6 +172,13 @@ def test_what_has_no_words_is_said(word):
         spelled(word, ["x"], {"stride": 2}, {}, MODULES, "torch")
 
 
+def test_a_pool_without_a_stride_has_its_kernels():
+    given = {"kernel": 4, "stride": None, "pad": 0, "dilation": 1, "ceil_mode": False}
+    texts = {"kernel": "self.patch", "stride": "None", "pad": "0"}
+    said = spelled("max_pool", ["x"], given, texts, MODULES, "torch")
+    assert said == "torch.nn.functional.max_pool2d(x, self.patch, 4)"
+
+
 def test_small_words():
     assert index_text(((None, None, 1), (None, None, 1), (0, 2, 1))) == "..., 0:2"
     assert unshaped("x.reshape(2, -1)") == "x"
