@@ -144,12 +144,10 @@ class Rerun:
         that they add. It is given other values than any was. Behind one that they take away others may be, too.
         """
         given = self._parent.given
-        if not self._edited:
-            given[this] = self._mark(args, kwargs)
+        given.update({} if self._edited else {this: self._mark(args, kwargs)})
         if this.layer not in self._more_of | self._fewer_of:
             return this
-        left = [one for one in given if one.layer == this.layer and one not in self._taken]
-        mark = self._mark(args, kwargs)
+        left, mark = [o for o in given if o.layer == this.layer and o not in self._taken], self._mark(args, kwargs)
         same = next((one for one in left if given[one] == mark), None)
         if same is None and this.layer in self._fewer_of:
             same = next((one for one in left if one in self._ground.plan.calls), None)
@@ -183,12 +181,12 @@ class Rerun:
             self._added -= 1
 
     def _outermost(self, this: CallId, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        found: Tensors = []
         self._depth = 1
         try:
             output = self._inner(inner, args, kwargs)
         finally:
             self._depth = 0
-        found: Tensors = []
         flatten_result(output, self._adapter.is_tensor, found)
         self._look(this, found)
         return output
@@ -299,7 +297,7 @@ class Rerun:
                 if check.number is not None or changed:
                     self._note(key, math.inf if changed or not self._is_steered(this, structure) else 0.0)
                 elif check.reason == OTHER_FORM:
-                    self._note(key, self._changed(check, tensors[key.slot]))
+                    self._look_at_form(check, tensors[key.slot])
                 elif not check.by_effect and not self._is_recast(key, tensors[key.slot]):
                     self._note(key, self._ground.off(check, tensors[key.slot]))
 
@@ -321,25 +319,27 @@ class Rerun:
     def _is_renumbered(self, this: CallId, structure: object) -> bool:
         """Whether edits give a call plain numbers that are neither what they were nor the reference's."""
         own, known = numbers(structure), self._parent.numbers
-        if not self._edited:
-            known[this] = own
+        known.update({} if self._edited else {this: own})
         wanted = self._ground.plan.numbers.get((self.call.step, this), {})
         return any(
             own[slot] not in (one, wanted.get(slot, one)) for slot, one in known.get(this, own).items() if slot in own
         )
 
-    def _changed(self, check: Check, tensor: object) -> float:
+    def _look_at_form(self, check: Check, tensor: object) -> None:
         """Of a value that is right in a form of its own: how far off edits make it that make it another one. Where it
-        is what is wrong elsewhere, they are to do so: nobody uses it here.
+        is what is wrong elsewhere, they are to do so: what the layer makes of it tells.
         """
         value = self._print(tensor)
         if not self._edited:
             self._parent.forms[check.port] = value
         known = self._parent.forms.get(check.port)
         wrong = (self._parent.forms.get(one.port) for one in self._parent.checks if one.by_effect)
-        if known is None or _is_same(known, value) or any(_is_same(known, one) for one in wrong):
-            return 0.0
-        return self._ground.off(check, tensor)
+        if known is None or _is_same(known, value):
+            self._note(check.port, 0.0)
+        elif is_input(check.port.slot) and any(_is_same(known, one) for one in wrong):
+            self._recast.add(check.port)
+        else:
+            self._note(check.port, self._ground.off(check, tensor))
 
     def _print(self, tensor: object) -> Optional[Fingerprint]:
         word = self._adapter.dtype(tensor)

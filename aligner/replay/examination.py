@@ -46,6 +46,7 @@ from aligner.replay.planning import planned
 from aligner.replay.precision import CASTS, grid
 from aligner.replay.rewriting import Rewriting
 from aligner.replay.rounding import DOUBTFUL, by_itself, disturbed
+from aligner.replay.siblings import wrongly_given
 from aligner.replay.trials import described, small, tried
 from aligner.replay.unread import unread
 from aligner.replay.widened import Widened, is_hiding, judged, rounded
@@ -119,6 +120,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
         checks = _cast(checks, subject, path, plan)
         checks = _rounded(checks, path, plan, _lonely(subject, port, plan), subject.reference)
         checks = _stirred(checks, subject, path, plan)
+        checks = _given(checks, subject, path, plan)
         checks, plan = _read(checks, subject, path, plan)
         if plan.short is not None or plan.cast or any(check.cast for check in checks):
             alone = _lonely(subject, port, plan)
@@ -245,6 +247,12 @@ def _stirred(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -
         with as_it_was(subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
             moved = explained(subject.adapter, subject.model, alone, port, checks, asked, alone.is_own)
     return [replace(check, expected=max(check.expected, moved.get(check.port, 0.0))) for check in checks]
+
+
+def _given(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -> list[Check]:
+    kinds = {name: type(layer) for name, layer in subject.adapter.layers(subject.model)}
+    with open_dump(path) as port:
+        return wrongly_given(checks, kinds, port, plan)
 
 
 def _read(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -> tuple[list[Check], Plan]:

@@ -68,7 +68,8 @@ def unread(
     for check in checks:
         if check.fails:  # of layers of one class at once
             inside = [name[len(check.owner) :] for name in check.between or ()]
-            places.setdefault((kinds.get(check.port.layer), check.port.slot, *inside), []).append(check)
+            around = kinds.get(check.port.layer), kinds.get(check.port.layer.rpartition(".")[0])
+            places.setdefault((*around, check.port.slot, *inside), []).append(check)
     parts = [{c.port: part for c in some if (part := _part(c, port, plan)) is not None} for some in places.values()]
     parts = [part for part, some in zip(parts, places.values()) if len(part) == len(some)]
     found: Parts = {}
