@@ -115,6 +115,27 @@ def operated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
                 for together in [some] * (len(some) > 1) + [[one] for one in some]:
                     yield tuple(Edit(file, *place, other) for place in sorted(together))
         yield from _assigned(sources, file, statement)
+        yield from _taken_apart(sources, file, statement)
+
+
+def _taken_apart(sources: Sources, file: str, statement: ast.stmt) -> Iterator[tuple[Edit, ...]]:
+    """A number of rows and columns, whose other part is taken: i % columns for i // rows."""
+    nodes = [*own(statement)]
+    sizes = dict.fromkeys(
+        ast.unparse(side)
+        for node in nodes
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+        for side in (node.left, node.right)
+        if isinstance(side, (ast.Name, ast.Attribute))
+    )
+    for node in nodes:
+        parted = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Mod))
+        if isinstance(node, ast.BinOp) and parted and isinstance(node.right, (ast.Name, ast.Attribute)):
+            start, stop = sources.span(file, node.left)[1], sources.span(file, node.right)
+            begin = start + sources.text(file)[start : stop[0]].find("//" if isinstance(node.op, ast.FloorDiv) else "%")
+            other = "%" if isinstance(node.op, ast.FloorDiv) else "//"
+            names = (name for name in sizes if name != ast.unparse(node.right))
+            yield from ((Edit(file, begin, stop[1], f"{other} {name}"),) for name in names)
 
 
 def _assigned(sources: Sources, file: str, statement: ast.stmt) -> Iterator[tuple[Edit, ...]]:

@@ -72,6 +72,14 @@ def test_what_begins_late_may_begin_before_and_end_there(tmp_path, wrong, right)
     assert NET.format(f"y = {right}") in edited(tmp_path, sliced, f"y = {wrong}")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("arange(h * w) // h", "arange(h * w) % w"), ("(arange(x.h * x.w) % x.w)", "(arange(x.h * x.w) // x.h)")],
+)
+def test_of_rows_and_columns_the_others_are_taken(tmp_path, wrong, right):
+    assert NET.format(f"y = {right}") in edited(tmp_path, operated, f"y = {wrong}")
+
+
 @pytest.mark.parametrize(("wrong", "right"), [("x[n] = y", "x[n] += y"), ("x[:, n] += y", "x[:, n] = y")])
 def test_elements_are_written_over_or_added_to(tmp_path, wrong, right):
     lines = f"y = x{BREAK}" + "{}"
