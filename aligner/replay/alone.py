@@ -26,7 +26,7 @@ from aligner.record import Array, Call, Key, LayerSpec, Phase
 from aligner.replay.answering import Made
 from aligner.replay.built import built
 from aligner.replay.code import Again, Code, numbers_before
-from aligner.replay.forms import laid, laid_out, own_axes
+from aligner.replay.forms import laid, laid_out, once, own_axes
 from aligner.replay.frames import Plan
 from aligner.replay.judgement import as_entry, judged
 from aligner.replay.masks import as_mask
@@ -106,6 +106,7 @@ class Alone:
         found = Held(check.port, 0, self._adapter.dtype(tensor), self._adapter.to_numpy(tensor))
         rows, own = due(entry, found.raw()), self._port.find(check.port)
         wanted = held(entry) if rows is None else Held(entry.key, entry.order, entry.dtype, rows)
+        wanted = once(wanted, found) if check.reason == OTHER_SHAPE else wanted
         usual = (wanted.shape,) if check.reason == OTHER_SHAPE or own is None else (wanted.shape, own.shape)
         told = as_mask(wanted, found, own)
         if told is not None:

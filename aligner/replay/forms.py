@@ -105,6 +105,14 @@ def repeated(wanted: Held, found: Held) -> Optional[Held]:
     return Held(wanted.key, wanted.order, wanted.dtype, np.ascontiguousarray(raw))
 
 
+def once(wanted: Held, found: Held) -> Held:
+    """The reference's value in the port's shape, where it has the same numbers again and again and the port has them
+    once: positions for each item of a batch. Else as it is."""
+    put = repeated(wanted, found) if math.prod(found.shape) < math.prod(wanted.shape) else None
+    same = put is not None and np.array_equal(np.broadcast_to(put.raw(), wanted.shape), wanted.raw())
+    return put if put is not None and same else wanted
+
+
 def other_orders(wanted: tuple[int, ...], order: Axes, shape: tuple[int, ...]) -> list[Axes]:
     """The other orders in which the axes of a value give the same shape: height and width may be exchanged, or a value
     may only have been reshaped."""

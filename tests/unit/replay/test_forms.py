@@ -12,6 +12,7 @@ from aligner.replay.forms import (
     joined,
     laid,
     laid_out,
+    once,
     own_axes,
     sees_nothing,
     takes_together,
@@ -111,3 +112,21 @@ def test_what_edits_make_right_in_the_ports_own_axes():
     assert own_axes(wanted, found, found, 1e-6) is None, "it stood so before"
     assert own_axes(wanted, plain, plain, 1e-6) is None
     assert own_axes(wanted, None, found, 1e-6) is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shape", "found"),
+    [
+        (np.stack([SCORES] * 3), (1, 4, 6), (1, 4, 6)),
+        (np.stack([SCORES] * 3), (4, 6), (4, 6)),
+        (np.stack([SCORES, SCORES, SCORES + 1]), (1, 4, 6), (3, 4, 6)),
+        (SCORES[None], (3, 4, 6), (1, 4, 6)),
+        (np.stack([SCORES] * 3), (1, 6, 4), (3, 4, 6)),
+    ],
+)
+def test_what_the_reference_has_for_each_item_the_port_may_have_once(wanted, shape, found):
+    put = once(
+        *(Held(Key(0, Phase.FORWARD, "a", 0, "output.0"), 0, "float32", v) for v in (wanted, np.ones(shape, "f")))
+    )
+    assert put.shape == found
+    assert np.array_equal(put.load().reshape(found), wanted[: found[0]].reshape(found) if len(found) > 2 else SCORES)
