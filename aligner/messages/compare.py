@@ -313,7 +313,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "wrong-unread": (
         "{count} value(s) differ in a part, first {slot} of {layer}, and all that the net hands on is right to rounding: nothing of "
-        "it is made of that part. Mostly these are rows of padding, of which a softmax that hides all makes anything.",
+        "it is made of that part.\nMostly these are rows of padding: what a softmax makes where all is hidden means nothing.",
         "{count} 个数据有一部分不同，首个为 {layer} 的 {slot}；而整网的输出在舍入误差内全部一致，并不由这一部分得到。\n"
         "这通常是填充位置所在的行：整行被屏蔽时 softmax 的结果没有意义。",
     ),
