@@ -36,7 +36,7 @@ RIGHT = 1e-5
 TELLING = 16
 """Broken numbers that the net must hand on: of a loss alone, or of tokens, nothing is seen."""
 
-LARGEST = 1 << 26
+LARGEST = 1 << 22
 """Elements of a value that is looked into."""
 
 

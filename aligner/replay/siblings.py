@@ -18,16 +18,22 @@ if TYPE_CHECKING:
     from aligner.dump.reader import Dump
     from aligner.replay.frames import Plan
 
+MOST = 64
+"""Arguments with something wrong inside their layers that are set against others."""
+
 
 def wrongly_given(checks: Sequence[Check], kinds: Mapping[str, type], port: Dump, plan: Plan) -> list[Check]:
     """The checks, in which such arguments are what is wrong, and what their layers make of them follows."""
     found = [*checks]
     wrong = [at for at, check in enumerate(found) if check.fails]
     formed = [at for at, one in enumerate(found) if one.reason == OTHER_FORM and is_input(one.port.slot)]
+    asked = 0
     for at in formed if wrong else ():
         argument = found[at]
         inside = [n for n in wrong if found[n].fails and _is_inside(found[n], argument)]
-        others = [found[n] for n in formed if _is_other(found[n], argument, kinds, port, plan)] if inside else ()
+        asked += bool(inside)
+        looked = formed if inside and asked <= MOST else ()
+        others = (found[n] for n in looked if _is_other(found[n], argument, kinds, port, plan))
         right = any(all(_is_right(found, found[n], argument, other) for n in inside) for other in others)
         if right:
             worst = max((found[n] for n in inside), key=lambda check: check.error)

@@ -4,10 +4,11 @@ the reference's numbers in that part alone, and hands on what it did.
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
@@ -35,8 +36,11 @@ if TYPE_CHECKING:
     from aligner.dump.reader import Dump, Entry
     from aligner.replay.frames import Plan
 
-MOST = 6
-"""Places that are looked into one by one."""
+MOST, SECONDS = 6, 20.0
+"""Places that are looked into one by one, and how long."""
+
+HELD = 1 << 26
+"""Elements of all parts that are held at a time."""
 
 SAME = 1e-7
 """Relative L2 that kernels may make of the same numbers, from one run to the next."""
@@ -70,8 +74,12 @@ def unread(
             inside = [name[len(check.owner) :] for name in check.between or ()]
             around = kinds.get(check.port.layer), kinds.get(check.port.layer.rpartition(".")[0])
             places.setdefault((*around, check.port.slot, *inside), []).append(check)
-    parts = [{c.port: part for c in some if (part := _part(c, port, plan)) is not None} for some in places.values()]
-    parts = [part for part, some in zip(parts, places.values()) if len(part) == len(some)]
+    parts: list[Parts] = []
+    left = HELD
+    for some in places.values():
+        part = _parts(some, port, plan, left)
+        parts += [part] if part else []
+        left -= sum(one.wrong.size for one in part.values())
     found: Parts = {}
     if parts and hasattr(adapter, "computing"):
         try:
@@ -86,14 +94,27 @@ def unread(
 
 
 def _unread(runs: _Runs, parts: Sequence[Parts]) -> Parts:
+    until = time.monotonic() + SECONDS
     plain = runs.ends({})
     if sum(one.size for one in plain if one.dtype.kind == "f") < TELLING:
         return {}
     together = {port: part for some in parts for port, part in some.items()}
     if _same(plain, runs.ends(together)):
         return together
-    apart = islice(parts, MOST) if len(parts) > 1 else ()
-    return {port: part for some in apart if _same(plain, runs.ends(some)) for port, part in some.items()}
+    apart = itertools.islice(parts, MOST) if len(parts) > 1 else ()
+    asked = (some for some in apart if time.monotonic() < until)
+    return {port: part for some in asked if _same(plain, runs.ends(some)) for port, part in some.items()}
+
+
+def _parts(checks: Sequence[Check], port: Dump, plan: Plan, left: int) -> Parts:
+    """Those of all values of a place; none where one is not wrong in a part, or they are larger than what is left."""
+    found: dict[Key, _Part] = {}
+    for check in checks:
+        part = _part(check, port, plan)
+        if part is None or part.wrong.size > left:
+            return {}
+        found[check.port], left = part, left - part.wrong.size
+    return found
 
 
 def _part(check: Check, port: Dump, plan: Plan) -> Optional[_Part]:
