@@ -32,6 +32,11 @@ def pytest_configure():
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_make_parametrize_id(val, argname):
+    """Bytes name no test: a file made for one may hold the time, and the processes of xdist must agree on all names."""
+    return argname if isinstance(val, bytes) else None
+
+
 @pytest.fixture(autouse=True)
 def causes_in_both_languages(request):
     """Whatever rule made a suspect in this test: a Chinese report of it has no English words."""
