@@ -11,7 +11,7 @@ from typing import Any, Optional
 import numpy as np
 
 from aligner.mending.anchor import Anchor
-from aligner.mending.callers import around, forgotten
+from aligner.mending.callers import around, forgotten, told
 from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OTHER, Candidate
 from aligner.mending.constants import reordered, tabled
 from aligner.mending.constructor import set_up
@@ -300,7 +300,7 @@ class Blindly:
             ways = (counted, switched, reduced, resized, sliced, rounded, dropped, set_up, chosen, carried, accumulated)
             for way in ways:
                 yield from _tried(way(*at), COUNTED, COUNT, 0.05, ARGUMENT)
-            for way in (unread, offset, looped, untold, of_each, by_turn, spaced, backwards):
+            for way in (unread, offset, looped, told, untold, of_each, by_turn, spaced, backwards):
                 yield from _tried(way(*at), COUNTED, UNREAD, 0.05, OTHER)
             yield from _tried(chained(*at), COUNTED, CHAINED, 0.05, OTHER)
             yield from _tried(own_names(*at, self._of_both(site)), COUNTED, UNREAD, 0.05, OTHER)

@@ -15,6 +15,7 @@ from aligner.mending.figures import more
 from aligner.mending.matching import Matching
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.mending.texts import Texts
+from aligner.mending.variations import own, statements
 from aligner.source.written import parsed, walked
 
 Given = Union[ast.expr, str]
@@ -57,10 +58,57 @@ def forgotten(event: Event, call: ast.Call, matching: Matching, texts: Texts, so
     wanted = {value for _, made in matching.near if made is not None for value in made.operands}
     fitting = [name for name, number in texts.names(event) if wanted & {*matching.values_of(number)}]
     for name in (one for one in names if one not in {keyword.arg for keyword in call.keywords}):
-        own = name if name in event.names else f"self.{name}" if hasattr(owner, name) else ""
-        for text in dict.fromkeys([*[own] * bool(own), *fitting[:FITTING]]):
+        known = name if name in event.names else f"self.{name}" if hasattr(owner, name) else ""
+        for text in dict.fromkeys([*[known] * bool(known), *fitting[:FITTING]]):
             edit = _edit(call, event.site.file, name, text, sources)
             yield from [edit] if edit is not None else []
+
+
+def told(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """What functions of the file's take if they are given it, given them where it is not: as other calls give it, or
+    the other one of two, in all calls of a statement, then in each. Then what they are given and need not be, as if it
+    were not. The nearest lines first.
+    """
+    text = sources.text(file)
+    functions = {one.name: one for one in _functions(text)}
+    calls = [(_called(node), node) for node in walked(parsed(text)) if isinstance(node, ast.Call)]
+    calls = [(name, call) for name, call in calls if name in functions]
+    for statement in statements(text, line):
+        inside = {node for node in own(statement) if isinstance(node, ast.Call)}
+        for name in dict.fromkeys(name for name, call in calls if call in inside):
+            for parameter, default in _optional(functions[name]):
+                said = [
+                    (call, _given(call, functions[name], parameter), call in inside)
+                    for other, call in calls
+                    if other == name
+                ]
+                usual = ast.unparse(default)
+                values = [ast.unparse(given) for _, given, _ in said if isinstance(given, ast.Constant)]
+                values += {"True": ["False"], "False": ["True"], "None": ["0"]}.get(usual, [])
+                lacking = [call for call, given, is_here in said if is_here and given == parameter]
+                ways: list[tuple[Sequence[ast.Call], Given, str]] = []
+                for value in dict.fromkeys(one for one in values if one != usual):
+                    for together in [lacking] * (len(lacking) > 1) + [[call] for call in lacking]:
+                        ways.append((together, parameter, value))
+                given_here = [(call, given) for call, given, is_here in said if is_here and isinstance(given, ast.expr)]
+                ways += [([call], given, usual) for call, given in given_here if ast.unparse(given) != usual]
+                for some, place, value in ways:
+                    edits = [_edit(call, file, place, value, sources) for call in some]
+                    yield tuple(edit for edit in edits if edit is not None)
+
+
+def _optional(function: ast.FunctionDef) -> Iterator[tuple[str, ast.Constant]]:
+    """Its parameters that have a constant as a default."""
+    plain = [*function.args.posonlyargs, *function.args.args]
+    pairs = [
+        *[*zip(plain[::-1], function.args.defaults[::-1])][::-1],
+        *zip(function.args.kwonlyargs, function.args.kw_defaults),
+    ]
+    yield from ((one.arg, default) for one, default in pairs if isinstance(default, ast.Constant))
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _texts(one: Candidate, event: Event, call: Event, place: Optional[Given], sources: Sources) -> Iterator[str]:
@@ -103,8 +151,7 @@ def _functions(text: str) -> Sequence[ast.FunctionDef]:
 
 def _given(call: ast.Call, definition: ast.FunctionDef, name: str) -> Optional[Given]:
     """What a call gives for a parameter: its expression, or the name to give it by; None where that cannot be."""
-    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    if called != definition.name or any(isinstance(one, ast.Starred) for one in call.args):
+    if _called(call) != definition.name or any(isinstance(one, ast.Starred) for one in call.args):
         return None
     names = [one.arg for one in (*definition.args.posonlyargs, *definition.args.args)]
     names = names[1:] if names[:1] == ["self"] and isinstance(call.func, ast.Attribute) else names
