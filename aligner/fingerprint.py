@@ -5,7 +5,7 @@
     turned    the same with weights that each axis has for itself: unchanged by a transposition as well
     plain     sum, root of the squares, sum of magnitudes, least and greatest: unchanged by any other order
 
-Numbers beyond HUGE count as their sign: masks are written with -inf, with -1e9, with the least float, and with -1e4,
+Numbers beyond HUGE count as one of their sign: masks are written with -inf, with -1e9, with the least float, and with -1e4,
 which is added to scores.
 """
 
@@ -32,7 +32,9 @@ FLAT, TURNED, PLAIN = 8, 6, 5
 LARGEST = 1 << 22
 """Elements of the largest value that is looked at."""
 
-HUGE = 5e3
+HUGE, HUGE_AS = 5e3, 1.3247179572
+"""Numbers that count as one, and what they count as: none that a mask has beside them."""
+
 BLOCK = 1 << 16
 PART = 1 << 16
 """Elements that are contracted at a time."""
@@ -100,7 +102,7 @@ def fingerprint(array: Array) -> Optional[Fingerprint]:
             return None
         values = np.ascontiguousarray(array)
         if max(-plain[3], plain[4]) >= HUGE and array.dtype.kind == "f":
-            values = np.where(np.abs(values) >= HUGE, np.sign(values), values)
+            values = np.where(np.abs(values) >= HUGE, HUGE_AS * np.sign(values), values)
             plain[3], plain[4] = values.min(), values.max()
         flat = np.zeros(FLAT)
         row = values.reshape(-1)

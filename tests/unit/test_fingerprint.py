@@ -45,6 +45,8 @@ def test_masks_agree_whatever_stands_for_minus_infinity():
     ways = [np.where(hidden, fill, NUMBERS) for fill in (-np.inf, np.float32(-1e9), np.finfo(np.float32).min)]
     assert all(apart(taken(ways[0]), taken(way)) < 1e-6 for way in ways)
     assert apart(taken(ways[0]), taken(np.where(~hidden, -np.inf, NUMBERS))) > 0.1
+    ones, most = (np.where(hidden, fill, NUMBERS) for fill in (1.0, np.inf))
+    assert apart(taken(ones), taken(most)) > 0.1
 
 
 @pytest.mark.parametrize("array", [np.array([1.0, np.nan]), np.zeros((0, 3)), np.array([complex("nan")])])
