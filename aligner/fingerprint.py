@@ -5,8 +5,8 @@
     turned    the same with weights that each axis has for itself: unchanged by a transposition as well
     plain     sum, root of the squares, sum of magnitudes, least and greatest: unchanged by any other order
 
-Numbers beyond HUGE count as one of their sign: masks are written with -inf, with -1e9, with the least float, and with -1e4,
-which is added to scores.
+Numbers beyond HUGE count as one of their sign: masks are written with -inf, with -1e9, with the least float, and with
+-1e4, which is added to scores.
 """
 
 from __future__ import annotations

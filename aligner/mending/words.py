@@ -102,7 +102,7 @@ def kept(value: float, names: Mapping[str, Any]) -> Optional[str]:
     owner = names.get("self")
     if owner is None or value in PLAIN:
         return None
-    derived = _derived(value, owner) if isinstance(value, float) else None
+    derived = _derived(value, owner) if isinstance(value, float) and math.isfinite(value) else None
     steps = [name for name, step in names.items() if type(step) is int]
     for name, held in [*vars(owner).items()]:
         if isinstance(held, (int, float)) and not isinstance(held, bool) and equal(held, value):
@@ -116,7 +116,8 @@ def kept(value: float, names: Mapping[str, Any]) -> Optional[str]:
 
 def _derived(value: float, owner: Any) -> Optional[str]:
     """A number that is another layer's another time, by what the layer keeps that it comes of."""
-    for name, held in vars(owner).items():
+    own = ((name, held) for name, held in vars(owner).items() if not name.startswith("_"))
+    for name, held in own:  # those with a bar are the framework's as well
         if isinstance(held, (int, float)) and not isinstance(held, bool) and held not in PLAIN and held > 0:
             roots = [(f"({times} * {{}}) ** {power}", (times * held) ** power) for times in (2, 3) for power in POWERS]
             plain = [(f"{{}} ** {power}", held**power) for power in (2, *POWERS)]

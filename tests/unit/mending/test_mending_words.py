@@ -140,7 +140,13 @@ def test_a_name_of_the_codes_own_stands_for_one_that_it_has_not(line, value, fou
 
 @pytest.mark.parametrize(
     ("value", "found"),
-    [(24**0.5, "(self.width ** 0.5)"), (72**-0.5, "((3 * self.width) ** -0.5)"), (0.123, None)],
+    [
+        (24**0.5, "(self.width ** 0.5)"),
+        (72**-0.5, "((3 * self.width) ** -0.5)"),
+        (0.123, None),
+        (float("inf"), None),
+        (7e9**2, None),
+    ],
 )
 def test_roots_are_told_by_what_the_layer_keeps(value, found):
-    assert words.kept(value, {"self": SimpleNamespace(width=24)}) == found
+    assert words.kept(value, {"self": SimpleNamespace(width=24, _made=7e9)}) == found
