@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from typing import Optional
 
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import own, statements
@@ -78,6 +79,44 @@ def looped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]
         for node in (node for one in inside for node in own(one) if isinstance(node, ast.Subscript)):
             if counts and isinstance(target, ast.Name) and _is_item(node.slice):
                 yield (Edit(file, *sources.span(file, node.slice), target.id),)
+
+
+def advanced(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """What is 0 before a loop, used in it and the same in all turns, with what its turns know added in each; what is 1
+    times that. The end of a slice that begins there tells first.
+    """
+    found = statements(sources.text(file), line)
+    plain = [one for one in found if isinstance(one, ast.Assign) and len(one.targets) == 1]
+    starts = {name: value for one in plain for name, value in _numbers_of(one.targets[0], one.value)}
+    for loop in (one for one in found if isinstance(one, ast.For) and not isinstance(one.body[-1], ast.Return)):
+        nodes = [node for node in walked(loop) if isinstance(node, ast.Name)]
+        made = dict.fromkeys(node.id for node in nodes if isinstance(node.ctx, ast.Store))
+        end, column = sources.span(file, loop.body[-1])[1], loop.body[-1].col_offset
+        told: list[str] = []
+        others: list[str] = []
+        for name in dict.fromkeys(node.id for node in nodes if node.id in starts and node.id not in made):
+            ends = [one.upper for one in walked(loop) if isinstance(one, ast.Slice) and _is_of(one.lower, name)]
+            steps = [ast.unparse(one.right) for one in ends if isinstance(one, ast.BinOp) and _is_of(one.left, name)]
+            sign = "+*"[starts[name]]
+            told += [f"{name} += {step}" for step in steps]
+            others += [f"{name} {sign}= {step}" for step in (*["1"] * (sign == "+"), *made)]
+        for text in dict.fromkeys([*told, *others]):
+            yield (Edit(file, end, end, f"\n{' ' * column}{text}"),)
+
+
+def _numbers_of(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, int]]:
+    """Names that are given 0 or 1 here."""
+    pairs = [(target, value)]
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        pairs = [*zip(target.elts, value.elts)]
+    for one, other in pairs:
+        number = other.value if isinstance(other, ast.Constant) else None
+        if isinstance(one, ast.Name) and isinstance(number, int) and number in (0, 1):
+            yield one.id, int(number)
+
+
+def _is_of(node: Optional[ast.expr], name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def _is_item(node: ast.expr) -> bool:

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from aligner.mending.lapses import carried, chosen, looped, scaled, unread
+from aligner.mending.lapses import advanced, carried, chosen, looped, scaled, unread
 from tests.unit.mending.edited import edited
 
 
@@ -58,3 +58,20 @@ def test_an_item_that_stands_still_in_a_loop(tmp_path, loop):
 @pytest.mark.parametrize("lines", ["y = self.norms[0](x)", "for z in x:\n            y = self.norms[0](z)"])
 def test_an_item_of_no_loop_that_counts_stays(tmp_path, lines):
     assert edited(tmp_path, looped, lines) == []
+
+
+def test_what_each_turn_is_to_begin_behind(tmp_path):
+    lines = """at, base = 0, 1
+        for k in n:
+            half = k // 2
+            y = y + x[at : at + half] * base"""
+    found = [text.split("* base")[1].split("return")[0].strip() for text in edited(tmp_path, advanced, lines)]
+    assert found[0] == "at += half"
+    assert {"at += 1", "at += k", "base *= k"} <= {*found}
+    assert all(f"            {step}\n" in text for step, text in zip(found, edited(tmp_path, advanced, lines)))
+
+
+@pytest.mark.parametrize("last", ["at += half", "at = half"])
+def test_what_turns_change_is_left(tmp_path, last):
+    lines = f"at = 0\n        for k in n:\n            half = k // 2\n            y = x[at : half]\n            {last}"
+    assert edited(tmp_path, advanced, lines) == []
