@@ -112,6 +112,9 @@ class Check:
 
 PLACES = ("layer", "glue", "inputs")
 
+ARGUMENT = "argument-missing"
+"""The reason of a check whose value the port's code did not hand over at all."""
+
 OTHER_BORDER = "other-border"
 """The reason of a check of a value that is right, and not what the reference's layer of that name hands on."""
 

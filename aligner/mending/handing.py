@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Optional
 
 from aligner.mending.anchor import Anchor
 from aligner.mending.candidate import MISSING, Candidate
@@ -14,13 +16,18 @@ from aligner.mending.matching import Matching
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.mending.texts import Texts
 
+FITTING = 12
+"""Values of the code's that are tried as what a layer takes and is not given."""
+
 _RESHAPED = re.compile(r"\.reshape\([^()]*\)$")
 
 
 def lacking(
-    matching: Matching, texts: Texts, sources: Sources, event: Event, slot: str, value: int
+    matching: Matching, texts: Texts, sources: Sources, event: Event, slot: str, value: int, layer: Optional[object]
 ) -> Iterator[Candidate]:
-    """The argument that the reference's call has in this slot."""
+    """The argument that the reference's call has in this slot; and what the port's `layer` takes besides, which may be
+    the same in its own form: lengths, for a packed sequence.
+    """
     name = slot.partition(".")[2]
     if not isinstance(event.node, ast.Call) or event.site is None:
         return
@@ -31,6 +38,23 @@ def lacking(
     shapes, wanted = matching.theirs.shapes, matching.ours.shapes[value]
     for said in (said for said, its in texts.names(event) if shapes[its] == wanted):  # in a form of its own
         yield from handed(sources, event, name, said, 3.0)
+    given = {keyword.arg for keyword in event.node.keywords}
+    for parameter in (one for one in _taken(layer)[len(event.node.args) :] if one not in given):
+        known = sorted(texts.names(event), key=lambda one: (one[0] != parameter, len(shapes[one[1]])))
+        for late, (said, its) in enumerate(known[:FITTING]):
+            content = matching.theirs.values[its]
+            whole = content is not None and content.whole
+            for text in (said, f"{said}.int()") if whole else (said,):
+                yield from handed(sources, event, parameter, text, 4.0 + 0.1 * late)
+
+
+def _taken(layer: Optional[object]) -> list[str]:
+    """What a layer can be given by name."""
+    code = getattr(type(layer), "construct", None) or getattr(type(layer), "forward", None)
+    if code is None:
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [name for name, one in inspect.signature(code).parameters.items() if one.kind in named][1:]
 
 
 def handed(sources: Sources, event: Event, name: str, text: str, cost: float) -> Iterator[Candidate]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
-from aligner.compare.checks import OTHER_FORM, OTHER_SHAPE, Check
+from aligner.compare.checks import ARGUMENT, OTHER_FORM, OTHER_SHAPE, Check
 from aligner.compare.net import CallId, is_input
 from aligner.compare.selected import Selected
 from aligner.dtypes import DTYPES, decode
@@ -200,7 +200,8 @@ class Rerun:
         found: Tensors = []
         self._look(this, found, flatten_arguments(args, kwargs, self._adapter.is_tensor, found))
         mine = [check for check in self._parent.checks if (check.port.layer, check.port.call) == this]
-        asked = [check for check in mine if check.by_effect or check.port in self._recast]
+        lacking = [check for check in mine if check.reason == ARGUMENT and check.port.slot not in dict(found)]
+        asked = [check for check in mine if check.by_effect or check.port in self._recast] + lacking
         if isinstance(self._listener, Heard):
             self.users[this] = self._user(this)
         sized = [one for one in mine if one.reason == OTHER_SHAPE and not one.by_effect and is_input(one.port.slot)]

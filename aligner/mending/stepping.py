@@ -280,7 +280,8 @@ class Stepping:
             return []
         search, texts = self._search(matching, heard, sources, end)
         if lacks and end is not None:
-            return [*lacking(matching, texts, sources, end, check.key.slot, matching.wanted)]
+            layer = self._layer(end.layer)
+            return [*lacking(matching, texts, sources, end, check.key.slot, matching.wanted, layer)]
         lines = {event.text for event in story.events if event.text}
         candidates, blind = search.candidates(), [*Blindly(search, matching, texts, sources, end).candidates()]
         for one in blind:

@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from aligner.compare.checks import OTHER_FORM, OTHER_SHAPE, Check
+from aligner.compare.checks import ARGUMENT, OTHER_FORM, OTHER_SHAPE, Check
 from aligner.compare.net import CallId, is_input
 from aligner.record import Key, Phase
 from aligner.replay.frames import Frame
@@ -18,9 +18,6 @@ from aligner.replay.values import NEARLY, Values
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Entry
-
-ARGUMENT = "argument-missing"
-"""The reason of a check whose value the port's code did not hand over at all."""
 
 LOANS = 6
 """Values that are lent one by one."""

@@ -14,7 +14,7 @@ from typing import Any, Optional
 
 from aligner.adapter import Adapter
 from aligner.compare.cases import Cases
-from aligner.compare.checks import LIMIT, Check
+from aligner.compare.checks import ARGUMENT, LIMIT, Check
 from aligner.compare.kin import Kin, Told, class_of
 from aligner.compare.place import Place
 from aligner.errors import because
@@ -24,7 +24,6 @@ from aligner.explain.suspect import Suspect
 from aligner.explain.suspects import IN_SHORT, suspects, tried_as
 from aligner.findings import LAYER, REPEAT, TRIAL
 from aligner.replay.alone import Alone
-from aligner.replay.doubts import ARGUMENT
 from aligner.replay.repeats import repeated
 from aligner.replay.rewriting import Rewriting
 
