@@ -147,13 +147,12 @@ class Texts:
             return self.number(number, anchor.event, line)
         if made.word == LAYER:
             return self._layer(made, anchor, depth)
-        if len(made.results) > 1 and (made.word not in ("max", "min") or value != made.results[0]):
-            raise LookupError(made.word)
+        part = made.results.index(value) if len(made.results) > 1 else None
         by_name = replace(anchor, named=True, said={}, unsaid={})  # what stands there may be the condition as numbers
         places = [by_name if at == CONDITIONS.get(made.word) else anchor for at in range(len(made.operands))]
         given = [self._plain(one) if made.word == "where" else one for one in made.operands]
         operands = [self.text(one, place, depth + 1, made.text) for one, place in zip(given, places)]
-        text = self._step(made, operands, anchor)
+        text = self._step(made, operands, anchor, part)
         return self._typed(text, made.results[0], anchor) if anchor.is_array and not operands else text
 
     def _plain(self, value: Operand) -> Operand:
@@ -162,14 +161,14 @@ class Texts:
         number = made.arguments.get("value") if made is not None and made.word == "fill" else None
         return Constant(number) if isinstance(number, float) else value
 
-    def _step(self, made: Event, operands: Sequence[str], anchor: Anchor) -> str:
-        """What the reference does in one step, on these operands."""
+    def _step(self, made: Event, operands: Sequence[str], anchor: Anchor, part: Optional[int] = None) -> str:
+        """What the reference does in one step, on these operands; which part of it, where it makes several values."""
         texts = {key: self.argument(anchor.event, made, key, item) for key, item in made.arguments.items()}
         side = NUMPY if anchor.is_array else self._side
         word = self._filling(made, side) if made.word == "fill" else made.word
         word = "floordiv" if made.arguments.get("rounding_mode") == "floor" else word
         texts.update({"value": bracketed(texts["value"])} if word == "floats" else {})
-        return spelled(word, operands, made.arguments, texts, self._modules(anchor.event, side), side)
+        return spelled(word, operands, made.arguments, texts, self._modules(anchor.event, side), side, part)
 
     def _filling(self, made: Event, side: str) -> str:
         """Numbers of a value of its own: MindSpore's `full` makes whole ones of them."""

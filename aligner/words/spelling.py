@@ -23,6 +23,12 @@ _FUNCTIONS: Mapping[str, str] = {
     "adaptive_max_pool": "adaptive_max_pool2d({0}, {size})",
     "celu": "celu({0}, {alpha})",
     "cosine_similarity": "cosine_similarity({0}, {1}, {axis}, {eps})",
+    "one_hot": "one_hot({0}, {n})",
+    "grid_sample": "grid_sample({0}, {1}, {mode}, {pad_mode}, {align_corners})",
+    "unfold": "unfold({0}, {kernel}, {dilation}, {pad}, {stride})",
+    "layer_norm": "layer_norm({0}, {shape}{more}, eps={eps})",
+    "group_norm": "group_norm({0}, {groups}{more}, eps={eps})",
+    **dict.fromkeys(("binary_cross_entropy_with_logits", "kl_div"), "{word}({0}, {1}, reduction={reduction})"),
 }
 """Functions that both frameworks have, each in a module of its own."""
 
@@ -57,6 +63,7 @@ _MINDSPORE: Mapping[str, str] = {
     "normalize": "({0} / {ops}.clamp({ops}.norm({0}, {p}, {axis}, True), {eps}, None))",
     **dict.fromkeys(("segment_sum", "segment_max", "segment_min"), "{ops}.unsorted_{word}({0}, {1}, {n})"),
     "complex": "{ops}.Complex()({0}, {1})",
+    "layer_norm": "{ops}.LayerNorm(-1, -1, {eps})({0}, {1}, {2})[0]",
     **dict.fromkeys(("fft", "ifft", "rfft", "irfft"), "{ops}.{word}({0}, {n}, {axis}, {norm})"),
     **dict.fromkeys(("fft2", "ifft2", "rfft2", "irfft2"), "{ops}.{word}({0}, {s}, {axis}, {norm})"),
 }
@@ -91,7 +98,6 @@ _TORCH: Mapping[str, str] = {
     "normalize": "{ops}.nn.functional.normalize({0}, {p}, {axis}, {eps})",
     "gelu": "{ops}.nn.functional.gelu({0}, approximate={approximate})",
     "softplus": "{ops}.nn.functional.softplus({0}, {beta}, {threshold})",
-    "index_add": "{0}.index_add({axis}, {1}, {2})",
     "segment_sum": "{ops}.zeros(({n},) + {0}.shape[1:]).index_add(0, {1}, {0})",
     "segment_max": "{ops}.full(({n},) + {0}.shape[1:], -{ops}.inf).scatter_reduce(0, " + _ROWS + ", {0}, 'amax')",
     "segment_min": "{ops}.full(({n},) + {0}.shape[1:], {ops}.inf).scatter_reduce(0, " + _ROWS + ", {0}, 'amin')",
@@ -162,6 +168,12 @@ _BOTH: Mapping[str, str] = {
     "flip": "{ops}.flip({0}, ({axis},))",
     "elu": "{ops}.elu({0}, {alpha})",
     "cumsum": "{0}.cumsum({axis})",
+    **dict.fromkeys(("argsort", "sort"), "{ops}.{word}({0}, {axis}, {descending})"),
+    "topk": "{ops}.topk({0}, {k}, {axis}, {largest})",
+    **dict.fromkeys(("cummax", "cummin"), "{ops}.{word}({0}, {axis})"),
+    "div": "{ops}.div({0}, {1}, rounding_mode={rounding_mode})",
+    "addmm": "({0} * {beta} + {ops}.matmul({1}, {2}) * {alpha})",
+    "index_add": "{0}.index_add({axis}, {1}.int(), {2})",
     "diff": "{ops}.diff({0}, 1, {axis}{more})",
     "not": "{ops}.logical_not({0})",
     "glu": "{ops}.glu({0}, {axis})",
@@ -169,6 +181,9 @@ _BOTH: Mapping[str, str] = {
 }
 
 _OWN = {TORCH: _TORCH, MINDSPORE: _MINDSPORE, NUMPY: _NUMPY}
+
+SEVERAL = frozenset(("topk", "sort", "cummax", "cummin"))
+"""Words of operations that make values and where they are, in this order on every side."""
 
 NAMES: Mapping[str, Sequence[str]] = {
     "axis": ("axis", "dim"),
@@ -190,8 +205,10 @@ def spelled(
     texts: Mapping[str, str],
     modules: Mapping[str, str],
     side: str,
+    part: Optional[int] = None,
 ) -> str:
-    """Source code; `texts` has words for some arguments, `modules` what the code calls the framework's.
+    """Source code; `texts` has words for some arguments, `modules` what the code calls the framework's, `part` tells
+    which value is meant where the operation makes several.
 
     Raises:
         LookupError: there are no words for this operation.
@@ -200,6 +217,11 @@ def spelled(
         rest = iter(operands[1:])
         index = tuple(_Word(next(rest)) if one == "tensor" else one for one in given["index"])
         return f"{operands[0]}[{index_text(index)}]"
+    best = word in ("max", "min")
+    if part is not None and word not in SEVERAL and not best:
+        raise LookupError(word)
+    if best and part:
+        word = f"arg{word}"
     if word == "reshape":
         operands = [unshaped(operands[0])]
     if word in ("avg_pool", "max_pool"):
@@ -207,7 +229,7 @@ def spelled(
         given, texts = _pool(given), {**said, "rest": _pool_rest(given)}
     if word == "scatter" and given["reduction"] == "add":
         word = "scatter_add"
-    if word in OPERATORS and len(operands) == 2:
+    if word in OPERATORS and len(operands) == 2 and given.get("rounding_mode") is None:
         return f"({operands[0]} {OPERATORS[word]} {operands[1]})"
     template = _OWN[side].get(word) or _BOTH.get(word)
     if template is None:
@@ -223,9 +245,10 @@ def spelled(
     more = "".join(f", {one}" for one in operands[1:])
     every = listed + ("," if len(operands) == 1 else "")
     try:
-        return template.format(*operands, all=every, list=listed, more=more, word=word, **{**values, **modules})
+        source = template.format(*operands, all=every, list=listed, more=more, word=word, **{**values, **modules})
     except (IndexError, KeyError) as error:
         raise LookupError(f"{word}: {error}") from error
+    return source if part is None or word not in SEVERAL else f"{source}[{part}]"
 
 
 def _pool(given: Mapping[str, Any]) -> Mapping[str, Any]:

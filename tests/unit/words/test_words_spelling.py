@@ -140,6 +140,52 @@ CALLS = [
         {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.1},
         lambda x, y: F.cross_entropy(x[0], y[0].argmin(1), label_smoothing=0.1),
     ),
+    ("argsort", ["x.argsort(1)"], {"axis": 1, "descending": True}, lambda x, y: x.argsort(1).argsort(1, True)),
+    ("div", ["x * 9", "y"], {"rounding_mode": "trunc"}, lambda x, y: torch.div(x * 9, y, rounding_mode="trunc")),
+    (
+        "addmm",
+        ["x[:, :, :3]", "x", "y.swapaxes(1, 2)"],
+        {"beta": 0.5, "alpha": 2},
+        lambda x, y: torch.baddbmm(x[:, :, :3], x, y.mT, beta=0.5, alpha=2),
+    ),
+    (
+        "index_add",
+        ["x", "x.argmax(2)[0]", "y[:, :, :3]"],
+        {"axis": 2},
+        lambda x, y: x.index_add(2, x.argmax(2)[0], y[:, :, :3]),
+    ),
+    ("one_hot", ["x.argmin(1)"], {"n": 5}, lambda x, y: F.one_hot(x.argmin(1), 5)),
+    (
+        "layer_norm",
+        ["x", "y[0, 0]", "x[0, 0]"],
+        {"shape": (4,), "eps": 0.1},
+        lambda x, y: F.layer_norm(x, (4,), y[0, 0], x[0, 0], 0.1),
+    ),
+    (
+        "group_norm",
+        ["x", "y[0, :, 0]", "x[0, :, 0]"],
+        {"groups": 3, "eps": 0.1},
+        lambda x, y: F.group_norm(x, 3, y[0, :, 0], x[0, :, 0], 0.1),
+    ),
+    (
+        "unfold",
+        ["x[None]"],
+        {"kernel": 2, "dilation": 1, "pad": 1, "stride": 2},
+        lambda x, y: F.unfold(x[None], 2, 1, 1, 2),
+    ),
+    (
+        "grid_sample",
+        ["x[None]", "y[None, 0, :, :2][None]"],
+        {"mode": "bilinear", "pad_mode": "zeros", "align_corners": True},
+        lambda x, y: F.grid_sample(x[None], y[None, 0, :, :2][None], align_corners=True),
+    ),
+    ("kl_div", ["x", "y.sigmoid()"], {"reduction": "sum"}, lambda x, y: F.kl_div(x, y.sigmoid(), reduction="sum")),
+    (
+        "binary_cross_entropy_with_logits",
+        ["x", "y.sigmoid()"],
+        {"reduction": "mean"},
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()),
+    ),
     ("std", ["x"], {"axis": 1, "correction": 0, "keepdims": True}, lambda x, y: x.std(1, correction=0, keepdim=True)),
 ]
 
@@ -164,6 +210,27 @@ def test_mindspore_source_does_what_is_meant(word, operands, given, wanted):
     names = {"mindspore": mindspore, "x": mindspore.Tensor(x.numpy()), "y": mindspore.Tensor(y.numpy())}
     found = eval(text, names).asnumpy()
     numpy.testing.assert_allclose(found, wanted(x, y).numpy(), rtol=2e-4, atol=1e-6)
+
+
+SORTED = [
+    ("sort", {"axis": 1, "descending": True}, lambda x: x.sort(1, True)),
+    ("topk", {"k": 2, "axis": 1, "largest": False}, lambda x: x.topk(2, 1, False)),
+    ("max", {"axis": 2, "keepdims": False}, lambda x: x.max(2)),
+    ("cummax", {"axis": 1}, lambda x: x.cummax(1)),
+    ("cummin", {"axis": 1}, lambda x: x.cummin(1)),
+]
+
+
+@pytest.mark.parametrize("part", [0, 1])
+@pytest.mark.parametrize(("word", "given", "wanted"), SORTED, ids=lambda value: value if isinstance(value, str) else "")
+def test_values_and_where_they_are(word, given, wanted, part):
+    mindspore = pytest.importorskip("mindspore")
+    x = torch.randn(2, 5, 4)
+    text = spelled(word, ["x"], given, {}, MODULES, "torch", part)
+    other = spelled(word, ["x"], given, {}, {"ops": "mindspore.ops", "ms": "mindspore"}, "mindspore", part)
+    assert torch.equal(eval(text, {"torch": torch, "x": x}), wanted(x)[part])
+    found = eval(other, {"mindspore": mindspore, "x": mindspore.Tensor(x.numpy())})
+    assert (found.asnumpy() == wanted(x)[part].numpy()).all()
 
 
 @pytest.mark.parametrize("word", ["no_such_operation", "conv"])
