@@ -20,7 +20,7 @@ from aligner.mending.events import HELPER, Event, Site, values_of
 from aligner.mending.figures import backwards, counted, operated, resized, rounded, sliced, valued
 from aligner.mending.grouped import grouped
 from aligner.mending.halves import paired, spread
-from aligner.mending.lapses import advanced, carried, chosen, looped, scaled, unread
+from aligner.mending.lapses import advanced, carried, chosen, gathered, likewise, looped, scaled, unread
 from aligner.mending.matching import Matching
 from aligner.mending.options import reduced, switched, untold
 from aligner.mending.regrouped import moved_in, regrouped, unturned
@@ -35,7 +35,6 @@ from aligner.mending.variations import (
     drawn_in,
     drawn_out,
     exchanged,
-    gathered,
     moved,
     renamed,
     renamed_own,
@@ -300,7 +299,7 @@ class Blindly:
             ways = (counted, switched, reduced, resized, sliced, rounded, dropped, set_up, chosen, carried, accumulated)
             for way in ways:
                 yield from _tried(way(*at), COUNTED, COUNT, 0.05, ARGUMENT)
-            for way in (unread, advanced, offset, looped, told, untold, of_each, by_turn, spaced, backwards):
+            for way in (unread, likewise, advanced, offset, looped, told, untold, of_each, by_turn, spaced, backwards):
                 yield from _tried(way(*at), COUNTED, UNREAD, 0.05, OTHER)
             yield from _tried(chained(*at), COUNTED, CHAINED, 0.05, OTHER)
             yield from _tried(own_names(*at, self._of_both(site)), COUNTED, UNREAD, 0.05, OTHER)

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Optional
 
 from aligner.mending.sources import Edit, Sources
-from aligner.mending.variations import own, statements
-from aligner.source.written import walked
+from aligner.mending.variations import bound, instead, own, statements
+from aligner.source.written import parsed, walked
 
 FACTORS = 12
 """Whole numbers of the code that a number may have to be multiplied with."""
@@ -117,6 +118,61 @@ def _numbers_of(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, int]]:
 
 def _is_of(node: Optional[ast.expr], name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
+
+
+def likewise(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """y = b where the same block has x = f(a, x), as y = f(b, y): what is done to the one is done to the other."""
+    found = [*_given(statements(sources.text(file), line))]
+    for column, name, value in found:
+        given = value.id if isinstance(value, ast.Name) else ""
+        for other in (one for one in found if given and one[0] == column and not isinstance(one[2], ast.Name)):
+            used = [node for node in walked(other[2]) if isinstance(node, ast.Name)]
+            stored = {node.id for node in used if isinstance(node.ctx, ast.Store)}
+            names = dict.fromkeys(node.id for node in used if node.id not in stored)
+            for known in (known for known in names if other[1] in names and known != other[1]):
+                words = {other[1]: name, known: given}
+                parts = [(node, words[node.id]) for node in used if node.id in words]
+                yield (Edit(file, *sources.span(file, value), instead(sources, file, other[2], parts)),)
+
+
+def _given(found: Sequence[ast.stmt]) -> Iterator[tuple[int, str, ast.expr]]:
+    """Where variables are given something: how far to the right, which, and what."""
+    for one in found:
+        target = one.targets[0] if isinstance(one, ast.Assign) else None
+        if isinstance(one, ast.Assign) and isinstance(target, ast.Name):
+            yield one.col_offset, target.id, one.value
+
+
+def gathered(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """y = f(x) in a loop as y = y + f(x), or times that: what each turn adds to is there before the loop."""
+    for name, value in _overwritten(sources.text(file), line):
+        place = sources.span(file, value)
+        yield (Edit(file, *place, f"{name} + {sources.words(file, value)}"),)
+        yield (Edit(file, *place, f"{name} * {bound(sources, file, value)}"),)
+
+
+@lru_cache(maxsize=64)
+def _overwritten(text: str, line: int) -> Sequence[tuple[str, ast.expr]]:
+    """What each turn of a loop around a line gives a variable that has a value before, and that it does not use."""
+    found: list[tuple[str, ast.expr]] = []
+    for node in walked(parsed(text)):
+        if not isinstance(node, ast.FunctionDef) or not node.lineno < line <= (node.end_lineno or 0):
+            continue
+        named = {target.id: each.lineno for each, target in reversed([*_targets(node)])}
+        for loop in (each for each in walked(node) if isinstance(each, ast.For)):
+            used = {each.id for each in walked(loop) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+            found += [
+                (target.id, each.value)
+                for each, target in _targets(loop)
+                if target.id not in used and named.get(target.id, loop.lineno) < loop.lineno
+            ]
+    return found
+
+
+def _targets(node: ast.AST) -> Iterator[tuple[ast.Assign, ast.Name]]:
+    for each in walked(node):
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
+            yield each, each.targets[0]
 
 
 def _is_item(node: ast.expr) -> bool:

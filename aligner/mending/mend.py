@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 DEPTH, TELLING, ALIKE = 4, 16, 64
 """Edits that are looked for, one after the other, until one more of a call's values is right; so few numbers may be
 right by chance; layers of a class of which it is seen whether edits put them right."""
+
+KERNELS = 0.1
+"""Share of the time in which it is seen first which small differences the framework's operations make."""
 
 Errors = Mapping[Key, float]
 """How far each value is off, by the port's address."""
@@ -85,7 +88,7 @@ class Mending:
         self._sources = Sources({})
         self._others, self._instances = Others(self._running, self._groups), Instances(adapter, model)
         self._proved: list[tuple[Group, Mended]] = []
-        self._until = time.monotonic() + seconds
+        self._until, self._kernels = (time.monotonic() + seconds * share for share in (1.0, KERNELS))
         self.failed: Optional[Exception] = None
         self.spent = False
         """The time was over before all was looked into."""
@@ -95,13 +98,16 @@ class Mending:
         in_vain: set[type] = set()
         found, made = list[Mended](), list[tuple[Group, Mended]]()
         with self._running.installed():
+            for group in self._groups:  # the search for edits of others may take all the time
+                with self._trying():
+                    found += self._by_kernels(group) if time.monotonic() < self._kernels else ()
             for group in self._groups:
                 kind = group.kind
                 if not group.fails or (kind in in_vain and not self._sources.texts):
                     continue
                 if self._is_over() and not self._sources.texts:
                     break
-                try:
+                with self._trying():
                     for one in self._of(group, kind not in in_vain):
                         found.append(one)
                         made += [(group, one)] if one.proved and one.edits else []
@@ -109,15 +115,28 @@ class Mending:
                             self._proved.append((group, one))
                         if one.right or (not one.proved and (one.trials or one.framework is None)):
                             in_vain.add(kind)
-                except FailedError:  # code that cannot be run again is not mended
-                    continue
-                except Exception as error:  # a mistake of ours; what is found of others stands
-                    self.failed = self.failed or error
             for group, one in made:
                 self._instances.build_otherwise(one, partial(self._alike, group, one))
             for group, one in ((group, one) for group, one in self._proved if one.edits):
                 one.broken = [*one.broken, *self._others.left(group, one.check.port, self._sources)]
         return found
+
+    @contextmanager
+    def _trying(self) -> Iterator[None]:
+        try:
+            yield
+        except FailedError:  # code that cannot be run again is not mended
+            pass
+        except Exception as error:  # a mistake of ours; what is found of others stands
+            self.failed = self.failed or error
+
+    def _by_kernels(self, group: Group) -> Sequence[Mended]:
+        """What the framework's operations make of one call that is a little off, and nothing more."""
+        ours = self._call(group.call.step, self._plan.calls.get(CallId(group.call.layer, group.call.number)))
+        if ours is None or not group.fails or max(check.error for check in group.checks if check.fails) > SMALL:
+            return ()
+        parent, story = self._running.parent(group.call, group.checks), self._theirs.story(ours)
+        return self._of_framework(group, parent, story, parent.trial(Sources({})), Sources({}))
 
     def _alike(self, group: Group, one: Mended) -> set[str]:
         """Layers of its class that its edits put right."""

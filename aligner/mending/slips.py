@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence, Set
 from typing import Optional
 
 from aligner.mending.sources import Edit, Sources
-from aligner.mending.variations import own, statements
+from aligner.mending.variations import instead, own, statements
 from aligner.source.written import parsed, walked
 
 GATHER = 3
@@ -45,8 +45,8 @@ def chained(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
                 continue
             uses = [node for node in walked(value) if isinstance(node, ast.Name) and node.id == name]
             for side in _sides(one.value) if len(uses) == 1 else ():
-                inner = _instead(sources, file, value, uses[0], sources.words(file, side))
-                outer = _instead(sources, file, one.value, side, name)
+                inner = instead(sources, file, value, [(uses[0], sources.words(file, side))])
+                outer = instead(sources, file, one.value, [(side, name)])
                 spans = (sources.span(file, each) for each in (one.value, value))
                 yield tuple(Edit(file, *span, text) for span, text in zip(spans, (inner, outer)))
 
@@ -104,12 +104,6 @@ def _sides(value: ast.expr) -> Sequence[ast.expr]:
         plain = [one for one in owner if not isinstance(one, ast.Name) or one.id != "self"]
         return [*[one for one in value.args if not isinstance(one, ast.Starred)][:2], *plain]
     return ()
-
-
-def _instead(sources: Sources, file: str, whole: ast.expr, part: ast.expr, text: str) -> str:
-    (start, _), (first, last) = sources.span(file, whole), sources.span(file, part)
-    said = sources.words(file, whole)
-    return said[: first - start] + text + said[last - start :]
 
 
 def of_each(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:

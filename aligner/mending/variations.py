@@ -127,10 +127,10 @@ def turned_out(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, .
             sign = _sign(sources, file, outer)
             if outer is not node and isinstance(node, ast.Call) and uses:
                 function = sources.words(file, node.func)
-                inner = _instead(sources, file, other, [(one, f"{function}({base.id})") for one in uses])
+                inner = instead(sources, file, other, [(one, f"{function}({base.id})") for one in uses])
                 yield (Edit(file, *sources.span(file, node), f"{base.id} {sign} {inner}"),)
             elif outer is node and len(calls) == len(uses) == 1:
-                inner = _instead(sources, file, other, [(calls[0], base.id)])
+                inner = instead(sources, file, other, [(calls[0], base.id)])
                 yield (
                     Edit(file, *sources.span(file, node), f"{ast.unparse(calls[0].func)}({base.id} {sign} {inner})"),
                 )
@@ -142,7 +142,7 @@ def _is_of(call: ast.Call, name: str) -> bool:
     return isinstance(first, ast.Name) and first.id == name
 
 
-def _instead(sources: Sources, file: str, node: ast.expr, others: Sequence[tuple[ast.expr, str]]) -> str:
+def instead(sources: Sources, file: str, node: ast.expr, others: Sequence[tuple[ast.expr, str]]) -> str:
     """The source of an expression with others in the places of some of its parts."""
     start, stop = sources.span(file, node)
     text = sources.text(file)[start:stop]
@@ -226,36 +226,6 @@ def _used_twice(text: str, line: int) -> Sequence[tuple[ast.stmt, str, ast.expr,
                 uses = (each for each in own(other) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load))
                 found += [(one, target.id, value, name, each) for each in uses if each.id == target.id]
     return sorted(found, key=lambda each: -each[0].lineno)
-
-
-def gathered(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """y = f(x) in a loop as y = y + f(x): what each turn adds to is there before the loop."""
-    for name, value in _overwritten(sources.text(file), line):
-        yield (Edit(file, *sources.span(file, value), f"{name} + {sources.words(file, value)}"),)
-
-
-@lru_cache(maxsize=64)
-def _overwritten(text: str, line: int) -> Sequence[tuple[str, ast.expr]]:
-    """What each turn of a loop around a line gives a variable that has a value before, and that it does not use."""
-    found: list[tuple[str, ast.expr]] = []
-    for node in walked(parsed(text)):
-        if not isinstance(node, ast.FunctionDef) or not node.lineno < line <= (node.end_lineno or 0):
-            continue
-        named = {target.id: each.lineno for each, target in reversed([*_targets(node)])}
-        for loop in (each for each in walked(node) if isinstance(each, ast.For)):
-            used = {each.id for each in _names(loop) if isinstance(each.ctx, ast.Load)}
-            found += [
-                (target.id, each.value)
-                for each, target in _targets(loop)
-                if target.id not in used and named.get(target.id, loop.lineno) < loop.lineno
-            ]
-    return found
-
-
-def _targets(node: ast.AST) -> Iterator[tuple[ast.Assign, ast.Name]]:
-    for each in walked(node):
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
-            yield each, each.targets[0]
 
 
 def _names(node: ast.AST) -> Iterator[ast.Name]:

@@ -45,7 +45,7 @@ from aligner.replay.masked import read_otherwise
 from aligner.replay.planning import planned
 from aligner.replay.precision import CASTS, grid
 from aligner.replay.rewriting import Rewriting
-from aligner.replay.rounding import DOUBTFUL, by_itself, disturbed
+from aligner.replay.rounding import DOUBTFUL, MOST, ByItself, disturbed
 from aligner.replay.siblings import wrongly_given
 from aligner.replay.trials import described, small, tried
 from aligner.replay.unread import unread
@@ -54,9 +54,6 @@ from aligner.replay.widened import Widened, is_hiding, judged, rounded
 if TYPE_CHECKING:
     from aligner.capture.progress import Progress
     from aligner.capture.sink import Sink
-
-MOST = 12
-"""Places whose code is run once more in float64."""
 
 
 @dataclass(frozen=True)
@@ -215,9 +212,9 @@ def _cast(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -> l
 
 def _rounded(checks: Sequence[Check], path: str, plan: Plan, alone: Alone, reference: Dump) -> list[Check]:
     """The checks of the user's code with what its own rounding explains, where noise did not: how far the same code
-    comes out in float64. A kernel that approximates (MindSpore's tanh: 1e-5) is no mistake of the code's.
+    comes out in float64.
     """
-    result, asked = [], 0
+    result, by_itself = [], ByItself(alone, None)
     with open_dump(path) as port:
         for check in checks:
             doubted = check.suspicious and check.kept and not check.cast and check.ratio < DOUBTFUL
@@ -227,9 +224,8 @@ def _rounded(checks: Sequence[Check], path: str, plan: Plan, alone: Alone, refer
                 explained = max(check.expected, _of_coordinates(check, made, plan, reference))
                 check = replace(check, expected=explained)
                 of_code = check.where == "glue" or alone.is_own(check.port.layer)
-                if check.suspicious and of_code and check.ratio < DOUBTFUL and asked < MOST:
-                    asked += 1
-                    check = replace(check, expected=max(explained, by_itself(check, made, alone, None)))
+                if check.suspicious and of_code and check.ratio < DOUBTFUL:
+                    check = replace(check, expected=max(explained, by_itself.rounds(check, made)))
             result.append(check)
     return result
 

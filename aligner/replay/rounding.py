@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -25,6 +26,9 @@ much of round-off, unless it jumps, and a jump is a finding."""
 
 SEEDS = 8
 """Runs at most in which each of them has a chance of one half."""
+
+MOST, SECONDS = 12, 3.0
+"""Places whose code is run once more in float64; more of them as long as it takes no longer."""
 
 Kept = Callable[[Check], Optional[Array]]
 """The numbers that the forced pass found at a place, if they were kept."""
@@ -91,18 +95,28 @@ def _jumps(forced: ForcedPass, run: Callable[[int], object], kept: Kept, eps: fl
     return {check.port: check.error for check in found if check.port in off or check.follows}
 
 
-def by_itself(check: Check, kept: Optional[Array], alone: Alone, dtype: Optional[str]) -> float:
+class ByItself:
     """What code between layers rounds where noise does not tell: how far it comes out otherwise in float64.
 
-    A kernel that approximates (MindSpore's tanh: 1e-5) is no mistake of the code's. `dtype` is the one that the parent
-    is put into, if any.
+    A kernel that approximates (MindSpore's tanh: 1e-4) is no mistake of the code's. `dtype` is the one that the parent
+    is put into, if any. MOST places are looked into, and more in a loop whose turns take little.
     """
-    if kept is None:
-        return 0.0
-    try:
-        _, made = alone.inside(check, dtype, "float64")
-    except Exception:  # not all code runs in float64
-        return 0.0
-    if made.short or made.dtype != "float64" or made.array.shape != kept.shape:
-        return 0.0
-    return apart(made.array, kept)
+
+    def __init__(self, alone: Alone, dtype: Optional[str]) -> None:
+        self._alone, self._dtype = alone, dtype
+        self._asked, self._spent = 0, 0.0
+
+    def rounds(self, check: Check, kept: Optional[Array]) -> float:
+        """How far off the value is by that."""
+        if kept is None or (self._asked >= MOST and self._spent > SECONDS):
+            return 0.0
+        self._asked, since = self._asked + 1, time.monotonic()
+        try:
+            _, made = self._alone.inside(check, self._dtype, "float64")
+        except Exception:  # not all code runs in float64
+            return 0.0
+        finally:
+            self._spent += time.monotonic() - since
+        if made.short or made.dtype != "float64" or made.array.shape != kept.shape:
+            return 0.0
+        return apart(made.array, kept)

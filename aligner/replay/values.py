@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
 
     Numbers = npt.NDArray[np.float64]
 
-KEPT = 96
-"""Values that are kept in the dump; a port with more places wrong is another net."""
+KEPT, CALLS = 96, 6
+"""Values that are kept in the dump, of one place so many; a port with more places wrong is another net."""
 
 NEARLY = 0.5
 """Relative L2 of two values that are meant to be one, with a setting wrong; of other axes it is more than 1."""
@@ -88,7 +89,7 @@ class Values:
         """Whole numbers that are others than the reference's, and may count from elsewhere."""
         self.masks = Vocabulary()
         self._adapter, self._sink, self.order = adapter, sink, order
-        self._step = self._kept = 0
+        self._step, self._kept = 0, Counter[tuple[str, str]]()
         self._prints: dict[Key, prints.Print] = {}
         """What was kept in the dump."""
         self._told: set[object] = set()
@@ -350,11 +351,12 @@ class Values:
         """Put a value into the port's dump; false if there are too many."""
         if key in self._prints:
             return self._prints[key] == prints.taken(array)
-        if self._sink is None or self.instead or self._kept >= KEPT:
+        place = key.layer, key.slot
+        if self._sink is None or self.instead or len(self._prints) >= KEPT or self._kept[place] >= CALLS:
             return False
         self.order += 1
         self._sink.write(Record(key._replace(phase=Phase.FORCED), self.order, dtype, array))
-        self._prints[key], self._kept = prints.taken(array), self._kept + 1
+        self._prints[key], self._kept[place] = prints.taken(array), self._kept[place] + 1
         return True
 
     def _other(self, wanted: Held, array: Array, dtype: str, as_it_is: bool = False) -> Optional[object]:

@@ -25,7 +25,7 @@ from aligner.replay.alone import Alone
 from aligner.replay.forced import ForcedPass
 from aligner.replay.frames import Plan
 from aligner.replay.precision import SHORT
-from aligner.replay.rounding import DOUBTFUL, by_itself, disturbed
+from aligner.replay.rounding import DOUBTFUL, ByItself, disturbed
 from aligner.structure import Tensors, flatten_arguments
 
 LONG = "float32"
@@ -33,9 +33,6 @@ LONG = "float32"
 Made = Optional[Callable[[object], None]]
 
 CASTING = ("cast", "to", "type", "type_as", "half", "bfloat16")
-
-MOST = 12
-"""Places whose code is run once more in float64."""
 
 COARSE = 0.05
 """A layer that is right in float32 may be off by this much in a short type: a softmax of large values is."""
@@ -64,14 +61,13 @@ class Widened:
     def checks(self) -> Mapping[Key, Check]:
         """What was found of each value, by the port's address."""
         checks = disturbed(self._forced, self._run, self.kept, DTYPES[LONG].eps or 0.0)
-        found, asked = {}, 0
+        found, by_itself = {}, ByItself(self._alone, LONG)
         for check in checks:
             doubtful = check.suspicious and check.kept and check.ratio < DOUBTFUL
             if doubtful and check.where == "glue" and not self.rounds(check):
                 check = replace(check, expected=max(check.expected, self._angles(check)))
-                if check.suspicious and asked < MOST:
-                    asked += 1
-                    explained = by_itself(check, self.kept(check), self._alone, LONG)
+                if check.suspicious:
+                    explained = by_itself.rounds(check, self.kept(check))
                     check = replace(check, expected=max(check.expected, explained))
             found[check.port] = check
         return found

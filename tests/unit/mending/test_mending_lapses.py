@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from aligner.mending.lapses import advanced, carried, chosen, looped, scaled, unread
+from aligner.mending.lapses import advanced, carried, chosen, gathered, likewise, looped, scaled, unread
 from tests.unit.mending.edited import edited
 
 
@@ -75,3 +75,21 @@ def test_what_each_turn_is_to_begin_behind(tmp_path):
 def test_what_turns_change_is_left(tmp_path, last):
     lines = f"at = 0\n        for k in n:\n            half = k // 2\n            y = x[at : half]\n            {last}"
     assert edited(tmp_path, advanced, lines) == []
+
+
+def test_what_a_loop_overwrites_is_added_up_or_multiplied(tmp_path):
+    lines = "y = 1\n        for k in n:\n            z = k + 1\n            y = 1 - z"
+    found = [text.split("k + 1")[1].split("return")[0].strip() for text in edited(tmp_path, gathered, lines)]
+    assert found == ["y = y + 1 - z", "y = y * (1 - z)"]
+
+
+def test_what_is_done_to_one_is_done_to_the_other(tmp_path):
+    lines = """hs = [held(n, a, b) for a, b in zip(new_hs, hs)]
+        state = new
+        y = hs"""
+    found = [text.split("def construct")[1] for text in edited(tmp_path, likewise, lines)]
+    assert any("state = [held(n, a, b) for a, b in zip(new, state)]" in text for text in found)
+
+
+def test_what_is_done_to_nothing_of_the_kind_is_left(tmp_path):
+    assert edited(tmp_path, likewise, "z = x + n\n        y = x") == []

@@ -12,7 +12,6 @@ from aligner.mending.variations import (
     drawn_in,
     drawn_out,
     exchanged,
-    gathered,
     moved,
     renamed,
     renamed_own,
@@ -76,16 +75,6 @@ def test_what_is_made_before_a_statement_is_made_inside_it(tmp_path, wrong, righ
     file.write_text(text, encoding="utf-8")
     found = [Sources({}).edited(pair).text(str(file)) for pair in drawn_in(Sources({}), str(file), 3)]
     assert text.replace(wrong, right) in found
-
-
-def test_what_a_loop_overwrites_is_added_up(tmp_path):
-    file = tmp_path / "net.py"
-    text = (
-        "def forward(self, x):\n    y = 0\n    for f in self.parts:\n        x, z = f(x)\n        y = z\n    return y\n"
-    )
-    file.write_text(text, encoding="utf-8")
-    found = [Sources({}).edited(pair).text(str(file)) for pair in gathered(Sources({}), str(file), 5)]
-    assert found == [text.replace("y = z", "y = y + z")]
 
 
 def test_what_has_no_value_before_is_not_used_before(tmp_path):
