@@ -177,7 +177,9 @@ def _seen(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
 
 
 def _joined(sources: Sources, file: str, node: ast.AST) -> Iterator[tuple[Edit, ...]]:
-    """concat([a, b], -1) as stack([a, b], -1).flatten(start_dim=-2), and the other way round."""
+    """concat([a, b], -1) as stack([a, b], -1).flatten(start_dim=-2), or without that where it is reshaped next, and the
+    other way round.
+    """
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return
     inner = node.func.value
@@ -186,7 +188,11 @@ def _joined(sources: Sources, file: str, node: ast.AST) -> Iterator[tuple[Edit, 
         end = sources.span(file, node)[1]
         axes = [*node.args[1:2], *(one.value for one in node.keywords if one.arg in ("axis", "dim"))]
         if axes and whole_number(axes[0]) == -1:
-            yield _name(sources, file, node.func, STACKING), Edit(file, end, end, ".flatten(start_dim=-2)")
+            name, first = _name(sources, file, node.func, STACKING), sources.words(file, two.elts[0])
+            numpy = ast.unparse(inner) in ("np", "numpy")
+            rest = f".reshape({first}.shape[:-1] + (-1,))" if numpy else ".flatten(start_dim=-2)"
+            yield name, Edit(file, end, end, rest)
+            yield (name,)
     elif (
         node.func.attr in (*SEEING, "flatten") and isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute)
     ):

@@ -27,6 +27,8 @@ from tests.unit.mending.edited import NET, edited
         ),
         ("x = x.view((n, 2, 4)); y = x[..., 0, :] * 3", "x = x.view((n, 4, 2)); y = x[..., 0] * 3"),
         ("y = ops.concat([x, n], axis=-1)", "y = ops.stack([x, n], axis=-1).flatten(start_dim=-2)"),
+        ("y = ops.concat([x, n], axis=-1)", "y = ops.stack([x, n], axis=-1)"),
+        ("y = np.concatenate([x, n], axis=-1)", "y = np.stack([x, n], axis=-1).reshape(x.shape[:-1] + (-1,))"),
         ("y = mint.stack((x, n), dim=-1).reshape(n, -1)", "y = mint.cat((x, n), dim=-1)"),
         (
             "y = ops.cat([-x[..., n:], x[..., :n]], -1)",
