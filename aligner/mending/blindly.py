@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Optional
 
@@ -20,6 +20,7 @@ from aligner.mending.events import HELPER, Event, Site, values_of
 from aligner.mending.figures import backwards, counted, operated, resized, rounded, sliced, valued
 from aligner.mending.grouped import grouped
 from aligner.mending.halves import paired, spread
+from aligner.mending.kinds import alike, is_factor, is_mask, is_same
 from aligner.mending.lapses import advanced, carried, chosen, gathered, likewise, looped, scaled, unread
 from aligner.mending.matching import Matching
 from aligner.mending.options import reduced, switched, untold
@@ -89,11 +90,8 @@ SCALED = 96
 CONSTANTS = 60
 """Ways to write the constants of a file that a function uses."""
 
-LARGEST = 4096
-"""Larger numbers are no sizes that another is divided by."""
-
-FUNCTIONS, PLAIN = 4, (bool, int, float, str, tuple, list, type(None))
-"""Functions that are written in other ways; values that are told from others by what they are."""
+FUNCTIONS = 4
+"""Functions that are written in other ways."""
 
 BLIND = ("relu", "gelu", "sigmoid", "tanh", "silu", "sqrt", "exp", "abs", "log", "square")
 """What is tried around a wrong value where the reference does several steps in one."""
@@ -238,6 +236,8 @@ class Blindly:
                 yield Candidate(TURNED + 0.1 * late, (edit,), MISSING, (), 9)
             for number, edit in enumerate(itertools.islice(self._others(event), SWAPPED)):
                 yield Candidate(TURNED + 0.1 * late + 0.02 * number, (edit,), OTHER, (), 9)
+            for edit in self._narrowed(event):
+                yield Candidate(COUNT + 0.1 * late, (edit,), MISSING, (), 9)
             arguments = [one for one in event.node.args if not isinstance(one, ast.Starred)]
             arguments += [one.value for one in event.node.keywords if one.arg]
             for one, other in itertools.combinations(arguments, 2):
@@ -270,6 +270,17 @@ class Blindly:
                 edits = (self._search.edit(event, node, name) for name in alike)
                 yield from (edit for edit in edits if edit is not None)
 
+    def _narrowed(self, event: Event) -> Iterator[Edit]:
+        """Masks that such a call is given, where another mask of that shape holds as well."""
+        shapes, values = self._matching.theirs.shapes, self._matching.theirs.values
+        masks = {name: value for name, value in self._texts.names(event) if is_mask(values[value])}
+        for node, value in event.inputs:
+            if isinstance(value, int) and is_mask(values[value]):
+                said = bracketed(self._texts.source(event, node))
+                alike = (name for name, one in masks.items() if one != value and shapes[one] == shapes[value])
+                edits = (self._search.edit(event, node, f"{said} & {name}") for name in alike)
+                yield from (edit for edit in edits if edit is not None)
+
     def _varied(self) -> Iterator[Candidate]:
         """The functions that the wrong value comes of, written in other ways."""
         lines: dict[str, list[int]] = {}
@@ -295,7 +306,7 @@ class Blindly:
             for split in (unturned, spread, paired, regrouped, grouped):
                 yield from _tried(split(*at), SWAPPED, EXCHANGE, 0.05, EXCHANGED)
             yield from _tried(kept(*at), SWAPPED, EXCHANGE, 0.05, OTHER)
-            yield from _tried(renamed_own(*at, _alike(self._owners.get(site))), MOVED, EXCHANGE, 0.1, OTHER)
+            yield from _tried(renamed_own(*at, alike(self._owners.get(site))), MOVED, EXCHANGE, 0.1, OTHER)
             ways = (counted, switched, reduced, resized, sliced, rounded, dropped, set_up, chosen, carried, accumulated)
             for way in ways:
                 yield from _tried(way(*at), COUNTED, COUNT, 0.05, ARGUMENT)
@@ -315,7 +326,7 @@ class Blindly:
         owner = self._owners.get(site)
         local = self._local(site)
         own = {name: one for name, one in local.items() if not name.startswith("_") and hasattr(owner, name)}
-        return {name for name, one in own.items() if not _is_same(one, getattr(owner, name))}
+        return {name for name, one in own.items() if not is_same(one, getattr(owner, name))}
 
     def _local(self, site: Site) -> Mapping[str, Any]:
         """What the code has by name there."""
@@ -325,8 +336,8 @@ class Blindly:
         """What the code calls its whole numbers there, those of the layer first."""
         own = vars(self._owners.get(site)) if hasattr(self._owners.get(site), "__dict__") else {}
         local = self._local(site)
-        found = [f"self.{name}" for name, one in own.items() if _is_factor(one) and not name.startswith("_")]
-        return found + [name for name, one in local.items() if _is_factor(one)]
+        found = [f"self.{name}" for name, one in own.items() if is_factor(one) and not name.startswith("_")]
+        return found + [name for name, one in local.items() if is_factor(one)]
 
     def _with_numbers(self) -> Iterator[Candidate]:
         """What the first wrong steps are given, with a number that the reference adds, or multiplies with."""
@@ -368,24 +379,3 @@ def _tried(found: Iterable[tuple[Edit, ...]], most: int, cost: float, more: floa
     """So many of these, each a little dearer than the one before."""
     for late, edits in enumerate(itertools.islice(found, most)):
         yield Candidate(cost + more * late, edits, why, (), 9)
-
-
-def _is_same(one: object, other: object) -> bool:
-    both = isinstance(one, PLAIN) and isinstance(other, PLAIN)
-    return one is other or (both and str(one).strip("()[]") == str(other).strip("()[]"))
-
-
-def _is_factor(value: object) -> bool:
-    return type(value) is int and 1 < value <= LARGEST
-
-
-def _alike(owner: object) -> Mapping[str, Sequence[str]]:
-    """By the name of each layer, parameter or table that a layer keeps, the others of its class and shape."""
-    own = vars(owner) if hasattr(owner, "__dict__") else {}
-    tables = [own.get(table) or {} for table in ("_cells", "_params", "_modules", "_parameters", "_buffers")]
-    kept = {name: one for table in tables for name, one in table.items() if one is not None}
-    kept.update({name: one for name, one in own.items() if hasattr(one, "shape")})
-    forms = {name: (type(one), getattr(one, "shape", None)) for name, one in kept.items()}
-    return {
-        name: [other for other, its in forms.items() if other != name and its == form] for name, form in forms.items()
-    }

@@ -123,3 +123,58 @@ def test_no_edit_hands_a_layer_numbers_where_it_reads_true_and_false(tmp_path, c
     assert origin["edit"]["confirmed"]
     assert "10000" not in "".join(line["after"] for line in origin["edit"]["lines"])
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+ASKED = """
+import torch
+from torch import nn
+
+
+def taken(x, asked):
+    counts = asked.sum(1)
+    places = torch.arange(x.shape[1]).expand(asked.shape)
+    order = torch.where(asked, places, places + x.shape[1]).argsort(1)[:, : int(counts.max())]
+    rows = x.gather(1, order[..., None].expand(-1, -1, x.shape[2]))
+    return rows * (torch.arange(rows.shape[1]) < counts[:, None])[..., None]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.answer = nn.Linear(6, 6), nn.Linear(6, 4)
+
+    def forward(self, x, lengths, asked):
+        valid = torch.arange(x.shape[1]) < lengths[:, None]
+        x = self.first(x)
+        return self.answer(torch.cat((taken(x, asked & valid), taken(x, valid)), 1))
+
+
+def build():
+    torch.manual_seed(7)
+    lengths, asked = torch.tensor([5, 8, 6]), torch.rand(3, 8) < 0.5
+    asked[:, 7] = True
+    return Net().eval(), (torch.randn(3, 8, 6), lengths, asked)
+"""
+IN_PLACE = (
+    "    rows = x.gather(1, order[..., None].expand(-1, -1, x.shape[2]))\n"
+    "    return rows * (torch.arange(rows.shape[1]) < counts[:, None])[..., None]\n"
+)
+
+
+def test_a_mask_that_another_one_narrows(tmp_path, capsys):
+    ported(tmp_path, ASKED, [("asked & valid", "asked")])
+    (tmp_path / "ref.py").write_text(
+        ASKED.replace(
+            IN_PLACE,
+            "    rows = x.new_zeros(len(x), int(counts.max()), x.shape[2])\n"
+            "    for row, one, its in zip(rows, x, asked):\n"
+            "        row[: its.sum()] = one[its.nonzero()[:, 0]]\n"
+            "    return rows\n",
+        ),
+        encoding="utf-8",
+    )
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert [line["after"].strip() for line in origin["edit"]["lines"]] == [
+        "return self.answer(torch.cat((taken(x, asked & valid), taken(x, valid)), 1))"
+    ]
+    assert is_right_with_the_patch(tmp_path, capsys)

@@ -27,7 +27,6 @@ from tests.unit.mending.edited import NET, edited
         ),
         ("x = x.view((n, 2, 4)); y = x[..., 0, :] * 3", "x = x.view((n, 4, 2)); y = x[..., 0] * 3"),
         ("y = ops.concat([x, n], axis=-1)", "y = ops.stack([x, n], axis=-1).flatten(start_dim=-2)"),
-        ("y = ops.concat([x, n], axis=-1)", "y = ops.stack([x, n], axis=-1)"),
         ("y = np.concatenate([x, n], axis=-1)", "y = np.stack([x, n], axis=-1).reshape(x.shape[:-1] + (-1,))"),
         ("y = mint.stack((x, n), dim=-1).reshape(n, -1)", "y = mint.cat((x, n), dim=-1)"),
         (
@@ -39,6 +38,11 @@ from tests.unit.mending.edited import NET, edited
 def test_halves_are_read_as_every_other(tmp_path, wrong, right):
     found = edited(tmp_path, paired, wrong)
     assert NET.format(right) == found[0]
+
+
+def test_what_is_reshaped_next_need_not_be_flat(tmp_path):
+    found = edited(tmp_path, paired, "y = ops.concat([x, n], axis=-1).reshape(4, -1)")
+    assert NET.format("y = ops.stack([x, n], axis=-1).reshape(4, -1)") in found
 
 
 @pytest.mark.parametrize("line", ["a, y = ops.chunk(x, 2, axis=n)", "y = ops.concat([x, n, x], axis=-1)", "y = x[:n]"])

@@ -1,0 +1,40 @@
+"""Of which kind values are: which may stand in the place of another, as far as that is seen without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Optional
+
+from aligner.fingerprint import Fingerprint
+
+LARGEST = 4096
+"""Larger numbers are no sizes that another is divided by."""
+
+PLAIN = (bool, int, float, str, tuple, list, type(None))
+"""Values that are told from others by what they are."""
+
+
+def is_same(one: object, other: object) -> bool:
+    both = isinstance(one, PLAIN) and isinstance(other, PLAIN)
+    return one is other or (both and str(one).strip("()[]") == str(other).strip("()[]"))
+
+
+def is_mask(value: Optional[Fingerprint]) -> bool:
+    """Whether all of it is true or false."""
+    return value is not None and value.whole and value.size > 1 and {*value.plain[3:]} <= {0.0, 1.0}
+
+
+def is_factor(value: object) -> bool:
+    return type(value) is int and 1 < value <= LARGEST
+
+
+def alike(owner: object) -> Mapping[str, Sequence[str]]:
+    """By the name of each layer, parameter or table that a layer keeps, the others of its class and shape."""
+    own = vars(owner) if hasattr(owner, "__dict__") else {}
+    tables = [own.get(table) or {} for table in ("_cells", "_params", "_modules", "_parameters", "_buffers")]
+    kept = {name: one for table in tables for name, one in table.items() if one is not None}
+    kept.update({name: one for name, one in own.items() if hasattr(one, "shape")})
+    forms = {name: (type(one), getattr(one, "shape", None)) for name, one in kept.items()}
+    return {
+        name: [other for other, its in forms.items() if other != name and its == form] for name, form in forms.items()
+    }
