@@ -35,6 +35,10 @@ from aligner.source.functions import differs
 from aligner.structure import Tensors, flatten_arguments, substitute_arguments
 from aligner.values import Values
 
+STEPS = 2.0
+"""An operation that rounds otherwise is a whole step of its floats off as often as not: half a step is lost again where
+its result is rounded."""
+
 
 class Running:
     """Runs calls of the port's layers. To be used as a context: layers run their code through it meanwhile."""
@@ -242,7 +246,7 @@ class Parent:
             FailedError: the code raises.
         """
         adapter = self.running.adapter
-        changes = [noise(self.running.spacing, seed) for seed in seeds]
+        changes = [noise(STEPS * self.running.spacing, seed) for seed in seeds]
         runners = [None, *(Stirring(Values(adapter), adapter, change) for change in changes)]
         plain, *others = (
             self._run(sources, Deaf(), lambda key, error: False, None, key, runner=one).last for one in runners

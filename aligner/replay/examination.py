@@ -45,7 +45,7 @@ from aligner.replay.masked import read_otherwise
 from aligner.replay.planning import planned
 from aligner.replay.precision import CASTS, grid
 from aligner.replay.rewriting import Rewriting
-from aligner.replay.rounding import DOUBTFUL, MOST, ByItself, disturbed
+from aligner.replay.rounding import DOUBTFUL, MOST, SECONDS, ByItself, disturbed
 from aligner.replay.siblings import wrongly_given
 from aligner.replay.trials import described, small, tried
 from aligner.replay.unread import unread
@@ -236,12 +236,18 @@ def _stirred(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -
     with open_dump(path) as port:
         alone = _lonely(subject, port, plan)
         doubted = [check for check in checks if check.suspicious and not check.cast and check.ratio < DOUBTFUL]
-        doubted = [check for check in doubted if check.kept and plan.coarsest(check.owner) is None]
+        doubted = [check for check in doubted if plan.coarsest(check.owner) is None]
         asked = {check.port for check in doubted if check.where == "glue" or alone.is_own(check.port.layer)}
-        if not 0 < len(asked) <= MOST or not hasattr(subject.adapter, "computing"):
+        if not asked or not hasattr(subject.adapter, "computing"):
             return [*checks]
         with as_it_was(subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
-            moved = explained(subject.adapter, subject.model, alone, port, checks, asked, alone.is_own)
+            own = alone.is_own
+            moved = explained(subject.adapter, subject.model, alone, port, checks, asked, own, MOST, SECONDS)
+    places: dict[tuple[str, str], float] = {}  # in a loop there may be more turns than are run again
+    for key, much in moved.items():
+        places[key.layer, key.slot] = max(places.get((key.layer, key.slot), 0.0), much)
+    others = {key: places.get((key.layer, key.slot), 0.0) for key in asked}
+    moved = {**others, **moved}
     return [replace(check, expected=max(check.expected, moved.get(check.port, 0.0))) for check in checks]
 
 

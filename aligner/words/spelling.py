@@ -229,7 +229,7 @@ def spelled(
         given, texts = _pool(given), {**said, "rest": _pool_rest(given)}
     if word == "scatter" and given["reduction"] == "add":
         word = "scatter_add"
-    if word in OPERATORS and len(operands) == 2 and given.get("rounding_mode") is None:
+    if word in OPERATORS and len(operands) == 2 and (word != "div" or given.get("rounding_mode") is None):
         return f"({operands[0]} {OPERATORS[word]} {operands[1]})"
     template = _OWN[side].get(word) or _BOTH.get(word)
     if template is None:

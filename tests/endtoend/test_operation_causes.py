@@ -160,9 +160,9 @@ CASES = {
         warped(True),
         EDIT,
     ),
-    "corners": (maps, gridded, sampled(align_corners=True), sampled(), LINE),
-    "border": (maps, gridded, sampled(padding_mode="border"), sampled(), LINE),
-    "nearest": (maps, gridded, sampled(), sampled(mode="nearest"), LINE),
+    "corners": (maps, gridded, sampled(align_corners=True), sampled(), EDIT),
+    "border": (maps, gridded, sampled(padding_mode="border"), sampled(), EDIT),
+    "nearest": (maps, gridded, sampled(), sampled(mode="nearest"), EDIT),
     "median": (
         two,
         rows,

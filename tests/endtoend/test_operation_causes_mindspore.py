@@ -127,7 +127,7 @@ CASES = {
         lambda: (torch.randint(0, 20, (4, 6)),),
         lambda n, i: n.b(n.e(torch.div(i - 10, 3, rounding_mode="trunc") + 10)),
         lambda n, i: n.b(n.e((i - 10) // 3 + 10)),
-        LINE,
+        EDIT,
     ),
     "grid": (
         maps,
