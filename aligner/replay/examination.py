@@ -243,12 +243,11 @@ def _stirred(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -
         with as_it_was(subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
             own = alone.is_own
             moved = explained(subject.adapter, subject.model, alone, port, checks, asked, own, MOST, SECONDS)
-    places: dict[tuple[str, str], float] = {}  # in a loop there may be more turns than are run again
+    most: dict[tuple[str, str], float] = {}  # of all turns of a loop: few numbers may round alike by chance
     for key, much in moved.items():
-        places[key.layer, key.slot] = max(places.get((key.layer, key.slot), 0.0), much)
-    others = {key: places.get((key.layer, key.slot), 0.0) for key in asked}
-    moved = {**others, **moved}
-    return [replace(check, expected=max(check.expected, moved.get(check.port, 0.0))) for check in checks]
+        most[key.layer, key.slot] = max(most.get((key.layer, key.slot), 0.0), much)
+    known = {key: most.get((key.layer, key.slot), 0.0) for key in asked}
+    return [replace(check, expected=max(check.expected, known.get(check.port, 0.0))) for check in checks]
 
 
 def _given(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -> list[Check]:
