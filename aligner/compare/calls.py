@@ -7,6 +7,7 @@ and are so in another, that one holds, for the layers inside as well; where no v
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -34,12 +35,13 @@ def paired_calls(layers: Iterable[LayerPair], reference: Net, port: Net) -> Mapp
     rows = [(pair, ours.get(pair.reference, []), theirs.get(pair.port, [])) for pair in layers]
     found: dict[CallId, CallId] = {}
     for pair, one, other in sorted((row for row in rows if row[1] and row[2]), key=lambda row: row[1][0].call.first):
-        told = _told(one, other, found)
+        told, spare = _told(one, other, found)
         found.update((one[i].id, other[j].id) for i, j in told.items())
         whole = len(one) == len(other) or _cut_short(reference, one, port, other)
         if whole or pair.by == "map" or (pair.reference in reference.inner or pair.port in port.inner):
-            rest = [visit for i, visit in enumerate(one) if i not in told]
-            left = [visit for j, visit in enumerate(other) if j not in told.values()]
+            taken = {*told.values()}
+            rest = [visit for i, visit in enumerate(one) if i not in told and i not in spare[0]]
+            left = [visit for j, visit in enumerate(other) if j not in taken and j not in spare[1]]
             found.update((a.id, b.id) for a, b in zip(rest, left))
     return found
 
@@ -49,30 +51,50 @@ def _cut_short(reference: Net, one: Sequence[Visit], port: Net, other: Sequence[
     return (reference.cut and len(one) < len(other)) or (port.cut and len(other) < len(one))
 
 
-def _told(one: Sequence[Visit], other: Sequence[Visit], found: Mapping[CallId, CallId]) -> Mapping[int, int]:
-    """Indices of calls that are each other's in another order; none where all are in order, and as many.
+def _told(
+    one: Sequence[Visit], other: Sequence[Visit], found: Mapping[CallId, CallId]
+) -> tuple[Mapping[int, int], tuple[set[int], set[int]]]:
+    """Indices of calls that are each other's in another order, none where all are in order, and as many; and those of
+    calls that are nobody's.
 
     What runs inside a call is nobody's but of what runs inside that call's counterpart, whatever it is given: a mistake
-    may give it what another call is given.
+    may give it what another call is given, or call a layer in the place of another one.
     """
     theirs = _inside(other)
     told: dict[int, int] = {}
     known: tuple[set[int], set[int]] = set(), set()
+    spare: tuple[set[int], set[int]] = set(), set()
     for parent, some in _inside(one).items():
         counterpart = None if parent is None else found.get(parent)
         others = theirs.get(counterpart) if counterpart is not None else None
         if others is not None:
             alike = _chosen(one, some, other, others)
             told.update(alike)
+            rest = [i for i in some if i not in alike]
+            left = [j for j in others if j not in {*alike.values()}]
             if len(some) == len(others):
-                taken = {*alike.values()}
-                told.update(zip([i for i in some if i not in alike], [j for j in others if j not in taken]))
+                told.update(zip(rest, left))
+            else:
+                told.update(_of_shapes(one, rest, other, left))
+                spare[0].update(i for i in some if i not in told)
+                spare[1].update(j for j in others if j not in {*told.values()})
             known[0].update(some)
             known[1].update(others)
     left, free = ([n for n in range(len(side)) if n not in done] for side, done in zip((one, other), known))
     told.update(_chosen(one, left, other, free))
     uneven = bool(known[0]) and len(one) != len(other)
-    return told if uneven or any(i != j for i, j in told.items()) else {}
+    return (told, spare) if uneven or any(i != j for i, j in told.items()) else ({}, (set(), set()))
+
+
+def _of_shapes(
+    one: Sequence[Visit], some: Sequence[int], other: Sequence[Visit], others: Sequence[int]
+) -> Mapping[int, int]:
+    """Indices of calls among these that are given values of the same shapes, in order."""
+    found: dict[int, int] = {}
+    for i in some:
+        alike = (j for j in others if j not in {*found.values()} and other[j].shapes[0] == one[i].shapes[0])
+        found.update((i, j) for j in islice(alike, 1))
+    return found
 
 
 def _chosen(

@@ -21,9 +21,9 @@ from aligner.mending.figures import backwards, counted, operated, resized, round
 from aligner.mending.grouped import grouped
 from aligner.mending.halves import paired, spread
 from aligner.mending.kinds import alike, is_factor, is_mask, is_same
-from aligner.mending.lapses import advanced, carried, chosen, gathered, likewise, looped, scaled, unread
+from aligner.mending.lapses import advanced, begun, carried, chosen, gathered, likewise, looped, scaled, unread
 from aligner.mending.matching import Matching
-from aligner.mending.options import reduced, switched, untold
+from aligner.mending.options import compared, decided, reduced, switched, untold
 from aligner.mending.regrouped import moved_in, regrouped, unturned
 from aligner.mending.results import kept
 from aligner.mending.search import FAR, SHAPING, Search
@@ -310,11 +310,27 @@ class Blindly:
             ways = (counted, switched, reduced, resized, sliced, rounded, dropped, set_up, chosen, carried, accumulated)
             for way in ways:
                 yield from _tried(way(*at), COUNTED, COUNT, 0.05, ARGUMENT)
-            for way in (unread, likewise, advanced, offset, looped, told, untold, of_each, by_turn, spaced, backwards):
+            for way in (
+                unread,
+                likewise,
+                compared,
+                decided,
+                advanced,
+                offset,
+                looped,
+                told,
+                untold,
+                of_each,
+                by_turn,
+                spaced,
+                backwards,
+            ):
                 yield from _tried(way(*at), COUNTED, UNREAD, 0.05, OTHER)
             yield from _tried(chained(*at), COUNTED, CHAINED, 0.05, OTHER)
             yield from _tried(own_names(*at, self._of_both(site)), COUNTED, UNREAD, 0.05, OTHER)
             yield from _tried(unused(*at, self._local(site)), COUNTED, UNREAD, 0.02, MISSING)
+            whole = [name for name, one in self._local(site).items() if type(one) is int]
+            yield from _tried(begun(*at, whole, self._whole(site)), COUNTED, COUNT, 0.05, ARGUMENT)
             yield from _tried(scaled(*at, self._whole(site)), SCALED, COUNT, 0.02, ARGUMENT)
             yield from _tried(valued(*at, self._matching.numbers), MOVED, COUNT, 0.1, ARGUMENT)
             yield from _tried(tabled(*at, self._matching.tables), MOVED, UNREAD, 0.05, ARGUMENT)

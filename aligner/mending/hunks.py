@@ -40,6 +40,17 @@ def hunks(old: Sources, new: Sources) -> Iterator[Mapping[str, Any]]:
                 yield {"file": file, "line": line, "column": column + 1, **lines}
 
 
+def line_by_line(hunks: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The same, each changed line by itself where as many stand in the place of as many."""
+    for hunk in hunks:
+        before, after = hunk["before"], hunk["after"]
+        pairs = [*zip(before, after)] if len(before) == len(after) else []
+        for more, (one, other) in enumerate(pairs):
+            if one != other:
+                yield {**hunk, "line": int(hunk["line"]) + more, "before": [one], "after": [other]}
+        yield from [] if pairs else [hunk]
+
+
 def shared(old: Sources, new: Sources) -> bool:
     """Whether something is changed outside of all classes, which any layer may use."""
     return any(not _in_class(old.text(one["file"]), int(one["line"])) for one in hunks(old, new))

@@ -5,7 +5,7 @@ factor, an operand inside of a call.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import Optional
 
@@ -121,7 +121,9 @@ def _is_of(node: Optional[ast.expr], name: str) -> bool:
 
 
 def likewise(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """y = b where the same block has x = f(a, x), as y = f(b, y): what is done to the one is done to the other."""
+    """y = b where the same block has x = f(a, x), as y = f(b, y), and y = g(y) as f(y): what is done to the one is done
+    to the other.
+    """
     found = [*_given(statements(sources.text(file), line))]
     for column, name, value in found:
         given = value.id if isinstance(value, ast.Name) else ""
@@ -133,6 +135,11 @@ def likewise(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
                 words = {other[1]: name, known: given}
                 parts = [(node, words[node.id]) for node in used if node.id in words]
                 yield (Edit(file, *sources.span(file, value), instead(sources, file, other[2], parts)),)
+        uses = any(isinstance(node, ast.Name) and node.id == name for node in walked(value))
+        for other in (one for one in found if uses and not given and one[0] == column and one[1] != name):
+            own_parts = [(n, name) for n in walked(other[2]) if isinstance(n, ast.Name) and n.id == other[1]]
+            if own_parts:
+                yield (Edit(file, *sources.span(file, value), instead(sources, file, other[2], own_parts)),)
 
 
 def _given(found: Sequence[ast.stmt]) -> Iterator[tuple[int, str, ast.expr]]:
@@ -194,6 +201,18 @@ def scaled(sources: Sources, file: str, line: int, factors: Sequence[str]) -> It
         said, place = sources.words(file, number), sources.span(file, number)
         for factor, sign in ((factor, sign) for factor in factors[:FACTORS] for sign in "*/"):
             yield (Edit(file, *place, f"({said} {sign} {factor})"),)
+
+
+def begun(
+    sources: Sources, file: str, line: int, whole: Collection[str], factors: Sequence[str]
+) -> Iterator[tuple[Edit, ...]]:
+    """Where the function around this line counts from, fewer or more by one of these: variables that are `whole`."""
+    for _, name, value in _given(statements(sources.text(file), line)):
+        if name in whole and not isinstance(value, ast.Constant):
+            said, place = bound(sources, file, value), sources.span(file, value)
+            for factor in (one for one in factors[:FACTORS] if one != name):
+                for text in (f"max({said} - {factor}, 0)", f"{said} - {factor}", f"{said} + {factor}"):
+                    yield (Edit(file, *place, text),)
 
 
 def carried(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:

@@ -25,7 +25,7 @@ from aligner.mending.attributes import Instances
 from aligner.mending.events import Story
 from aligner.mending.ground import Ground
 from aligner.mending.grouping import Group, ending, grouped
-from aligner.mending.hunks import hunks, rebuilt, sizes, within
+from aligner.mending.hunks import hunks, line_by_line, rebuilt, sizes, within
 from aligner.mending.mended import Mended
 from aligner.mending.others import BREAKING, Others
 from aligner.mending.ran import again, witnessed
@@ -274,9 +274,9 @@ class Mending:
         way = self._right(group, parent, story, _Way(start), result, known)
         if way is None:
             return known[-1] if known else None
-        made = [*hunks(start, way.sources)]
+        made = [*line_by_line(hunks(start, way.sources))]
         for one in made if len(made) > 1 and not start.texts else ():  # a part that was taken may be none
-            fewer = rebuilt(other for other in hunks(start, way.sources) if other != one)
+            fewer = rebuilt(other for other in line_by_line(hunks(start, way.sources)) if other != one)
             if fewer is not None and self._puts_right(group, fewer):
                 way = replace(way, sources=fewer)
         return way

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import own, statements
+from aligner.source.written import parsed, walked
 
 WORDS = (
     ("nearest", "bilinear", "bicubic", "area"),
@@ -76,6 +77,44 @@ def reduced(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
             for some in (*fewer, *more):
                 text = f"({', '.join(map(str, some))}{',' * (len(some) == 1)})"
                 yield tuple(Edit(file, *sources.span(file, one), text) for one in together)
+
+
+def compared(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """Words that a value is compared with, one more or one fewer of those that the file compares such a value with, or
+    another one.
+    """
+    text = sources.text(file)
+    known: dict[str, dict[str, None]] = {}
+    for node in walked(parsed(text)):
+        for left, words in _compared(node):
+            known.setdefault(left, {}).update(dict.fromkeys(words))
+    for statement in statements(text, line):
+        for node in own(statement):
+            for left, words in _compared(node):
+                others = [word for word in known[left] if word not in words]
+                fewer = [[word for word in words if word != one] for one in words] if len(words) > 1 else []
+                for some in (*([*words, one] for one in others), *fewer, *([one] for one in others)):
+                    alone = isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.NotEq, ast.NotIn))
+                    sign = ("!=" if alone else "==") if len(some) == 1 else ("not in" if alone else "in")
+                    said = some[0] if len(some) == 1 else f"({', '.join(some)})"
+                    yield (Edit(file, *sources.span(file, node), f"{left} {sign} {said}"),)
+
+
+def _compared(node: ast.AST) -> Iterator[tuple[str, list[str]]]:
+    """What is compared with words, and these as they are written."""
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Eq, ast.NotEq, ast.In, ast.NotIn)):
+        other = node.comparators[0]
+        words = other.elts if isinstance(other, (ast.Tuple, ast.List, ast.Set)) else [other]
+        if len(node.ops) == 1 and all(isinstance(one, ast.Constant) and isinstance(one.value, str) for one in words):
+            yield ast.unparse(node.left), [ast.unparse(one) for one in words]
+
+
+def decided(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """One of two that a condition decides between, whatever it says; the nearest lines first."""
+    for statement in statements(sources.text(file), line):
+        for node in (node for node in own(statement) if isinstance(node, ast.IfExp)):
+            for one in (node.body, node.orelse):
+                yield (Edit(file, *sources.span(file, node), sources.words(file, one)),)
 
 
 def _is_whole(node: ast.expr) -> bool:

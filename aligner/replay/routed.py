@@ -31,7 +31,8 @@ def route(
     routing = _Routing(reference, port, layers, calls, entries)
     lists = set[str]()
     for layer in layers:
-        if (around := layer.rpartition(".")[0]) not in lists and routing.is_routed(layer):
+        around, _, name = layer.rpartition(".")
+        if name.isdigit() and around not in lists and routing.is_routed(layer):
             lists.add(around)
     for layer in port.layers if lists else ():
         path = next((one for one in (layer, *ancestors(layer)) if one and one.rpartition(".")[0] in lists), "")
@@ -96,7 +97,14 @@ class _Routing:
 
     def _is_other(self, key: Key) -> bool:
         own, wanted = self._dumps[0].find(key), self._entries[key]
-        return own is not None and own.content != wanted.content and distance(own.load(), wanted.load()) > OTHER
+        if own is None or own.content == wanted.content:
+            return False
+        one, other = own.load(), wanted.load()
+        if (
+            own.dtype == wanted.dtype == "bool" and one.size == other.size
+        ):  # which of the two hides is the port's affair
+            return bool((one.reshape(-1) == other.reshape(-1)).any() and (one.reshape(-1) != other.reshape(-1)).any())
+        return bool(distance(one, other) > OTHER)
 
     def put(self, layer: str, other: str) -> None:
         """Let the calls of a layer stand for those of the same number."""

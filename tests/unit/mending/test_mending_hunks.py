@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligner.mending.hunks import shared
+from aligner.mending.hunks import line_by_line, shared
 from aligner.mending.sources import Sources
 
 TEXT = """LIMIT = 3
@@ -26,3 +26,10 @@ def test_what_stands_outside_of_all_classes_is(tmp_path, old, new, wanted):
     file.write_text(TEXT)
     edited = Sources({str(file): TEXT.replace(old, new, 1)})
     assert shared(Sources({}), edited) is wanted
+
+
+def test_lines_of_a_hunk_one_by_one():
+    whole = {"file": "a.py", "line": 3, "column": 1, "before": ["a", "b", "c"], "after": ["x", "b", "z"]}
+    longer = {"file": "a.py", "line": 9, "column": 1, "before": ["a"], "after": ["a", "b"]}
+    found = [(one["line"], one["before"], one["after"]) for one in line_by_line([whole, longer])]
+    assert found == [(3, ["a"], ["x"]), (5, ["c"], ["z"]), (9, ["a"], ["a", "b"])]

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from aligner.mending.lapses import advanced, carried, chosen, gathered, likewise, looped, scaled, unread
+from aligner.mending.lapses import advanced, begun, carried, chosen, gathered, likewise, looped, scaled, unread
 from tests.unit.mending.edited import edited
 
 
@@ -93,3 +93,18 @@ def test_what_is_done_to_one_is_done_to_the_other(tmp_path):
 
 def test_what_is_done_to_nothing_of_the_kind_is_left(tmp_path):
     assert edited(tmp_path, likewise, "z = x + n\n        y = x") == []
+
+
+def test_what_is_made_of_one_is_made_of_the_other(tmp_path):
+    lines = "x = ops.cat((x, x[i], x))\n        y = ops.tile(y, (3, 1))"
+    assert any("y = ops.cat((y, y[i], y))" in text for text in edited(tmp_path, likewise, lines))
+
+
+def test_where_it_counts_from(tmp_path):
+    way = partial(begun, whole=["at"], factors=["self.heads"])
+    found = edited(tmp_path, way, "at = n\n        y = x[at:]")
+    assert [text.split("at = ")[1].split("\n")[0] for text in found] == [
+        "max(n - self.heads, 0)",
+        "n - self.heads",
+        "n + self.heads",
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligner.mending.options import reduced, switched, untold
+from aligner.mending.options import compared, decided, reduced, switched, untold
 from tests.unit.mending.edited import edited
 
 
@@ -42,3 +42,27 @@ def test_what_torch_need_not_be_told(tmp_path):
 def test_what_is_scattered_is_added_where_torch_says_so_by_the_name(tmp_path):
     found = edited(tmp_path, untold, "y = ops.tensor_scatter_elements(x, n, x, axis=1)")
     assert "y = ops.tensor_scatter_elements(x, n, x, axis=1, reduction='add')\n" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "others"),
+    [
+        ('y = x if mode == "a" else n', ['x if mode in ("a", "b")', 'x if mode == "b"']),
+        (
+            'y = x if mode in ("a", "b") else n',
+            ['x if mode == "b"', 'x if mode in ("a", "b", "c")'],
+        ),
+        ('y = x if mode not in ("a", "b") else n', ['x if mode != "b"']),
+        ("y = x if n == 1 else n", []),
+    ],
+)
+def test_words_that_a_value_is_compared_with(tmp_path, line, others):
+    lines = f'z = mode == "a", mode == "b", mode != "c"\n        {line}'.replace('"', "'")
+    found = [text for text in edited(tmp_path, compared, lines) if line.replace('"', "'") not in text]
+    assert all(any(other.replace('"', "'") in text for text in found) for other in others)
+    assert bool(found) == bool(others)
+
+
+def test_what_a_condition_decides(tmp_path):
+    found = edited(tmp_path, decided, "y = x if n == 0 else x + n")
+    assert [text.split("y = ")[1].split("\n")[0] for text in found] == ["x", "x + n"]
