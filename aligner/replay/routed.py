@@ -100,10 +100,9 @@ class _Routing:
         if own is None or own.content == wanted.content:
             return False
         one, other = own.load(), wanted.load()
-        if (
-            own.dtype == wanted.dtype == "bool" and one.size == other.size
-        ):  # which of the two hides is the port's affair
-            return bool((one.reshape(-1) == other.reshape(-1)).any() and (one.reshape(-1) != other.reshape(-1)).any())
+        if own.dtype == wanted.dtype == "bool" and one.size == other.size:
+            same = one.reshape(-1) == other.reshape(-1)  # which of the two hides is the port's affair
+            return bool(same.any() and not same.all())
         return bool(distance(one, other) > OTHER)
 
     def put(self, layer: str, other: str) -> None:
