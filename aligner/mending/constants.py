@@ -24,8 +24,8 @@ SAME = 1e-6
 
 def tabled(sources: Sources, file: str, line: int, tables: Sequence[Sequence[float]]) -> Iterator[tuple[Edit, ...]]:
     """Numbers in rows, as in these tables: those that are others, the fewest first."""
-    parts = _around(sources.text(file), line) if tables else ()
-    known = _constants(sources, file, parts)
+    parts = around(sources.text(file), line) if tables else ()
+    known = used(sources.text(file), parts)
     rows = (node for part in (*known, *parts) for node in walked(part) if isinstance(node, (ast.Tuple, ast.List)))
     found: list[tuple[float, tuple[Edit, ...]]] = []
     for node in dict.fromkeys((*known, *rows)):
@@ -52,8 +52,8 @@ def _numbers(node: ast.expr) -> Iterator[tuple[ast.expr, float]]:
 
 def reordered(sources: Sources, file: str, line: int, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:
     """Those of the function around this line, and of the constructor of its class."""
-    parts = _around(sources.text(file), line)
-    found = [*_constants(sources, file, parts), *(row for part in parts for row in _rows(part))]
+    parts = around(sources.text(file), line)
+    found = [*used(sources.text(file), parts), *(row for part in parts for row in _rows(part))]
     flat = [row for row in found if isinstance(row, (ast.Tuple, ast.List)) and not _holds(row)]
     for size in dict.fromkeys(len(row.elts) for row in flat if len(row.elts) > 1):  # what belongs together
         alike = [row for row in flat if len(row.elts) == size]
@@ -88,9 +88,9 @@ def _in_parts(elements: Sequence[ast.expr]) -> Iterator[list[ast.expr]]:
             yield [*elements[:first], *elements[middle:last], *elements[first:middle], *elements[last:]]
 
 
-def _constants(sources: Sources, file: str, parts: Sequence[ast.FunctionDef]) -> list[ast.expr]:
+def used(text: str, parts: Sequence[ast.FunctionDef]) -> list[ast.expr]:
     """Those of the file that are used in these functions."""
-    known = constants(sources.text(file))
+    known = constants(text)
     names = dict.fromkeys(node.id for part in parts for node in walked(part) if isinstance(node, ast.Name))
     return [known[name] for name in names if name in known]
 
@@ -129,7 +129,7 @@ def _is_float(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, float)
 
 
-def _around(text: str, line: int) -> Sequence[ast.FunctionDef]:
+def around(text: str, line: int) -> Sequence[ast.FunctionDef]:
     """The functions around a line, and the constructor beside them."""
     tree = parsed(text)
     found: dict[ast.FunctionDef, None] = {}
@@ -141,6 +141,6 @@ def _around(text: str, line: int) -> Sequence[ast.FunctionDef]:
             functions, beside = [one], []
         else:
             continue
-        around = [part for part in functions if part.lineno <= line <= (part.end_lineno or 0)]
-        found.update(dict.fromkeys((*around, *beside)))
+        near = [part for part in functions if part.lineno <= line <= (part.end_lineno or 0)]
+        found.update(dict.fromkeys((*near, *beside)))
     return [*found]

@@ -13,8 +13,9 @@ from aligner.adapter import Adapter
 from aligner.compare.checks import LIMIT, Check
 from aligner.compare.net import CallId
 from aligner.mending.blindly import Blindly
-from aligner.mending.candidate import Candidate
+from aligner.mending.candidate import ARGUMENT, Candidate
 from aligner.mending.events import Event, Story
+from aligner.mending.fitting import fitted
 from aligner.mending.frameworks import Differing, differing
 from aligner.mending.ground import Ground
 from aligner.mending.handing import lacking
@@ -29,7 +30,7 @@ from aligner.mending.right import FALL, is_right, wrong_of
 from aligner.mending.rounding import SEEDS
 from aligner.mending.running import Parent
 from aligner.mending.search import Search
-from aligner.mending.sources import Sources
+from aligner.mending.sources import Edit, Sources
 from aligner.mending.texts import Texts
 from aligner.mending.theirs import Theirs
 from aligner.mending.witness import Witness
@@ -45,14 +46,12 @@ MOST = 800
 BLINDLY, EACH_OTHERS = 800, 100
 """Candidates that nothing speaks for but that people make such mistakes; of these such as are each other's."""
 
-PARTS, BEST = 60, 2
-"""Candidates of which it is looked whether they are part of what is to be done, and how many of these are taken."""
+PARTS, BEST, DIFFERING = 60, 2, 8
+"""Candidates of which it is looked whether they are part of what is to be done, and how many of these are taken; wrong
+values of one call that operations of the framework's may make."""
 
 EARLY, AHEAD = 4, 8
 """In long code: first wrong steps, and first lacking ones, that may be each other's; and edits tried for each two."""
-
-DIFFERING = 8
-"""Wrong values of one call that operations of the framework's may make."""
 
 LACKING, SHARE = 0.2, 10.0
 """What each value costs that is still not as the reference has it, and all of them together."""
@@ -171,10 +170,32 @@ class Stepping:
                 if best is None or check.port in best.left:
                     best, tried = self._best(one, best, look, story, harm)
                     trials += tried
+            best = best or self._fitted(check, look, story)
             if best is not None:
                 self._explain_left(best, look, story)
                 return best.one, best.sources, trials
         return None, sources, trials
+
+    def _fitted(self, check: Check, look: _Look, story: Story) -> Optional[_Best]:
+        """With another number, where it is told by nothing but how far off this and another one leave the value."""
+        matching, _ = self._matching(check, look.heard, look.state, story)
+        sites = (event.site for _, event in matching.wrong if event is not None) if matching is not None else ()
+        places = dict.fromkeys((site.file, site.line) for site in sites if site is not None)
+
+        def error(edit: Edit) -> Optional[float]:
+            with suppress(FailedError, SyntaxError):
+                if self._goes_on(look.parent.call.layer):
+                    return look.parent.tried(look.sources.edited((edit,)), lambda *_: False, check.port).get(check.port)
+            return None
+
+        before, wrong = look.state.errors.get(check.port, math.inf), {bad.port for bad in look.wrong}
+        for edit in fitted(look.sources, places, before, error):
+            one = Candidate(0.0, (edit,), ARGUMENT, (), 9)
+            if (edited := self._right(one, check, look, story)) is not None:
+                left = {bad.port for bad in wrong_of(look.checks, look.parent.trial(edited))}
+                if left < wrong:
+                    return _Best(one.cost, one, edited, left)
+        return None
 
     def _explain_left(self, best: _Best, look: _Look, story: Story) -> None:
         """Of what an edit leaves wrong, and much less so, it may be seen that kernels of the framework's make it."""

@@ -30,7 +30,7 @@ def told(function: FunctionType, ear: object, text: Optional[str] = None) -> Opt
     if not cells.keys() >= set(code.co_freevars):
         return None
     closure = tuple(cells[name] for name in code.co_freevars)
-    made = FunctionType(code, _scope(function, text), function.__name__, function.__defaults__, closure)
+    made = FunctionType(code, _scope(function, text), function.__name__, _defaults(function, text), closure)
     made.__kwdefaults__ = function.__kwdefaults__
     made.__qualname__ = function.__qualname__
     return made
@@ -42,7 +42,7 @@ def differs(function: FunctionType, one: Optional[str], other: Optional[str]) ->
     if one == other:
         return False
     own, its = (_constants(source(file), text) for text in (one, other))
-    used = {word for part in (code, *_within(code)) for word in part.co_names}
+    used = {word for part in (code, *_within(code)) for word in part.co_names} | {*_default_names(function)}
     if any(repr(own.get(word)) != repr(its.get(word)) for word in used & {*own, *its}):
         return True
     return _code(code, file, name, one) is not _code(code, file, name, other)
@@ -53,6 +53,23 @@ def _scope(function: FunctionType, text: Optional[str]) -> dict[str, Any]:
     others = _constants(source(function.__code__.co_filename), text)
     known = {name: value for name, value in others.items() if name in function.__globals__}
     return {**function.__globals__, **known} if known else function.__globals__
+
+
+def _defaults(function: FunctionType, text: Optional[str]) -> Optional[tuple[Any, ...]]:
+    """What is taken where nothing is given: of constants of the file those of this text."""
+    others = _constants(source(function.__code__.co_filename), text)
+    own = function.__defaults__
+    if not others or not own:
+        return own
+    return tuple(others.get(name, value) for name, value in zip(_default_names(function), own))
+
+
+def _default_names(function: FunctionType) -> list[str]:
+    """What its defaults are called that are constants of the file; "" for the others."""
+    file, count = function.__code__.co_filename, len(function.__defaults__ or ())
+    node = _definition(function.__code__, file, source(file)) if count else None
+    found = [one.id if isinstance(one, ast.Name) else "" for one in node.args.defaults] if node is not None else []
+    return found if len(found) == count else [""] * count
 
 
 @lru_cache(maxsize=64)
