@@ -7,7 +7,6 @@ and are so in another, that one holds, for the layers inside as well; where no v
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -75,9 +74,14 @@ def _told(
             if len(some) == len(others):
                 told.update(zip(rest, left))
             else:
-                told.update(_of_shapes(one, rest, other, left))
-                spare[0].update(i for i in some if i not in told)
-                spare[1].update(j for j in others if j not in {*told.values()})
+                by_shape = _by_shape(one, rest), _by_shape(other, left)
+                for shapes in {**by_shape[0], **by_shape[1]}:
+                    ours, its = (side.get(shapes, []) for side in by_shape)
+                    if len(ours) == len(its):
+                        told.update(zip(ours, its))
+                    elif not (ours and its):  # else any of them may be the one too many
+                        spare[0].update(ours)
+                        spare[1].update(its)
             known[0].update(some)
             known[1].update(others)
     left, free = ([n for n in range(len(side)) if n not in done] for side, done in zip((one, other), known))
@@ -86,14 +90,11 @@ def _told(
     return (told, spare) if uneven or any(i != j for i, j in told.items()) else ({}, (set(), set()))
 
 
-def _of_shapes(
-    one: Sequence[Visit], some: Sequence[int], other: Sequence[Visit], others: Sequence[int]
-) -> Mapping[int, int]:
-    """Indices of calls among these that are given values of the same shapes, in order."""
-    found: dict[int, int] = {}
-    for i in some:
-        alike = (j for j in others if j not in {*found.values()} and other[j].shapes[0] == one[i].shapes[0])
-        found.update((i, j) for j in islice(alike, 1))
+def _by_shape(visits: Sequence[Visit], some: Iterable[int]) -> Mapping[object, list[int]]:
+    """Indices of calls among these by the shapes that they are given."""
+    found: dict[object, list[int]] = {}
+    for number in some:
+        found.setdefault(visits[number].shapes[0], []).append(number)
     return found
 
 
