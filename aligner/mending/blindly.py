@@ -314,7 +314,6 @@ class Blindly:
                 unread,
                 likewise,
                 compared,
-                decided,
                 advanced,
                 offset,
                 looped,
@@ -326,7 +325,8 @@ class Blindly:
                 backwards,
             ):
                 yield from _tried(way(*at), COUNTED, UNREAD, 0.05, OTHER)
-            yield from _tried(chained(*at), COUNTED, CHAINED, 0.05, OTHER)
+            for way in (chained, decided):
+                yield from _tried(way(*at), COUNTED, CHAINED, 0.05, OTHER)
             yield from _tried(own_names(*at, self._of_both(site)), COUNTED, UNREAD, 0.05, OTHER)
             yield from _tried(unused(*at, self._local(site)), COUNTED, UNREAD, 0.02, MISSING)
             whole = [name for name, one in self._local(site).items() if type(one) is int]
