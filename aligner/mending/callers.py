@@ -99,11 +99,9 @@ def told(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
 
 def _optional(function: ast.FunctionDef) -> Iterator[tuple[str, ast.Constant]]:
     """Its parameters that have a constant as a default."""
-    plain = [*function.args.posonlyargs, *function.args.args]
-    pairs = [
-        *[*zip(plain[::-1], function.args.defaults[::-1])][::-1],
-        *zip(function.args.kwonlyargs, function.args.kw_defaults),
-    ]
+    plain, defaults = [*function.args.posonlyargs, *function.args.args], function.args.defaults
+    pairs = [*zip(plain[len(plain) - len(defaults) :], defaults)]
+    pairs += zip(function.args.kwonlyargs, function.args.kw_defaults)  # type: ignore[arg-type]  # None is no constant
     yield from ((one.arg, default) for one, default in pairs if isinstance(default, ast.Constant))
 
 

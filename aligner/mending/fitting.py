@@ -20,28 +20,34 @@ from aligner.words.spelling import number_text
 STEP, EVEN = 0.05, 1e-3
 """How far the other number is from the one that is written, and a change of the error by less than this is none."""
 
-TURNS, NEAR, DIGITS = 4, 0.02, 5
-"""How often it is told anew; an error of less than this part is near; people write no more digits."""
+TURNS, NEAR, DIGITS = 4, 0.02, 3
+"""How often it is told anew; an error of less than this part is near; a number of more digits may be right by chance,
+as each that a value is multiplied with can be fitted."""
 
-MOST = 8
-"""Functions whose numbers are looked into, and of these so many."""
+MOST, TELLING = 8, 16
+"""Functions whose numbers are looked into, and of these so many; a value of fewer numbers can be made right by any."""
 
 SMALLEST = 1e-3
 """Smaller numbers keep others from being zero, and change too little."""
 
 
 def fitted(
-    sources: Sources, places: Iterable[tuple[str, int]], before: float, error: Callable[[Edit], Optional[float]]
+    sources: Sources,
+    places: Iterable[tuple[str, int]],
+    size: int,
+    before: float,
+    error: Callable[[Edit], Optional[float]],
 ) -> Iterator[Edit]:
-    """The edits that give numbers of the functions around these lines the values that are told; `error` is what an edit
-    leaves of the one `before`, None where it cannot be run.
+    """The edits that give numbers of the functions around these lines the values that are told by a value of this size;
+    `error` is what an edit leaves of the one `before`, None where it cannot be run.
     """
+    tells = math.isfinite(before) and size >= TELLING
     known = {
         (file, node.lineno, node.col_offset): node
         for file, line in islice(places, MOST)
         for node in _numbers(sources, file, line)
     }
-    for (file, *_), node in islice(known.items(), MOST if math.isfinite(before) else 0):
+    for (file, *_), node in islice(known.items(), MOST if tells else 0):
         start, end = sources.span(file, node)
         left = partial(_left, error, file, start, end)
         yield from (Edit(file, start, end, text) for text in told(float(str(node.value)), before, left))

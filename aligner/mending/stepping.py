@@ -53,11 +53,9 @@ values of one call that operations of the framework's may make."""
 EARLY, AHEAD = 4, 8
 """In long code: first wrong steps, and first lacking ones, that may be each other's; and edits tried for each two."""
 
-LACKING, SHARE = 0.2, 10.0
-"""What each value costs that is still not as the reference has it, and all of them together."""
-
-LESS, FAR = 0.6, 100.0
-"""How much of an error may be left that is much less, and what it costs that nothing else speaks for it."""
+LACKING, SHARE, LESS, FAR = 0.2, 10.0, 0.6, 100.0
+"""What each value costs that is still not as the reference has it, and all of them together; how much of an error may
+be left that is much less, and what it costs that nothing else speaks for it."""
 
 TURNS, MORE, FEW, PLAIN = 5, 100, 30, 8.0
 """Turns of a loop of which it is looked which has most to tell; edits that are tried when there is one already, and
@@ -179,7 +177,9 @@ class Stepping:
     def _fitted(self, check: Check, look: _Look, story: Story) -> Optional[_Best]:
         """With another number, where it is told by nothing but how far off this and another one leave the value."""
         matching, _ = self._matching(check, look.heard, look.state, story)
-        sites = (event.site for _, event in matching.wrong if event is not None) if matching is not None else ()
+        if matching is None:
+            return None
+        sites, size = (one.site for _, one in matching.wrong if one), math.prod(matching.theirs.shapes[matching.found])
         places = dict.fromkeys((site.file, site.line) for site in sites if site is not None)
 
         def error(edit: Edit) -> Optional[float]:
@@ -189,7 +189,7 @@ class Stepping:
             return None
 
         before, wrong = look.state.errors.get(check.port, math.inf), {bad.port for bad in look.wrong}
-        for edit in fitted(look.sources, places, before, error):
+        for edit in fitted(look.sources, places, size, before, error):
             one = Candidate(0.0, (edit,), ARGUMENT, (), 9)
             if (edited := self._right(one, check, look, story)) is not None:
                 left = {bad.port for bad in wrong_of(look.checks, look.parent.trial(edited))}

@@ -12,17 +12,17 @@ NET = """
 import torch
 from torch import nn
 
-ALPHA, LIMIT = 1.6732632, 0.5
-SCALE = 1.0507
+SHIFT, LIMIT = 3.0, 0.5
+CUT = 6.0
 
 
-def scaled(x, scale=SCALE):
-    return scale * torch.where(x > 0, x, ALPHA * (x.exp() - 1.0))
+def gated(x, cut=CUT):
+    return x * torch.minimum((x + SHIFT).clamp(min=0), torch.tensor(cut)) / cut
 
 
 class Act(nn.Module):
     def forward(self, x):
-        return scaled(x)
+        return gated(x)
 
 
 class Net(nn.Module):
@@ -36,17 +36,17 @@ class Net(nn.Module):
 
 def build():
     torch.manual_seed(4)
-    return Net().eval(), torch.randn(5, 6)
+    return Net().eval(), 4 * torch.randn(5, 6)
 """
 
 
 @pytest.mark.parametrize(
     ("right", "wrong"),
-    [("SCALE = 1.0507", "SCALE = 1.1"), ("ALPHA, LIMIT = 1.6732632, 0.5", "ALPHA, LIMIT = 1.0, 0.5")],
+    [("CUT = 6.0", "CUT = 5.2"), ("SHIFT, LIMIT = 3.0, 0.5", "SHIFT, LIMIT = 2.6, 0.5")],
     ids=["a default", "one of two"],
 )
 def test_runs_tell_what_the_reference_does_not_say(tmp_path, capsys, right, wrong):
-    (tmp_path / "ref.py").write_text(NET.replace("Act(),", "nn.SELU(),"), encoding="utf-8")
+    (tmp_path / "ref.py").write_text(NET.replace("Act(),", "nn.Hardswish(),"), encoding="utf-8")
     (tmp_path / "port.py").write_text(NET.replace(right, wrong), encoding="utf-8")
     (origin,) = answer(tmp_path, capsys)["origins"]
     assert origin["layer"] == "act"

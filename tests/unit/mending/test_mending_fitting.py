@@ -13,7 +13,7 @@ from aligner.mending.sources import Sources
 
 @pytest.mark.parametrize(
     ("written", "wanted"),
-    [(0.5, 0.75), (0.75, 0.5), (2.0, 0.07), (0.1, 0.0625)],
+    [(0.5, 0.75), (0.75, 0.5), (2.0, 0.07), (0.1, 0.062)],
 )
 @pytest.mark.parametrize("bent", [0.0, 0.2], ids=["straight", "bent"])
 def test_it_is_told_by_how_far_off_two_others_are(written, wanted, bent):
@@ -32,6 +32,22 @@ def test_what_it_does_not_put_right_is_not_told(error):
     assert [*told(0.5, 0.3, error)] == []
 
 
+def test_more_digits_than_people_write_are_not_told():
+    assert "0.83333" not in [*told(0.5, 0.33333, lambda n: abs(n - 0.83333))]
+
+
+def test_few_numbers_tell_nothing(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text("def f(x):\n    y = x * 1.5\n    return y\n", encoding="utf-8")
+    found = [len([*fitted(Sources({}), [(str(file), 2)], size, 1.0, halved)]) for size in (1, 15, 16)]
+    assert found[:2] == [0, 0]
+    assert found[2] > 0
+
+
+def halved(edit):
+    return abs(float(edit.new) - 3.0) / 1.5
+
+
 def test_numbers_of_the_function_and_of_the_file(tmp_path):
     file = tmp_path / "net.py"
     file.write_text(
@@ -42,6 +58,6 @@ def test_numbers_of_the_function_and_of_the_file(tmp_path):
     def error(edit):
         asked.append((edit.start, edit.new))
 
-    assert [*islice(fitted(Sources({}), [(str(file), 6)], 1.0, error), 9)] == []
+    assert [*islice(fitted(Sources({}), [(str(file), 6)], 40, 1.0, error), 9)] == []
     text = file.read_text(encoding="utf-8")
     assert [text[start : start + 3] for start, _ in asked] == ["1.5", "0.5"]
