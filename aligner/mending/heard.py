@@ -26,7 +26,7 @@ from aligner.vocabulary import KINDS
 from aligner.words.calls import Constant, Opaque, Operand, Taken, listed, operation
 from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 
-MOST = 4000
+MOST = 16000
 """Events of one run that are kept."""
 
 ITEMS, DEEP = 64, 2
@@ -74,6 +74,7 @@ class Heard:
         self._adapter, self._sources, self._layers = adapter, sources, layers
         self._values, self._memory = Values(adapter), memory
         self._known: dict[bytes, int] = {}
+        self._reads: dict[tuple[bytes, str], _Told] = {} if memory is None else memory.reads
         self.pending: list[Event] = []
         """Calls of layers that have not come back."""
         self._entered: list[tuple[Place, _Frame, int]] = []
@@ -187,10 +188,14 @@ class Heard:
         except Reason:  # a parameter whose numbers are made when it is first used
             mark = f"unread {len(self.story.values)}".encode()
             return _Told(mark, None, tuple(getattr(tensor, "shape", ())), True)
-        values = decode(array, dtype) if dtype in DTYPES and array.size <= LARGEST else None
-        floats = values is not None and not DTYPES[dtype].exact
-        rough = values is None or (floats and (is_short(dtype) or bool((np.abs(values) >= HUGE).any())))
-        return _Told(print_of(array), None if values is None else fingerprint(values), tuple(array.shape), rough)
+        mark = print_of(array)
+        if (mark, dtype) not in self._reads:
+            values = decode(array, dtype) if dtype in DTYPES and array.size <= LARGEST else None
+            floats = values is not None and not DTYPES[dtype].exact
+            rough = values is None or (floats and (is_short(dtype) or bool((np.abs(values) >= HUGE).any())))
+            known = None if values is None else fingerprint(values)
+            self._reads[mark, dtype] = _Told(mark, known, tuple(array.shape), rough)
+        return self._reads[mark, dtype]
 
     def called(self, event: Event) -> Iterator[tuple[str, int, bool]]:
         """What the code called its values where this happened, with their numbers, and whether they are numpy's."""

@@ -51,6 +51,8 @@ class Memory(Care):
         self._recording = True
         self.told: dict[int, Any] = {}
         """What is known of a value that is kept, by its identity."""
+        self.reads: dict[Any, Any] = {}
+        """What is known of values, by what their numbers have in common and their type."""
 
     def close(self) -> None:
         """The first run is over; what was written into in it is forgotten."""
