@@ -10,6 +10,7 @@ import builtins
 import math
 import re
 from collections.abc import Iterator, Sequence
+from typing import Optional
 
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import own, statements
@@ -41,6 +42,7 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
     """Expressions, and what may stand in their place."""
     lone = [one for one in own(statement) if isinstance(one, ast.BinOp) and _adds_one(one)]
     ones = {id(one.right) for one in lone}
+    negative = {id(one.operand) for one in own(statement) if isinstance(one, ast.UnaryOp)}
     yield from ((one, [_plain(one.left), f"{_plain(one.left)} {_SIGN_OF[type(one.op)]} 2"]) for one in lone)
     for node in own(statement):
         given = [*node.args, *(one.value for one in node.keywords)] if isinstance(node, ast.Call) else []
@@ -48,8 +50,9 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id not in _PYTHONS:
             yield from ((one, ["{} + 1", "{} - 1"]) for one in node.args if isinstance(one, ast.Name))
         yield from ((one, ["-{}"]) for one in given if isinstance(one, ast.Attribute) and _is_named(one))
-        if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 10:
-            yield from [(node, [str(node.value - 1), str(node.value + 1)])] if id(node) not in ones else []
+        number = _whole(node)
+        if number is not None and abs(number) < 10:
+            yield from [(node, [str(number - 1), str(number + 1)])] if id(node) not in ones | negative else []
         elif isinstance(node, ast.Call) and _name(node) in ("range", "arange"):
             ends = [one for one in node.args[:2] if not isinstance(one, (ast.Constant, ast.Starred))]
             yield from ((one, ["{} + 1", "{} - 1"]) for one in ends if _name(node) == "range")
@@ -62,6 +65,14 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
             sides = _plain(node.left), _plain(node.comparators[0])
             signs = [signs[type(node.ops[0])] for signs in (_STRICT, _TURNED, _EQUAL) if type(node.ops[0]) in signs]
             yield from [(node, [f" {sign} ".join(sides) for sign in signs])] if signs else []
+
+
+def _whole(node: ast.AST) -> Optional[int]:
+    """The whole number that is written, with its sign."""
+    negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    inner = node.operand if isinstance(node, ast.UnaryOp) and negative else node
+    number = inner.value if isinstance(inner, ast.Constant) and type(inner.value) is int else None
+    return number if number is None or not negative else -number
 
 
 def _name(call: ast.Call) -> str:

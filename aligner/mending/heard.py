@@ -18,7 +18,7 @@ from aligner.fingerprint import HUGE, LARGEST, Fingerprint, fingerprint, print_o
 from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event, Site, Story, as_segments, pieces
 from aligner.mending.memory import Memory
 from aligner.mending.sources import Sources
-from aligner.source.ear import Place
+from aligner.source.listening import Place
 from aligner.source.rewriting import EAR
 from aligner.structure import Tensors, flatten_arguments
 from aligner.values import Values, is_array
@@ -51,7 +51,7 @@ class Deaf:
         """Out of one, or of a layer."""
 
 
-class _Told(NamedTuple):
+class Told(NamedTuple):
     """Of a tensor's value."""
 
     mark: bytes
@@ -74,7 +74,9 @@ class Heard:
         self._adapter, self._sources, self._layers = adapter, sources, layers
         self._values, self._memory = Values(adapter), memory
         self._known: dict[bytes, int] = {}
-        self._reads: dict[tuple[bytes, str], _Told] = {} if memory is None else memory.reads
+        self._reads: dict[tuple[bytes, str], Told] = {} if memory is None else memory.reads
+        self.told: list[Told] = []
+        """Its values, by number."""
         self.pending: list[Event] = []
         """Calls of layers that have not come back."""
         self._entered: list[tuple[Place, _Frame, int]] = []
@@ -164,37 +166,41 @@ class Heard:
 
     def number(self, tensor: object) -> int:
         """The number of a tensor's value: equal contents are one value, in place or not."""
-        told = self._told(tensor)
+        return self.adopted(self._told(tensor))
+
+    def adopted(self, told: Told) -> int:
+        """The number of a value that is told so."""
         number = self._known.setdefault(told.mark, len(self.story.values))
         if number == len(self.story.values):
+            self.told.append(told)
             self.story.values.append(told.fingerprint)
             self.story.shapes.append(told.shape)
             if told.rough:
                 self.story.rough.add(number)
         return number
 
-    def _told(self, tensor: object) -> _Told:
+    def _told(self, tensor: object) -> Told:
         keeps = self._memory is not None and self._memory.keeps(tensor)
         if self._memory is None or not keeps:
             return self._read(tensor)
         if id(tensor) not in self._memory.told:
             self._memory.told[id(tensor)] = self._read(tensor)
-        told: _Told = self._memory.told[id(tensor)]
+        told: Told = self._memory.told[id(tensor)]
         return told
 
-    def _read(self, tensor: object) -> _Told:
+    def _read(self, tensor: object) -> Told:
         try:
             array, dtype = self._values.read(tensor), self._values.dtype(tensor)
         except Reason:  # a parameter whose numbers are made when it is first used
             mark = f"unread {len(self.story.values)}".encode()
-            return _Told(mark, None, tuple(getattr(tensor, "shape", ())), True)
+            return Told(mark, None, tuple(getattr(tensor, "shape", ())), True)
         mark = print_of(array)
         if (mark, dtype) not in self._reads:
             values = decode(array, dtype) if dtype in DTYPES and array.size <= LARGEST else None
             floats = values is not None and not DTYPES[dtype].exact
             rough = values is None or (floats and (is_short(dtype) or bool((np.abs(values) >= HUGE).any())))
             known = None if values is None else fingerprint(values)
-            self._reads[mark, dtype] = _Told(mark, known, tuple(array.shape), rough)
+            self._reads[mark, dtype] = Told(mark, known, tuple(array.shape), rough)
         return self._reads[mark, dtype]
 
     def called(self, event: Event) -> Iterator[tuple[str, int, bool]]:

@@ -46,9 +46,11 @@ class Memory(Care):
         """Values that are kept, and that nothing writes into."""
         self._own: set[int] = set()
         """Values that were made in this run."""
-        self._written: list[object] = []
+        self.written: list[object] = []
+        """What the first run has written into."""
         self._bytes = 0
-        self._recording = True
+        self.recording = True
+        """The first run is under way."""
         self.told: dict[int, Any] = {}
         """What is known of a value that is kept, by its identity."""
         self.reads: dict[Any, Any] = {}
@@ -56,13 +58,13 @@ class Memory(Care):
 
     def close(self) -> None:
         """The first run is over; what was written into in it is forgotten."""
-        self._recording = self._trusts = False
-        roots = {self._root(value) for value in self._written}
+        self.recording = self._trusts = False
+        roots = {self.root(value) for value in self.written}
         self.spoiled = self.spoiled or not roots <= self._own
         self._made = {
             key: (output, around)
             for key, (output, around) in self._made.items()
-            if not roots & {self._root(one) for one in around}
+            if not roots & {self.root(one) for one in around}
         }
         self._same = {id(one) for _, around in self._made.values() for one in around}
 
@@ -90,7 +92,7 @@ class Memory(Care):
         if given and bare(word) in SILENT:
             self._wrote(given[0])
         made = [one for one in self.of((output,), {}) if not any(one is other for other in given)]
-        keeps = self._recording and self._bytes < MOST
+        keeps = self.recording and self._bytes < MOST
         self._held += made if keeps else []
         for one in made:
             self._own.add(id(one))
@@ -111,12 +113,13 @@ class Memory(Care):
         return id(value) in self._same and not self.spoiled
 
     def _wrote(self, value: object) -> None:
-        if self._recording:
-            self._written.append(value)
-        elif self._root(value) not in self._own:  # it may be what is kept
+        if self.recording:
+            self.written.append(value)
+        elif self.root(value) not in self._own:  # it may be what is kept
             self.spoiled = True
 
-    def _root(self, value: object) -> int:
+    def root(self, value: object) -> int:
+        """The identity of what a value shares its memory with."""
         seen = set[int]()
         while id(value) in self._origins and id(value) not in seen:
             seen.add(id(value))

@@ -23,13 +23,14 @@ from aligner.compare.net import CallId
 from aligner.dtypes import DTYPES
 from aligner.mending.attributes import Instances
 from aligner.mending.events import Story
+from aligner.mending.failing import FailedError
 from aligner.mending.ground import Ground
 from aligner.mending.grouping import Group, ending, grouped
 from aligner.mending.hunks import hunks, line_by_line, rebuilt, sizes, within
 from aligner.mending.mended import Mended
 from aligner.mending.others import BREAKING, Others
 from aligner.mending.ran import again, witnessed
-from aligner.mending.rerun import ALLOWED, SMALL, FailedError
+from aligner.mending.rerun import ALLOWED, SMALL
 from aligner.mending.right import wrong_of
 from aligner.mending.running import Parent, Running
 from aligner.mending.sources import Sources

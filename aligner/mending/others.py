@@ -10,9 +10,9 @@ from types import FunctionType
 from typing import Optional
 
 from aligner.compare.checks import OTHER_BORDER
+from aligner.mending.failing import FailedError, LostError
 from aligner.mending.grouping import Group
 from aligner.mending.hunks import shared
-from aligner.mending.rerun import FailedError, LostError
 from aligner.mending.right import wrong_of
 from aligner.mending.running import Parent, Running
 from aligner.mending.sources import Sources

@@ -17,6 +17,7 @@ from aligner.dtypes import DTYPES, decode
 from aligner.effects import Change, Effects, repeated
 from aligner.fingerprint import Fingerprint, apart, fingerprint, print_of
 from aligner.mending.events import RETURN, Event
+from aligner.mending.failing import EnoughError, InVainError
 from aligner.mending.heard import Heard
 from aligner.mending.memory import Arguments
 from aligner.mending.sources import Sources
@@ -50,22 +51,6 @@ Vain = Callable[[Key, float], bool]
 """Of a value and how far it is off: whether an edit that makes it is none."""
 
 
-class InVainError(Exception):
-    """What is run has shown already that it does not do."""
-
-
-class EnoughError(InVainError):
-    """All that was asked for has been seen."""
-
-
-class FailedError(Exception):
-    """The code raised, or was not run to its end because a kernel may die of it."""
-
-
-class LostError(FailedError):
-    """What the call was given cannot be built again, as objects of the user's."""
-
-
 class Rerun:
     """A run that is under way."""
 
@@ -81,7 +66,7 @@ class Rerun:
         disturb: Optional[Callable[[Tensors], Mapping[str, object]]] = None,
     ) -> None:
         """`disturb` gives other values for some of those that layers hand on."""
-        self._vain, self.arguments, self._until = vain, arguments, until
+        self._vain, self.arguments, self.until = vain, arguments, until
         self._disturb = disturb
         self.last: Optional[Array] = None
         """What was made where the run ends."""
@@ -107,19 +92,32 @@ class Rerun:
         """How many events there were when they were, and the one that uses the value: a layer's call, or the return."""
         self.users: dict[CallId, Optional[Event]] = {}
         """The events that are calls of layers which are held."""
-        self._parent, self._ear, self._listener = parent, ear, listener
+        self._parent, self._ear, self.listener = parent, ear, listener
         running = parent.running
         self._adapter, self._ground = running.adapter, running.ground
-        self._counts = {**parent.before, parent.call.layer: parent.call.number}
+        self.counts = {**parent.before, parent.call.layer: parent.call.number}
         self._depth = 0
         self._recast = set[Key]()
         self._added = 0
         """Calls that are under way and that edits added."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the parent's own code is under way, and no edit calls layers otherwise."""
+        others = self._added or self._more_of or self._fewer_of or self._parent.running.mixed
+        return self._depth == 1 and not others and self._disturb is None
+
+    def _repeat(self, changes: Sequence[Change], args: Any, kwargs: Any, again: bool = True) -> None:
+        """What a layer has changed in what it is given is changed in this."""
+        if again:
+            repeated(changes, args, kwargs)
+        for one in self._ear.inside if changes else ():
+            one.effects = True
+
     def called(self, path: str, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A layer is called."""
-        number = self._counts.get(path, 0)
-        self._counts[path] = number + 1
+        number = self.counts.get(path, 0)
+        self.counts[path] = number + 1
         this = CallId(path, number)
         if self._added:
             return self._more(inner, args, kwargs)
@@ -202,19 +200,19 @@ class Rerun:
         mine = [check for check in self._parent.checks if (check.port.layer, check.port.call) == this]
         lacking = [check for check in mine if check.reason == ARGUMENT and check.port.slot not in dict(found)]
         asked = [check for check in mine if check.by_effect or check.port in self._recast] + lacking
-        if isinstance(self._listener, Heard):
+        if isinstance(self.listener, Heard):
             self.users[this] = self._user(this)
         sized = [one for one in mine if one.reason == OTHER_SHAPE and not one.by_effect and is_input(one.port.slot)]
         if this in self._parent.kept and not asked and not sized:
             output, counts, mark, taken, changes = self._parent.kept[this]
             whole = self._mark((output,), {}) == mark
             if whole and taken in (None, self._mark(args, kwargs)):
-                self._counts.update(counts)
-                repeated(changes, args, kwargs)
+                self.counts.update(counts)
+                self._repeat(changes, args, kwargs)
                 return output
             del self._parent.kept[this]  # the code writes into it, or it makes something of its own of what it gets
             self._parent.changing |= set() if whole else {this}
-        before = dict(self._counts)
+        before = dict(self.counts)
         taken = None if self._edited else self._parent.given.get(this)
         if self._edited and this in self._parent.lone:
             taken = self._mark(args, kwargs)
@@ -232,8 +230,7 @@ class Rerun:
         finally:
             self._depth -= 1
         changes = effects.found()
-        if others[0] is not args:
-            repeated(changes, args, kwargs)
+        self._repeat(changes, args, kwargs, others[0] is not args)
         found = []
         flatten_result(output, self._adapter.is_tensor, found)
         self._look_at_effect(this, asked, found, partial(self._by_itself, this, inner, args, kwargs))
@@ -242,7 +239,7 @@ class Rerun:
         output = substitute_result(output, given)
         own = any(self._is_own(this, slot, tensor, slot in given) for slot, tensor in found)
         for check in sized if own else ():
-            self._note(check.port, math.inf)  # of the reference's value it makes another size: it does not take it so
+            self.note(check.port, math.inf)  # of the reference's value it makes another size: it does not take it so
         if not asked and not own:
             keys = (Key(self.call.step, Phase.FORWARD, *this, slot) for slot, _ in found)
             lone = any(key not in self._ground.plan.entries for key in keys)
@@ -270,13 +267,13 @@ class Rerun:
         size = sum(self._adapter.to_numpy(tensor).nbytes for _, tensor in found)
         if self._parent.bytes + size <= KEPT and this not in self._parent.changing:
             self._parent.bytes += size
-            counts = {path: count for path, count in self._counts.items() if before.get(path, 0) != count}
+            counts = {path: count for path, count in self.counts.items() if before.get(path, 0) != count}
             self._parent.kept[this] = output, counts, self._mark((output,), {}), taken, changes
 
     def _user(self, this: CallId) -> Optional[Event]:
         if self._depth == 0:
-            return next((one for one in reversed(self._listener.story.events) if one.word == RETURN), None)
-        pending = self._listener.pending[-1:]
+            return next((one for one in reversed(self.listener.story.events) if one.word == RETURN), None)
+        pending = self.listener.pending[-1:]
         return next((one for one in pending if one.layer == self._ground.plan.layers.get(this.layer)), None)
 
     def _look(self, this: CallId, found: Tensors, structure: object = NOTHING) -> None:
@@ -288,19 +285,19 @@ class Rerun:
             if (key.layer, key.call) != this or is_input(key.slot) == (self._depth == 0) or key in self.errors:
                 continue
             if key.slot in tensors:
-                if key == self._until:
+                if key == self.until:
                     self.last = self._adapter.to_numpy(tensors[key.slot])
-                if isinstance(self._listener, Heard):
-                    self.found[key] = self._listener.number(tensors[key.slot])
-                    self.at[key] = len(self._listener.story.events), self._user(this)
+                if isinstance(self.listener, Heard):
+                    self.found[key] = self.listener.number(tensors[key.slot])
+                    self.at[key] = len(self.listener.story.events), self._user(this)
                 if check.by_effect and not self._edited:
                     self._parent.forms[key] = self._print(tensors[key.slot])
                 if check.number is not None or changed:
-                    self._note(key, math.inf if changed or not self._is_steered(this, structure) else 0.0)
+                    self.note(key, math.inf if changed or not self._is_steered(this, structure) else 0.0)
                 elif check.reason == OTHER_FORM:
                     self._look_at_form(check, tensors[key.slot])
                 elif not check.by_effect and not self._is_recast(key, tensors[key.slot]):
-                    self._note(key, self._ground.off(check, tensors[key.slot]))
+                    self.note(key, self._ground.off(check, tensors[key.slot]))
 
     def _is_recast(self, key: Key, tensor: object) -> bool:
         """Whether edits give a layer another kind of numbers than it was given: whether it takes them so, it tells."""
@@ -336,11 +333,11 @@ class Rerun:
         known = self._parent.forms.get(check.port)
         wrong = (self._parent.forms.get(one.port) for one in self._parent.checks if one.by_effect)
         if known is None or _is_same(known, value):
-            self._note(check.port, 0.0)
+            self.note(check.port, 0.0)
         elif is_input(check.port.slot) and any(_is_same(known, one) for one in wrong):
             self._recast.add(check.port)
         else:
-            self._note(check.port, self._ground.off(check, tensor))
+            self.note(check.port, self._ground.off(check, tensor))
 
     def _print(self, tensor: object) -> Optional[Fingerprint]:
         word = self._adapter.dtype(tensor)
@@ -354,7 +351,7 @@ class Rerun:
             error = self._effect(this, check, found)
             if 0.0 < error <= SMALL and error <= ALLOWED * self._effect(this, check, by_itself()):
                 error = 0.0
-            self._note(check.port, error)
+            self.note(check.port, error)
 
     def _effect(self, this: CallId, check: Check, found: Tensors) -> float:
         made = []
@@ -371,14 +368,14 @@ class Rerun:
         """What a call makes of the reference's arguments alone."""
         given: Tensors = []
         flatten_arguments(args, kwargs, self._adapter.is_tensor, given)
-        counts, found = dict(self._counts), list[tuple[str, object]]()
+        counts, found = dict(self.counts), list[tuple[str, object]]()
         others = substitute_arguments(args, kwargs, self._ground.others(self.call, this, given))
         self._depth += 1
         try:
             flatten_result(inner(*others[0], **others[1]), self._adapter.is_tensor, found)
         finally:
             self._depth -= 1
-            self._counts = counts
+            self.counts = counts
         return found
 
     def _is_made_inside(self, tensor: object) -> bool:
@@ -388,11 +385,11 @@ class Rerun:
         exact = word not in DTYPES or DTYPES[word].exact
         return ours is not None and not exact and plan.made(ours, decode(self._adapter.to_numpy(tensor), word))
 
-    def _note(self, key: Key, error: float) -> None:
+    def note(self, key: Key, error: float) -> None:
         self.errors[key] = error
         if self._vain(key, error):
             raise InVainError
-        if key == self._until:
+        if key == self.until:
             raise EnoughError
 
 

@@ -19,16 +19,19 @@ from aligner.dtypes import DTYPES, decode, encode
 from aligner.effects import Change, Effects
 from aligner.fingerprint import Fingerprint
 from aligner.mending.care import Care, Tables
+from aligner.mending.failing import EnoughError, FailedError, InVainError, LostError
 from aligner.mending.ground import Ground
 from aligner.mending.heard import Deaf, Heard
-from aligner.mending.memory import Arguments, Memory
-from aligner.mending.rerun import EnoughError, FailedError, InVainError, LostError, Rerun, Vain
+from aligner.mending.memory import Arguments
+from aligner.mending.rerun import Rerun, Vain
 from aligner.mending.sources import Sources
 from aligner.mending.stirring import Stirring
+from aligner.mending.whole import Whole
 from aligner.mending.witness import Caught
 from aligner.noise import DISTURBED, apart, noise
 from aligner.patches import together
 from aligner.record import Call, Key
+from aligner.source.caches import Caches
 from aligner.source.constructing import Building, tables
 from aligner.source.ear import Ear, replaced
 from aligner.source.functions import differs
@@ -69,6 +72,11 @@ class Running:
                 yield self
             finally:
                 handle.remove()
+
+    @cached_property
+    def _caches(self) -> Caches:
+        classes = (type(layer) for _, layer in self.adapter.layers(self._model))
+        return Caches(classes, self.adapter.packages, Values(self.adapter).holds)
 
     @cached_property
     def tables(self) -> Set[int]:
@@ -132,7 +140,7 @@ class Running:
         args, kwargs = state.arguments
         effects = Effects(args, kwargs)
         try:
-            with self.adapter.running(layer):
+            with self.adapter.running(layer), self._caches.emptied():
                 layer(*args, **kwargs)  # type: ignore[operator]  # a layer is called
         except InVainError:
             raise
@@ -176,7 +184,7 @@ class Parent:
         """What the port's own code gives to the layers that it calls."""
         self.numbers: dict[CallId, Mapping[str, object]] = {}
         """Plain numbers that the port's own code gives them."""
-        self._memory: Optional[Memory] = None
+        self._memory: Optional[Whole] = None
         self._errors: dict[frozenset[tuple[str, str]], Mapping[Key, float]] = {}
         """Of each text that was run in earnest."""
         self._empty: Optional[bool] = None
@@ -200,7 +208,7 @@ class Parent:
 
     def heard(self, sources: Sources) -> tuple[Heard, Rerun]:
         """The same, and what happened. What was made is remembered."""
-        self._memory = Memory(Values(self.running.adapter), self._arguments(), self._tables)
+        self._memory = Whole(Values(self.running.adapter), self._arguments(), self._tables)
         found = self._heard(sources, self._memory)
         self._memory.close()
         return found
@@ -275,14 +283,14 @@ class Parent:
         self.kept.clear()
         self.bytes, self._memory = 0, None
 
-    def _remembered(self) -> Optional[Memory]:
+    def _remembered(self) -> Optional[Whole]:
         if self._memory is not None and self._memory.spoiled:  # what layers handed on may have been written into, too
             self.forget()
         if self._memory is not None:
             self._memory.begin()
         return self._memory
 
-    def _heard(self, sources: Sources, memory: Optional[Memory], until: Optional[Key] = None) -> tuple[Heard, Rerun]:
+    def _heard(self, sources: Sources, memory: Optional[Whole], until: Optional[Key] = None) -> tuple[Heard, Rerun]:
         listener = Heard(self.running.adapter, sources, self.running.counterpart, memory)
         return listener, self._run(sources, listener, lambda key, error: False, memory, until)
 
@@ -291,7 +299,7 @@ class Parent:
         sources: Sources,
         listener: Any,
         vain: Vain,
-        memory: Optional[Memory],
+        memory: Optional[Whole],
         until: Optional[Key] = None,
         disturb: Optional[Callable[[Tensors], Mapping[str, object]]] = None,
         runner: Optional[Care] = None,
@@ -305,6 +313,9 @@ class Parent:
         runner = runner or (memory if memory is not None else self._care(sources))
         ear = self.running.ear(listener, sources, runner)
         state = Rerun(self, ear, listener, vain, arguments, sources, until, disturb)
+        if memory is not None:
+            concerned = any(one.concerns(sources.texts) for one in self.running.buildings(self.call.layer))
+            memory.under_way(None if concerned else state, sources)
         with self._built(sources, listener), suppress(EnoughError):
             self.running.run(state)
         self.used = frozenset(ear.used)

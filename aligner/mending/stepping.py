@@ -15,6 +15,7 @@ from aligner.compare.net import CallId
 from aligner.mending.blindly import Blindly
 from aligner.mending.candidate import ARGUMENT, Candidate
 from aligner.mending.events import Event, Story
+from aligner.mending.failing import FailedError, InVainError
 from aligner.mending.fitting import fitted
 from aligner.mending.frameworks import Differing, differing
 from aligner.mending.ground import Ground
@@ -25,7 +26,7 @@ from aligner.mending.leaving import Leaving, leaving
 from aligner.mending.matching import Matching
 from aligner.mending.ran import witnessed
 from aligner.mending.ranking import LONG, Ranking
-from aligner.mending.rerun import ALLOWED, SMALL, FailedError, InVainError
+from aligner.mending.rerun import ALLOWED, SMALL
 from aligner.mending.right import FALL, is_right, wrong_of
 from aligner.mending.rounding import SEEDS
 from aligner.mending.running import Parent

@@ -18,7 +18,7 @@ from aligner.mending.events import Event
 from aligner.mending.heard import Heard
 from aligner.mending.sources import Sources
 from aligner.record import Array, Key, Phase, Record
-from aligner.source.ear import Place
+from aligner.source.listening import Place
 from aligner.structure import Tensors, flatten_arguments, flatten_result
 from aligner.words.homes import METHOD, OPERATOR, homes, operators
 

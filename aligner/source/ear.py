@@ -14,11 +14,13 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from types import FunctionType, MappingProxyType, MethodType
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 from aligner.adapter import Adapter, Handle
 from aligner.patches import together
 from aligner.source import functions
+from aligner.source.caches import unkept
+from aligner.source.listening import Inside, Listener, Place, Plainly, Runner
 from aligner.structure import Tensors, flatten_arguments
 from aligner.values import Values, is_array
 
@@ -41,50 +43,9 @@ ROWS = 256
 TURNS, SECONDS = 1000, 2.0
 """Of edited code a `while` that has had more turns, and goes on for longer, has no end."""
 
-Place = tuple[str, int, int, int, int]
-"""The file, and where in it something begins and ends: line and column, twice."""
-
 
 class EndlessError(Exception):
     """Edited code does not come to an end."""
-
-
-class Listener(Protocol):
-    """Who is told of what the code does."""
-
-    def begun(
-        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place
-    ) -> Optional[Callable[[object], None]]:
-        """An operation begins; what is returned is to be called with what it made."""
-
-    def handed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place, to: Optional[object]) -> None:
-        """Values go into a layer, or are returned."""
-
-    def kept(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place) -> None:
-        """Values go into a list, a dictionary or the like, or get a name."""
-
-    def entered(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place) -> None:
-        """Values go into a function of the user's."""
-
-    def came(self, output: object, where: Place, of: Optional[object]) -> None:
-        """A layer gives this, or a function of the user's."""
-
-
-class Runner(Protocol):
-    """Who runs the operations."""
-
-    def run(
-        self, word: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], compute: Callable[[], Any]
-    ) -> Any:
-        """What `compute` gives."""
-
-
-class _Plainly:
-    """Runs them."""
-
-    def run(self, word: str, function: Any, args: Any, kwargs: Any, compute: Callable[[], Any]) -> Any:
-        """What `compute` gives."""
-        return compute()
 
 
 def listen(
@@ -143,11 +104,13 @@ class Ear:
         runner: Optional[Runner] = None,
     ) -> None:
         """`layers` are the identities of the net's layers."""
-        self._runner = _Plainly() if runner is None else runner
+        self._runner = Plainly() if runner is None else runner
         self._values, self._listener, self._texts = Values(adapter), listener, texts
         self._turns, self._began = 0, time.monotonic()
         self.used: set[FunctionType] = set()
         """The user's functions that there is a form of."""
+        self.inside: list[Inside] = []
+        """Calls of the user's functions that are under way, if somebody asks."""
         self._layers = layers
         self._layer_class: type = getattr(adapter, "layer_class", object)  # an adapter of others' may not tell
         self._packages = frozenset(adapter.packages)
@@ -166,6 +129,8 @@ class Ear:
         """What the framework has wrapped around a function (an autocast, a compiler) stays around it."""
         if not self._wraps(function):
             self.used.add(function)
+            for one in self.inside:
+                one.used.add(function)
             return functions.told(function, self, self._texts.get(function.__code__.co_filename))
         told = self._told(vars(function)["__wrapped__"])
         return None if told is None else functions.around(function, told)
@@ -202,6 +167,8 @@ class Ear:
 
     def call(self, place: Place, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """f(...)"""
+        inner = unkept(function)
+        function = inner if inner is not function and self.is_own(inner) else function
         if id(function) in self._layers:
             self._listener.handed(args, kwargs, place, function)
             output = function(*args, **kwargs)
@@ -225,19 +192,30 @@ class Ear:
         form = self.form(function)
         if form is not None:
             self._listener.entered(args, kwargs, place)
-            output = form(*args, **kwargs)
+            output = self._runner.within(self, function, args, kwargs, partial(form, *args, **kwargs))
             self._listener.came(output, place, None)
             return output
         if self._plain(function) is not None:
             return function(*args, **kwargs)
         owner = getattr(function, "__self__", None)
         given = (owner, *args) if self._values.holds(owner) else args
+        self._touch(owner)
         if isinstance(owner, _CONTAINERS) and self._given(args, kwargs):
             self._listener.kept(args, kwargs, place)
         if isinstance(owner, _CONTAINERS) or not self._is_operation(function, given, kwargs):
             return function(*args, **kwargs)
         name = self._name(function, owner)
         return self._run(place, name, function, given, kwargs, lambda: function(*args, **kwargs))
+
+    def _touch(self, one: object) -> None:
+        """It may be written into."""
+        if self.inside and isinstance(one, _CONTAINERS):
+            for call in self.inside:
+                call.touched.append(one)
+
+    def is_layer(self, value: object) -> bool:
+        """Whether this is one of the net's layers."""
+        return id(value) in self._layers
 
     def _constructor(self, kind: Any) -> Optional[Callable[..., Any]]:
         """The form of a class's constructor, if its objects are made by that alone, and are no layers."""
@@ -306,6 +284,7 @@ class Ear:
 
     def inplace(self, place: Place, word: str, one: Any, other: Any, /) -> Any:
         """a += b"""
+        self._touch(one)
         word = f"i{word.strip('_')}"
         return self._operation(place, word, getattr(operators, word), one, other)
 
@@ -319,6 +298,7 @@ class Ear:
 
     def put(self, place: Place, value: Any, one: Any, index: Any, /) -> None:
         """a[i] = b"""
+        self._touch(one)
         self._operation(place, "setitem", operators.setitem, one, index, value)
 
     def change(self, place: Place, word: str, one: Any, index: Any, value: Any, /) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from aligner.adapter import Adapter, Handle
 from aligner.source import ear
+from aligner.source.listening import Place
 from aligner.testing.nets import NETS
 from aligner.testing.supplies import Supplies, same
 
@@ -21,10 +22,10 @@ class _Telling:
     def __init__(self, told: list[Told]) -> None:
         self._told = told
 
-    def begun(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: ear.Place) -> None:
+    def begun(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place) -> None:
         self._told.append((name, *where[:2]))
 
-    def handed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: ear.Place, to: Optional[object]) -> None:
+    def handed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: Place, to: Optional[object]) -> None:
         """Not asked."""
 
     def kept(self, *_: object) -> None:
@@ -33,7 +34,7 @@ class _Telling:
     def entered(self, *_: object) -> None:
         """Into a function."""
 
-    def came(self, output: object, where: ear.Place, of: Optional[object]) -> None:
+    def came(self, output: object, where: Place, of: Optional[object]) -> None:
         """Not asked."""
 
 

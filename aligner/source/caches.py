@@ -1,0 +1,127 @@
+"""What the user's code keeps from one call for the next: containers that his files begin with empty.
+
+A table that is made in the first call, and taken out of such a container in all others, is made in none that is run
+again: its code would not be heard, and an edit of it would change nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from types import FunctionType, MethodType
+from typing import Any
+
+from aligner.source.written import definitions, parsed, source
+
+MANY = 64
+"""Files that are looked into."""
+
+_EMPTY = ("dict", "list", "OrderedDict", "defaultdict")
+_FILLING = ("append", "setdefault", "update", "extend", "insert")
+_STANDARD = os.path.dirname(os.__file__) + os.sep
+_KEEPING = type(functools.lru_cache(maxsize=1)(repr))
+
+
+def unkept(function: Any) -> Any:
+    """What a function runs that keeps what it has returned (`functools.lru_cache`); any other as it is."""
+    inner, owner = getattr(function, "__func__", function), getattr(function, "__self__", None)
+    if not isinstance(inner, _KEEPING):
+        return function
+    return inner.__wrapped__ if owner is None else MethodType(inner.__wrapped__, owner)
+
+
+class Caches:
+    """Those of the files in which these classes stand, and of the files that they use."""
+
+    def __init__(self, classes: Iterable[type], packages: Iterable[str], holds: Callable[[object], bool]) -> None:
+        self._packages, self._holds = {*packages, "numpy", "aligner", "aligner_hooks", "builtins"}, holds
+        files: dict[tuple[int, str], dict[str, Any]] = {}
+        due = [found for one in classes for found in self._files(one)]
+        while due and len(files) < MANY:
+            space, file = due.pop()
+            if (id(space), file) not in files:
+                files[id(space), file] = space
+                due += [other for value in [*space.values()] for other in self._files(value)]
+        found = (one for (_, file), space in files.items() for one in _containers(space, file))
+        self._found = [*{id(one): one for one in found}.values()]
+
+    def _files(self, value: Any) -> Iterator[tuple[dict[str, Any], str]]:
+        """In which a function, or a class's, is written by the user, with what has a name there."""
+        for one in vars(value).values() if isinstance(value, type) else (value,):
+            inner = getattr(unkept(one), "__func__", unkept(one))
+            if isinstance(inner, FunctionType):
+                space, file = inner.__globals__, inner.__code__.co_filename
+                standard = file.startswith(_STANDARD) and "-packages" not in file[len(_STANDARD) :]
+                if not standard and str(space.get("__name__")).partition(".")[0] not in self._packages:
+                    yield space, file
+
+    def _is_filled(self, one: Any) -> bool:
+        """Whether there are values in it: what keeps functions and classes is a list of what there is."""
+        items = [*(one.values() if isinstance(one, dict) else one)]
+        inner = (part for item in items if isinstance(item, (tuple, list)) for part in item)
+        return any(map(self._holds, (*items, *inner)))
+
+    @contextmanager
+    def emptied(self) -> Iterator[None]:
+        """Meanwhile they are as they were before the first call."""
+        kept = [(one, one.copy()) for one in self._found if self._is_filled(one)]
+        for one, _ in kept:
+            one.clear()
+        try:
+            yield
+        finally:
+            for one, content in kept:
+                one.clear()
+                one.extend(content) if isinstance(one, list) else one.update(content)
+
+
+def _containers(space: Mapping[str, Any], file: str) -> Iterator[Any]:
+    for owner, name in _written(file):
+        holder = space.get(owner)
+        value = vars(holder).get(name) if isinstance(holder, type) else None if owner else space.get(name)
+        if isinstance(value, (dict, list)):
+            yield value
+
+
+@lru_cache(maxsize=256)
+def _written(file: str) -> tuple[tuple[str, str], ...]:
+    """The names of containers that a file makes empty and a function of it fills, each with the class in which that
+    stands.
+    """
+    try:
+        tree = parsed(source(file))
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    bodies = [("", tree.body), *((one.name, one.body) for one in tree.body if isinstance(one, ast.ClassDef))]
+    filled = {name for function in definitions(tree) for name in _filled(function)}
+    return tuple(
+        (owner, target.id)
+        for owner, statements in bodies
+        for one in statements
+        if isinstance(one, (ast.Assign, ast.AnnAssign)) and one.value is not None and _is_empty(one.value)
+        for target in (one.targets if isinstance(one, ast.Assign) else [one.target])
+        if isinstance(target, ast.Name) and target.id in filled
+    )
+
+
+def _filled(function: ast.AST) -> Iterator[str]:
+    """The names of what a function puts something into."""
+    for node in ast.walk(function):
+        into: Any = None
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+            into = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FILLING:
+            into = node.func.value
+        if isinstance(into, (ast.Name, ast.Attribute)):
+            yield into.id if isinstance(into, ast.Name) else into.attr
+
+
+def _is_empty(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        return name in _EMPTY and not node.keywords and (name == "defaultdict" or not node.args)
+    return isinstance(node, (ast.Dict, ast.List)) and not getattr(node, "keys", getattr(node, "elts", ()))
