@@ -214,6 +214,17 @@ class Prints:
         With `turned`, axes may stand in another order.
         """
         found = np.full(self._count, math.inf)
+        numbers, away = self._away(value, turned)
+        found[numbers] = away
+        return found
+
+    def near(self, value: Optional[Fingerprint], limit: float) -> Sequence[int]:
+        """Which are no further from this one than the limit, in their order."""
+        numbers, away = self._away(value, turned=False)
+        return [int(number) for number in numbers[away <= limit]]
+
+    def _away(self, value: Optional[Fingerprint], turned: bool) -> tuple[Any, Floats]:
+        """Those of its size, and how far each is from this one."""
         if value is not None and value.size in self._stacks:
             numbers, flat, axes, plain = self._stacks[value.size]
             if turned:  # a few of those sums may all be small by chance: what any order leaves alike must fit, too
@@ -223,8 +234,8 @@ class Prints:
             else:
                 away = np.linalg.norm(flat - value.flat, axis=-1) / WEIGHT
             size = np.maximum(plain[:, 1], value.norm)
-            found[numbers] = np.divide(away, size, out=np.zeros_like(away), where=size > 0)
-        return found
+            return numbers, np.divide(away, size, out=np.zeros_like(away), where=size > 0)
+        return np.zeros(0, int), np.zeros(0)
 
 
 def distances(ones: Sequence[Optional[Fingerprint]], others: Sequence[Optional[Fingerprint]], turned: bool) -> Floats:

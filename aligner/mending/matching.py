@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from typing import Optional
 
-import numpy as np
-
-from aligner.fingerprint import apart, distances
+from aligner.fingerprint import Prints, apart
 from aligner.mending.events import KEPT, LAYER, RETURN, Event, Story, makers
 from aligner.words.calls import Constant, Operand, equal
 from aligner.words.spelling import number_text
@@ -38,18 +36,17 @@ class Matching:
         self.limit = max(min(AGREE, SHARE * error if math.isfinite(error) else AGREE), LEAST)
         self.makers = makers(ours.events), makers([event for event in heard if event.word not in (RETURN, KEPT)])
         known = self._known(ours.events, wanted), self._known(heard, found)
-        prints = [ours.values[value] for value in known[0]], [theirs.values[value] for value in known[1]]
-        table = distances(*prints, turned=False) <= self.limit
-        alike = distances(prints[0], prints[0], turned=False) <= self.limit
-        self.classes = {
-            value: known[0][int(np.argmax(row | (np.arange(len(row)) == number)))]
-            for number, (value, row) in enumerate(zip(known[0], alike))
-        }
+        prints = (
+            Prints([ours.values[value] for value in known[0]]),
+            Prints([theirs.values[value] for value in known[1]]),
+        )
+        alike = {value: prints[0].near(ours.values[value], self.limit) for value in known[0]}
+        self.classes = {value: min([value, *(known[0][at] for at in same)]) for value, same in alike.items()}
         """Of the reference's values that are equal but for their shape, the first."""
-        self.twins: dict[int, list[int]] = {value: [] for value in known[0]}
+        self.twins: dict[int, list[int]] = {
+            value: [known[1][at] for at in prints[1].near(ours.values[value], self.limit)] for value in known[0]
+        }
         """The port's values that are one of the reference's."""
-        for one, other in zip(*np.nonzero(table)):
-            self.twins[known[0][one]].append(known[1][other])
         if found in self.twins[wanted] and theirs.shapes[found] == ours.shapes[wanted]:
             self.twins[wanted].remove(found)  # too near for a fingerprint
         right = {value for twins in self.twins.values() for value in twins}
@@ -80,6 +77,18 @@ class Matching:
         found = (event for event in reversed(self.heard) if self.found in event.results)
         last = next((event for event in found if event.word not in (RETURN, KEPT)), None)
         return None if last is self.makers[1].get(self.found) else last
+
+    def early(self, most: int) -> Iterator[tuple[int, int]]:
+        """The port's first wrong steps, and the reference's first that it lacks, of one shape: each with each, those
+        that do the same first.
+        """
+        pairs = [
+            ((theirs is None or ours is None or theirs.word != ours.word, i + j), (found, wanted))
+            for i, (found, theirs) in enumerate(self.wrong[:most])
+            for j, (wanted, ours) in enumerate(self.missing[:most])
+            if self.ours.shapes[wanted] == self.theirs.shapes[found]
+        ]
+        yield from (pair for _, pair in sorted(pairs, key=lambda pair: pair[0]))
 
     @property
     def near(self) -> Sequence[Step]:

@@ -84,7 +84,7 @@ class Mending:
         self._running = Running(adapter, model, ground, ending(checks, own))
         self._theirs = Theirs(reference, self._plan, {call.layer for call in calls})
         self._groups = grouped(checks, port, ground, own)
-        self._stepping = Stepping(adapter, ground, reference, self._theirs, self._goes_on)
+        self._stepping = Stepping(adapter, ground, reference, self._theirs, (self._goes_on, seconds))
         self._progress, self._trials = progress, 0
         self._sources = Sources({})
         self._others, self._instances = Others(self._running, self._groups), Instances(adapter, model)

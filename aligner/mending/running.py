@@ -6,6 +6,8 @@ that they hand these on without running.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, partial
@@ -33,7 +35,7 @@ from aligner.patches import together
 from aligner.record import Call, Key
 from aligner.source.caches import Caches
 from aligner.source.constructing import Building, tables
-from aligner.source.ear import Ear, replaced
+from aligner.source.ear import SECONDS, Ear, replaced
 from aligner.source.functions import differs
 from aligner.structure import Tensors, flatten_arguments, substitute_arguments
 from aligner.values import Values
@@ -155,9 +157,9 @@ class Running:
             return inner(*args, **kwargs)
         return self._state.called(path, inner, args, kwargs)
 
-    def ear(self, listener: Any, sources: Sources, runner: Optional[Care]) -> Ear:
+    def ear(self, listener: Any, sources: Sources, runner: Optional[Care], seconds: float = math.inf) -> Ear:
         """What rewritten code calls."""
-        return Ear(self.adapter, self._paths, listener, sources.texts, runner)
+        return Ear(self.adapter, self._paths, listener, sources.texts, runner, seconds)
 
 
 class Parent:
@@ -185,10 +187,14 @@ class Parent:
         self.numbers: dict[CallId, Mapping[str, object]] = {}
         """Plain numbers that the port's own code gives them."""
         self._memory: Optional[Whole] = None
+        self._first: Optional[tuple[frozenset[tuple[str, str]], tuple[Heard, Rerun]]] = None
+        """What was heard when what is remembered was made, and of which texts."""
         self._errors: dict[frozenset[tuple[str, str]], Mapping[Key, float]] = {}
         """Of each text that was run in earnest."""
         self._empty: Optional[bool] = None
         """Whether its own code has values without elements."""
+        self._took = 0.0
+        """Seconds that its code takes as it stands: what takes longer may have no end."""
         self.before = running.ground.before(call)
         self._tables = Tables(running.tables)
         self.used: frozenset[FunctionType] = frozenset()
@@ -208,10 +214,12 @@ class Parent:
 
     def heard(self, sources: Sources) -> tuple[Heard, Rerun]:
         """The same, and what happened. What was made is remembered."""
-        self._memory = Whole(Values(self.running.adapter), self._arguments(), self._tables)
-        found = self._heard(sources, self._memory)
-        self._memory.close()
-        return found
+        texts = frozenset(sources.texts.items())
+        if self._memory is None or self._memory.spoiled or self._first is None or self._first[0] != texts:
+            self._memory = Whole(Values(self.running.adapter), self._arguments(), self._tables)
+            self._first = texts, self._heard(sources, self._memory)
+            self._memory.close()
+        return self._first[1]
 
     def caught(self, number: int) -> Caught:
         """The same, with what the operation of that number was given."""
@@ -281,7 +289,7 @@ class Parent:
     def forget(self) -> None:
         """Let go of what layers handed on, and of what is remembered."""
         self.kept.clear()
-        self.bytes, self._memory = 0, None
+        self.bytes, self._memory, self._first = 0, None, None
 
     def _remembered(self) -> Optional[Whole]:
         if self._memory is not None and self._memory.spoiled:  # what layers handed on may have been written into, too
@@ -311,13 +319,15 @@ class Parent:
             args, kwargs = substitute_arguments(*arguments, disturb(found))
             arguments = args, {**kwargs}
         runner = runner or (memory if memory is not None else self._care(sources))
-        ear = self.running.ear(listener, sources, runner)
+        ear = self.running.ear(listener, sources, runner, self._took + SECONDS)
         state = Rerun(self, ear, listener, vain, arguments, sources, until, disturb)
         if memory is not None:
             concerned = any(one.concerns(sources.texts) for one in self.running.buildings(self.call.layer))
             memory.under_way(None if concerned else state, sources)
+        began = time.monotonic()
         with self._built(sources, listener), suppress(EnoughError):
             self.running.run(state)
+        self._took = max(self._took, 0.0 if sources.texts else time.monotonic() - began)
         self.used = frozenset(ear.used)
         if not sources.texts:
             self._empty = runner.empty

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -53,6 +54,8 @@ values of one call that operations of the framework's may make."""
 
 EARLY, AHEAD = 4, 8
 """In long code: first wrong steps, and first lacking ones, that may be each other's; and edits tried for each two."""
+AT_ONCE = 0.2
+"""Share of the time that may go by with these at one place."""
 
 LACKING, SHARE, LESS, FAR = 0.2, 10.0, 0.6, 100.0
 """What each value costs that is still not as the reference has it, and all of them together; how much of an error may
@@ -100,10 +103,17 @@ class Stepping:
     """Makes steps, as long as it `goes_on`, which is asked with the layer before each trial."""
 
     def __init__(
-        self, adapter: Adapter, ground: Ground, reference: Dump, theirs: Theirs, goes_on: Callable[[str], bool]
+        self,
+        adapter: Adapter,
+        ground: Ground,
+        reference: Dump,
+        theirs: Theirs,
+        time_left: tuple[Callable[[str], bool], float],
     ) -> None:
+        """`time_left` tells whether there is some, and of how many seconds."""
+        self._goes_on, self._patience = time_left[0], time_left[1] * AT_ONCE
         self._adapter, self._ground, self._reference = adapter, ground, reference
-        self._plan, self._theirs, self._goes_on = ground.plan, theirs, goes_on
+        self._plan, self._theirs = ground.plan, theirs
         self._ports = {one: other for other, one in reversed([*self._plan.layers.items()])}
         self._look: Optional[_Look] = None
 
@@ -117,9 +127,9 @@ class Stepping:
         check = next((one for one in look.wrong if one.port in look.state.at), None)
         if check is None or len(look.heard.story.events) <= LONG:
             return None
-        lacking = self._lacking(check, look.heard, look.state, story)
+        lacking, until = self._lacking(check, look.heard, look.state, story), time.monotonic() + self._patience
         for trials, (one, wanted) in enumerate(self._first_candidates(check, look, story), 1):
-            if not self._goes_on(look.parent.call.layer):
+            if not self._goes_on(look.parent.call.layer) or time.monotonic() > until:
                 return None
             with suppress(FailedError, SyntaxError):
                 edited = sources.edited(one.edits)
@@ -133,16 +143,9 @@ class Stepping:
         matching, _ = self._matching(check, look.heard, look.state, story)
         if matching is None:
             return
-        shapes = story.shapes, look.heard.story.shapes
-        pairs = [
-            ((theirs is None or ours is None or theirs.word != ours.word, i + j), found, wanted)
-            for i, (found, theirs) in enumerate(matching.wrong[:EARLY])
-            for j, (wanted, ours) in enumerate(matching.missing[:EARLY])
-            if shapes[0][wanted] == shapes[1][found]
-        ]
         error = look.state.errors.get(check.port, math.inf)
         places = {result: at for at, event in enumerate(look.heard.story.events) for result in event.results}
-        for _, found, wanted in sorted(pairs, key=lambda pair: pair[0]):
+        for found, wanted in matching.early(EARLY):
             heard = look.heard.story.events[: places.get(found, -1) + 1]
             goal = Matching(story, look.heard.story, heard, wanted, found, error)
             candidates = self._search(goal, look.heard, look.sources, None)[0].candidates()

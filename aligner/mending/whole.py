@@ -7,11 +7,11 @@ into its object or into what stands around it. What is told as proved is run onc
 
 from __future__ import annotations
 
-import dis
+import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -24,7 +24,7 @@ from aligner.mending.memory import Arguments, Memory
 from aligner.mending.sources import Sources
 from aligner.record import Key
 from aligner.source.ear import Ear
-from aligner.source.functions import differs
+from aligner.source.functions import definition, differs
 from aligner.source.listening import Inside
 from aligner.values import Values
 from aligner.words.calls import Constant, Opaque, Taken
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 DEEP, MANY = 4, 64
 """How deep what is given may be nested, and how much may stand in an object of it."""
 
-_CHANGES = {"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "DELETE_SUBSCR"}
 _CONTAINERS = (list, dict, set)
 
 
@@ -126,6 +125,7 @@ class Whole(Memory):
             return run()
         heard = len(state.listener.story.events) if isinstance(state.listener, Heard) else 0
         before = _Before(key, dict(state.counts), frozenset(state.errors), heard)
+        before.inside.used.update(one for one in (ear.plain(function),) if one is not None)
         ear.inside.append(before.inside)
         try:
             output = run()
@@ -164,14 +164,20 @@ class Whole(Memory):
 
     def _is_alone(self, function: Any, before: _Before) -> bool:
         """Whether it does nothing but to return something."""
-        used = {getattr(function, "__func__", function), *before.inside.used}
-        if before.inside.effects or any(_changes(one.__code__) for one in used):
+        inside, owner = before.inside, getattr(function, "__self__", None)
+        created = {id(one) for one in inside.created}
+        owners = [*inside.owners, (getattr(function, "__func__", function), owner)]
+        for one in inside.used:
+            own = {id(other) for method, other in owners if method is one}
+            known = own <= created and (own or one.__name__ == "__init__")
+            if _changes(one) is not False and not (known and _changes(one) is None):
+                return False
+        if inside.effects:
             return False
-        owner = getattr(function, "__self__", None)
         around = [*getattr(owner, "__dict__", {}).values()]
-        around += [one for each in used for one in each.__globals__.values()]
+        around += [one for each in inside.used for one in each.__globals__.values()]
         shared = {id(one) for one in around if isinstance(one, _CONTAINERS)}
-        return not any(id(one) in shared for one in before.inside.touched)
+        return not any(id(one) in shared for one in inside.touched)
 
     def _keep(self, before: _Before, state: Rerun, output: object, around: Sequence[object]) -> None:
         values = self.of((output,), {})
@@ -238,10 +244,19 @@ class Whole(Memory):
 
 
 @lru_cache(maxsize=4096)
-def _changes(code: CodeType) -> bool:
-    """Whether it writes into something that is not its own."""
-    inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    return any(one.opname in _CHANGES for one in dis.get_instructions(code)) or any(map(_changes, inner))
+def _changes(function: FunctionType) -> Optional[bool]:
+    """Whether it writes into something that is not its own; None if that is the object alone whose method it is."""
+    node = definition(function)
+    if node is None:
+        return True
+    names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)][:1]
+    written: set[bool] = set()
+    for one in ast.walk(node):
+        if isinstance(one, (ast.Global, ast.Nonlocal)) or isinstance(getattr(one, "ctx", None), ast.Del):
+            return True
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
+            written.add(isinstance(one.value, ast.Name) and one.value.id in names)
+    return False if not written else None if written == {True} else True
 
 
 def _copied(value: Any) -> Any:

@@ -25,11 +25,14 @@ Call = tuple[str, int]
 
 class Portions:
     """Of one run. A layer that is given a part makes a part; whether that is all that was wanted, the code around tells
-    when it has ended: it makes nothing wrong that was not wrong before."""
+    when it has ended: it makes nothing wrong that was not wrong before, nor do those that were given a part. What others
+    make wrong, which are given all, they make wrong by themselves."""
 
     def __init__(self) -> None:
         self._calls: set[Call] = set()
         """Those that were given a part."""
+        self._owners: set[str] = set()
+        """Their counterparts."""
         self._waiting: list[tuple[Frame, int, Check]] = []
         """The code around, the place of the check, and what it was."""
 
@@ -46,6 +49,7 @@ class Portions:
             return None
         if given:
             self._calls.add(call)
+            self._owners |= set() if frame.call is None else {frame.call.layer}
             self._waiting.append((frame.around, place, check))
         return replace(check, error=0.0, deviation=None, reason=OTHER_FORM)
 
@@ -58,6 +62,8 @@ class Portions:
         before = {(check.port.layer, check.port.slot) for check in checks[: frame.first] if check.suspicious}
         since = (c for at, c in enumerate(checks) if at >= frame.first and at not in frame.doubtful)
         since = (c for c in since if not (is_input(c.port.slot) and c.port.layer == frame.path))  # none of its making
+        around = set() if frame.call is None else {frame.call.layer}
+        since = (c for c in since if c.owner in self._owners | around or (c.port.layer, c.port.call) in self._calls)
         if any(check.suspicious and (check.port.layer, check.port.slot) not in before for check in since):
             for place, check in mine:
                 checks[place] = check

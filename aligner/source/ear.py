@@ -5,6 +5,7 @@ Functions of the user's are heard inside, wherever they stand; what stands in th
 
 from __future__ import annotations
 
+import math
 import operator as operators
 import os
 import re
@@ -102,8 +103,10 @@ class Ear:
         listener: Listener,
         texts: Mapping[str, str],
         runner: Optional[Runner] = None,
+        seconds: float = math.inf,
     ) -> None:
-        """`layers` are the identities of the net's layers."""
+        """`layers` are the identities of the net's layers; a `while` of edited code is left after so many `seconds`."""
+        self._seconds = seconds
         self._runner = Plainly() if runner is None else runner
         self._values, self._listener, self._texts = Values(adapter), listener, texts
         self._turns, self._began = 0, time.monotonic()
@@ -140,10 +143,10 @@ class Ear:
 
     def is_own(self, function: Any) -> bool:
         """Whether a function is the user's, and not heard yet."""
-        plain = self._plain(function)
+        plain = self.plain(function)
         return plain is not None and not functions.is_told(plain)
 
-    def _plain(self, function: Any) -> Optional[FunctionType]:
+    def plain(self, function: Any) -> Optional[FunctionType]:
         """The user's function in what is called, under what the framework has wrapped around it."""
         found = getattr(function, "__func__", function)
         while self._wraps(found):
@@ -161,7 +164,8 @@ class Ear:
     def turn(self, place: Place, value: Any) -> Any:
         """while a"""
         self._turns += 1
-        if self._texts and self._turns > TURNS and time.monotonic() - self._began > SECONDS:
+        took = time.monotonic() - self._began if self._texts else 0.0
+        if took > self._seconds or (self._turns > TURNS and took > SECONDS):
             raise EndlessError(f"{place[0]}:{place[1]}: no end after {self._turns} turns")
         return value
 
@@ -178,6 +182,8 @@ class Ear:
             built = self._constructor(function)
             if built is not None:
                 instance: Any = object.__new__(function)
+                for one in self.inside:
+                    one.created.append(instance)
                 built(instance, *args, **kwargs)
                 return instance
             make = partial(function, *args, **kwargs)
@@ -188,14 +194,16 @@ class Ear:
             return self._sum(place, *args, **kwargs)
         if isinstance(vars(type(function)).get("__call__"), FunctionType):
             called = MethodType(vars(type(function))["__call__"], function)
-            function = called if self._plain(called) is not None else function
+            function = called if self.plain(called) is not None else function
         form = self.form(function)
         if form is not None:
+            for one in self.inside:
+                one.owners.append((getattr(function, "__func__", function), getattr(function, "__self__", None)))
             self._listener.entered(args, kwargs, place)
             output = self._runner.within(self, function, args, kwargs, partial(form, *args, **kwargs))
             self._listener.came(output, place, None)
             return output
-        if self._plain(function) is not None:
+        if self.plain(function) is not None:
             return function(*args, **kwargs)
         owner = getattr(function, "__self__", None)
         given = (owner, *args) if self._values.holds(owner) else args

@@ -48,6 +48,15 @@ def differs(function: FunctionType, one: Optional[str], other: Optional[str]) ->
     return _code(code, file, name, one) is not _code(code, file, name, other)
 
 
+def definition(function: FunctionType) -> Optional[Definition]:
+    """Where it is written; None if that is not known."""
+    code = function.__code__
+    try:
+        return _definition(code, code.co_filename, source(code.co_filename))
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
 def _scope(function: FunctionType, text: Optional[str]) -> dict[str, Any]:
     """The names around a function, with the constants of this text of its file."""
     others = _constants(source(function.__code__.co_filename), text)

@@ -39,6 +39,10 @@ class Inside:
     used: set[FunctionType] = field(default_factory=set)
     touched: list[object] = field(default_factory=list)
     """Python's own containers that are written into."""
+    created: list[object] = field(default_factory=list)
+    """Objects of the user's that are made in it."""
+    owners: list[tuple[FunctionType, object]] = field(default_factory=list)
+    """Methods that are called in it, and of which objects."""
     effects: bool = False
     """A layer writes into what it is given."""
 

@@ -30,7 +30,7 @@ class Counted:
 
     def again(self):
         """The first run is over, another begins."""
-        if self.memory._recording:
+        if self.memory.recording:
             self.memory.close()
         self.memory.begin()
         self.computed = 0
