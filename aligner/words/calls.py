@@ -179,6 +179,13 @@ def operation(
     return Operation(word, tuple(_operand(one) for one in operands), given, places, known is not None)
 
 
+def _reordered(equation: str) -> Optional[tuple[int, ...]]:
+    """The order of axes, where an equation does no more than to change it."""
+    given, _, made = equation.replace(" ", "").partition("->")
+    alone = given.isalpha() and len({*given}) == len(given) and sorted(given) == sorted(made)
+    return tuple(map(given.index, made)) if alone else None
+
+
 def _operand(one: object) -> Operand:
     return one.number if isinstance(one, Taken) else one if isinstance(one, Constant) else None
 
@@ -213,6 +220,8 @@ def _in_one_form(
         return word, {"shape": result}
     if word == "transpose" or name == "t":
         return "transpose", {"perm": _permutation(name, args[1:], len(shape))}
+    if word == "einsum" and len(operands) == 1 and (perm := _reordered(str(arguments["equation"]))) is not None:
+        return "transpose", {"perm": perm}
     if word in ("getitem", "setitem"):
         index = _index(name, args, arguments)
         for item in index if isinstance(index, tuple) and not isinstance(index, Taken) else (index,):
