@@ -142,9 +142,9 @@ def _transposed_padding(spec: LayerSpec, rank: Optional[int]) -> Keywords:
     return {"pad_mode": "pad", "padding": flat}
 
 
-def _ceil_mode(spec: LayerSpec, rank: Optional[int]) -> Keywords:
-    """It counts with pad_mode "pad" only."""
-    return {**_padding(spec, rank), "ceil_mode": spec.attributes.get("ceil_mode")}
+def _padded(name: str) -> Written:
+    """A setting that counts with pad_mode "pad" only."""
+    return lambda spec, rank: {**_padding(spec, rank), name: spec.attributes.get(name)}
 
 
 def _momentum(spec: LayerSpec, _rank: Optional[int]) -> Keywords:
@@ -193,7 +193,8 @@ def _pad_mode(spec: LayerSpec, _rank: Optional[int]) -> Keywords:
 
 SPECIAL: Mapping[tuple[str, str], Written] = {
     **{(kind, "padding"): _padding for kind in ("Conv", *POOLS)},
-    **{(kind, "ceil_mode"): _ceil_mode for kind in POOLS},
+    **{(kind, "ceil_mode"): _padded("ceil_mode") for kind in POOLS},
+    ("AvgPool", "count_include_pad"): _padded("count_include_pad"),
     **{("ConvTranspose", name): _transposed_padding for name in ("padding", "output_padding")},
     ("BatchNorm", "momentum"): _momentum,
     ("BatchNorm", "track_running_stats"): _statistics,
