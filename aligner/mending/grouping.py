@@ -45,12 +45,15 @@ def grouped(checks: Iterable[Check], port: Dump, ground: Ground, own: Callable[[
     known = {(call.step, call.layer, call.number): call for call in port.calls if call.phase is Phase.FORWARD}
     ports = {one: other for other, one in reversed([*ground.plan.layers.items()])}
     found: dict[int, Group] = {}
+    checks = [*checks]
+    made = [(check, (check.port.layer, check.port.call)) for check in checks if not is_input(check.port.slot)]
+    sound = {call for _, call in made} - {call for check, call in made if check.suspicious or check.reason}
     for check in checks:
         call = known.get((check.port.step, check.port.layer, check.port.call))
         if call is None or check.where == "inputs" or (check.where == "layer" and not own(check.port.layer)):
             continue
         strange = is_input(check.port.slot) and own(check.port.layer) and _is_other_size(check, port, ground)
-        if strange and not check.by_effect:
+        if strange and not check.by_effect and (check.port.layer, check.port.call) not in sound:
             continue  # what the reference's layer is given is not what the port's takes: no value proves it right
         if check.where == "glue":
             try:

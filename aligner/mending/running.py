@@ -326,7 +326,11 @@ class Parent:
             memory.under_way(None if concerned else state, sources)
         began = time.monotonic()
         with self._built(sources, listener), suppress(EnoughError):
-            self.running.run(state)
+            try:
+                self.running.run(state)
+            except FailedError:  # what is wrong does not fit what the reference's layers hand on: so far it is told
+                if sources.texts or not state.errors:
+                    raise
         self._took = max(self._took, 0.0 if sources.texts else time.monotonic() - began)
         self.used = frozenset(ear.used)
         if not sources.texts:

@@ -25,8 +25,8 @@ Call = tuple[str, int]
 
 class Portions:
     """Of one run. A layer that is given a part makes a part; whether that is all that was wanted, the code around tells
-    when it has ended: it makes nothing wrong that was not wrong before, nor do those that were given a part. What others
-    make wrong, which are given all, they make wrong by themselves."""
+    when it has ended: it makes nothing wrong that was not wrong before, nor do those that were given a part. What
+    others make wrong, which are given all, they make wrong by themselves."""
 
     def __init__(self) -> None:
         self._calls: set[Call] = set()
