@@ -41,7 +41,9 @@ def ending(checks: Iterable[Check], own: Callable[[str], bool]) -> set[str]:
 
 
 def grouped(checks: Iterable[Check], port: Dump, ground: Ground, own: Callable[[str], bool]) -> list[Group]:
-    """Those of the user's own code, in the order of the run."""
+    """Those of the user's own code, in the order of the run: by what first is wrong in them, as code that a layer
+    shares with those around it is that layer's. Then those in which nothing is.
+    """
     known = {(call.step, call.layer, call.number): call for call in port.calls if call.phase is Phase.FORWARD}
     ports = {one: other for other, one in reversed([*ground.plan.layers.items()])}
     found: dict[int, Group] = {}
@@ -65,7 +67,9 @@ def grouped(checks: Iterable[Check], port: Dump, ground: Ground, own: Callable[[
             call = around
         kind = type(ground.layer(call.layer))
         found.setdefault(call.first, Group(check.owner, call, kind)).checks.append(check)
-    return [found[first] for first in sorted(found)]
+    places = {id(check): place for place, check in enumerate(checks)}
+    wrong = {first: [places[id(one)] for one in group.checks if one.fails] for first, group in found.items()}
+    return [found[first] for first in sorted(found, key=lambda first: (min(wrong[first], default=len(checks)), first))]
 
 
 def _is_other_size(check: Check, port: Dump, ground: Ground) -> bool:
