@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from aligner.fingerprint import Fingerprint, apart, distances, fingerprint, print_of
+from aligner.fingerprint import Fingerprint, Prints, apart, distances, fingerprint, print_of
 
 NUMBERS = np.random.default_rng(0).standard_normal((4, 6, 10)).astype(np.float32)
 
@@ -38,6 +38,12 @@ def test_a_reshape_leaves_it_and_a_transposition_does_not():
 def test_elements_in_another_order_are_no_transposition():
     rolled = np.roll(NUMBERS, 1, axis=1)
     assert distances([taken(NUMBERS)], [taken(rolled)], turned=True) > 0.1
+
+
+def test_which_are_near_is_told_of_those_of_its_size():
+    values = [taken(NUMBERS), None, taken(NUMBERS * 2), taken(NUMBERS.reshape(-1)), taken(NUMBERS[:1])]
+    assert Prints(values).near(taken(NUMBERS), 1e-5) == [0, 3]
+    assert Prints(values).near(None, 1e-5) == []
 
 
 def test_masks_agree_whatever_stands_for_minus_infinity():

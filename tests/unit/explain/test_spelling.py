@@ -69,6 +69,13 @@ PADDED = {"padding": ((1, 1), (1, 1)), "ceil_mode": True}
         ),
         ("MaxPool2d", PADDED, ["ceil_mode"], None, "nn.MaxPool2d(..., pad_mode='pad', padding=1, ceil_mode=True)"),
         (
+            "AvgPool2d",
+            {**PADDED, "count_include_pad": True},
+            ["count_include_pad"],
+            None,
+            "nn.AvgPool2d(..., pad_mode='pad', padding=1, count_include_pad=True)",
+        ),
+        (
             "LocalResponseNorm",
             {"size": 5, "alpha": 1e-4, "beta": 0.75, "k": 1.0},
             ["alpha"],

@@ -8,6 +8,7 @@ from aligner.words.calls import Constant, Opaque, Taken, operation, parsed, same
 
 X = Taken(0, (2, 3, 4))
 Y = Taken(1, (2, 3, 4))
+X4 = Taken(0, (2, 3, 4, 5))
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,7 @@ Y = Taken(1, (2, 3, 4))
         (("permute", [X, 0, 2, 1], {}), ("swapaxes", [X, -1, -2], {})),
         (("permute", [X, (0, 2, 1)], {}), ("transpose", [X, 1, 2], {})),
         (("mT", [X], {}), ("transpose", [X, 0, 2, 1], {})),
+        (("einsum", ["nchw -> nhwc", X4], {}), ("permute", [X4, 0, 2, 3, 1], {})),
         (("__getitem__", [X, (slice(None), 1)], {}), ("select", [X, 1, 1], {})),
         (("getitem", [X, (slice(0, 2), slice(1, 3))], {}), ("narrow", [X, 1, 1, 2], {})),
         (("getitem", [X, (..., slice(-3, None))], {}), ("getitem", [X, (slice(None), slice(None), slice(1, 4))], {})),
@@ -52,6 +54,7 @@ def test_two_ways_to_write_one_thing(one, other):
         (("std", [X, 1], {}), ("std", [X, 1, False], {})),
         (("gelu", [X], {}), ("gelu", [X], {"approximate": "tanh"})),
         (("cat", [(X, Y)], {}), ("cat", [(X, Y), 1], {})),
+        (("einsum", ["abc->acb", X], {}), ("einsum", ["abc->ac", X], {})),
         (("arange", [5], {}), ("arange", [1, 5], {})),
         (("scatter", [X, 1, Y, X], {}), ("scatter_add", [X, 1, Y, X], {})),
         (("scatter", [X, 1, Y, 0.5], {}), ("scatter", [X, 1, Y, 1.0], {})),
