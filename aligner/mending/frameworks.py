@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
+from aligner.compare.checks import Check
 from aligner.fingerprint import distances
 from aligner.mending.events import Event
 from aligner.mending.matching import Matching
+from aligner.mending.witness import Witness
 from aligner.words.calls import Constant, equal
 from aligner.words.operations import row
 
@@ -34,6 +36,15 @@ class Differing(NamedTuple):
     port: Event
     reference: Event
     result: int
+
+
+class ByFramework(NamedTuple):
+    """A wrong value, and the framework's operation that makes it."""
+
+    check: Check
+    operation: Differing
+    witness: Optional[Witness]
+    """Its call, if it can be made again and the reference's value is in a dump."""
 
 
 def differing(matching: Matching) -> Optional[Differing]:

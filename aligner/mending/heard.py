@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -74,7 +75,9 @@ class Heard:
         self._adapter, self._sources, self._layers = adapter, sources, layers
         self._values, self._memory = Values(adapter), memory
         self._known: dict[bytes, int] = {}
-        self._reads: dict[tuple[bytes, str], Told] = {} if memory is None else memory.reads
+        known = {} if memory is None else memory.reads  # of the first run alone: others make ever new values
+        first = memory is None or memory.recording
+        self._reads: MutableMapping[tuple[bytes, str], Told] = known if first else ChainMap({}, known)
         self.told: list[Told] = []
         """Its values, by number."""
         self.pending: list[Event] = []

@@ -77,11 +77,14 @@ class Memory(Care):
     def run(
         self, word: str, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], compute: Callable[[], Any]
     ) -> Any:
-        """What the operation makes, or made before."""
+        """What the operation makes, or made in the first run. In that, what is made twice is two: it may be written
+        into.
+        """
         given = self.of(args, kwargs)
         key = self._key(function, args, kwargs)
-        if key is not None and key in self._made:
-            return self._made[key][0]
+        first = self._made.get(key) if key is not None else None
+        if first is not None and not self.recording:
+            return first[0]
         self.check(word, given, args, kwargs)
         output = self.settled(compute())
         known = row(word)
@@ -101,7 +104,7 @@ class Memory(Care):
                 self._origins[id(one)] = given[0]
                 self._live |= set() if keeps else {id(one)}
         if key is not None and keeps and made:
-            self._made[key] = output, [*made, *given]
+            self._made[key] = (output, [*made, *given]) if first is None else (first[0], [*first[1], *made])
             self._held += [function, *args, *kwargs.values(), output]
             for one in made:
                 with suppress(ValueError):  # it has no values to read

@@ -208,11 +208,12 @@ class Mending:
         wrong = wrong_of(group.checks, plain)
         if not wrong:
             return []
+        leaving, before = self._stepping.leaving(wrong[0], parent, story), plain.get(wrong[0].port, math.inf)
+        if not parent.is_steady():
+            return [Mended(group.owner, group.call, wrong[0], before, before, leaving=leaving)]
         likewise = self._likewise(group, parent, plain, wrong)
-        leaving = self._stepping.leaving(wrong[0], parent, story)
         if any(not one.right for one in likewise) or self._is_over():  # what was found still holds for others
             return [replace(one, leaving=leaving) for one in likewise]
-        before = plain.get(wrong[0].port, math.inf)
         result = Mended(group.owner, group.call, wrong[0], before, before, leaving=leaving)
         found: list[tuple[_Way, Sources, Sequence[Mended]]] = []
         own = {check.port for check in wrong}

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Optional
 
 from aligner.compare.checks import Check
+from aligner.mending.frameworks import ByFramework
 from aligner.mending.leaving import Leaving
-from aligner.mending.stepping import ByFramework
 from aligner.record import Call, Key, Record
 
 

@@ -123,7 +123,7 @@ class Others:
         except LostError:
             return was, was
         except FailedError:
-            return was, None
+            return was, was if parent.stops else None
 
     def _keep(self, parent: Parent) -> None:
         self._kept = [one for one in self._kept if one is not parent] + [parent]

@@ -13,6 +13,9 @@ RIGHT = 2e-6
 """What may be left where an edit is proved: clean code stays below 1e-6, and a second normalisation in a row, which is
 a mistake, changes no more than 3e-6."""
 
+ALIKE = 1e-4
+"""Errors of two runs are as far apart, at most: code that divides by next to nothing rounds otherwise each time."""
+
 FALL = 5.0
 """The error must be this many times smaller."""
 
@@ -34,3 +37,8 @@ def wrong_of(checks: Iterable[Check], errors: Mapping[Key, float]) -> list[Check
 def is_right(check: Check, error: Optional[float], before: float) -> bool:
     """Whether an edit after which a value is so far off puts it right."""
     return error is not None and error <= _limit(check) and error * FALL <= before
+
+
+def alike(ones: Mapping[Key, float], others: Mapping[Key, float]) -> bool:
+    """Whether the errors of a run are those of another."""
+    return all(one == others.get(key) or abs(one - others.get(key, math.inf)) <= ALIKE for key, one in ones.items())

@@ -26,6 +26,7 @@ from aligner.mending.ground import Ground
 from aligner.mending.heard import Deaf, Heard
 from aligner.mending.memory import Arguments
 from aligner.mending.rerun import Rerun, Vain
+from aligner.mending.right import alike
 from aligner.mending.sources import Sources
 from aligner.mending.stirring import Stirring
 from aligner.mending.whole import Whole
@@ -76,7 +77,8 @@ class Running:
                 handle.remove()
 
     @cached_property
-    def _caches(self) -> Caches:
+    def caches(self) -> Caches:
+        """What the user's files keep from call to call."""
         classes = (type(layer) for _, layer in self.adapter.layers(self._model))
         return Caches(classes, self.adapter.packages, Values(self.adapter).holds)
 
@@ -135,14 +137,14 @@ class Running:
                 self._known[building] = building.heard(self.ear(Deaf(), Sources({}), None))
         return self._known[building]
 
-    def run(self, state: Rerun) -> None:
-        """Run a call once."""
+    def run(self, state: Rerun, anew: bool) -> None:
+        """Run a call once; `anew`: what the user's files keep from call to call is made again."""
         self._state = state
         layer = self.ground.layer(state.call.layer)
         args, kwargs = state.arguments
         effects = Effects(args, kwargs)
         try:
-            with self.adapter.running(layer), self._caches.emptied():
+            with self.adapter.running(layer), self.caches.emptied(anew):
                 layer(*args, **kwargs)  # type: ignore[operator]  # a layer is called
         except InVainError:
             raise
@@ -193,12 +195,39 @@ class Parent:
         """Of each text that was run in earnest."""
         self._empty: Optional[bool] = None
         """Whether its own code has values without elements."""
+        self._anew: Optional[bool] = None
+        self.stops = False
+        """Its code as it stands raises, behind what is wrong in it."""
         self._took = 0.0
         """Seconds that its code takes as it stands: what takes longer may have no end."""
         self.before = running.ground.before(call)
         self._tables = Tables(running.tables)
         self.used: frozenset[FunctionType] = frozenset()
         """The user's functions that the last run went through."""
+
+    def _makes_anew(self) -> bool:
+        """Whether its code does what it did where what is kept from call to call is made again: a state is not made."""
+        if self._anew is None:
+            self._anew = False
+            if self.running.caches.filled:
+                known = self._plainly()
+                self._anew = True
+                made = self._plainly()
+                self._anew = bool(known) and alike(known, made)
+        return self._anew
+
+    def is_steady(self) -> bool:
+        """Whether its code does the same when it is run again: one that keeps a state does not find it as it was.
+
+        Raises:
+            FailedError: the code raises.
+        """
+        return alike(self.trial(Sources({})), self.heard(Sources({}))[1].errors)
+
+    def _plainly(self) -> Mapping[Key, float]:
+        with suppress(FailedError):
+            return self._run(Sources({}), Deaf(), lambda key, error: False, None).errors
+        return {}
 
     def trial(self, sources: Sources) -> Mapping[Key, float]:
         """How far off each value is that is looked at. It is run once: code that divides by next to nothing makes some
@@ -327,10 +356,11 @@ class Parent:
         began = time.monotonic()
         with self._built(sources, listener), suppress(EnoughError):
             try:
-                self.running.run(state)
+                self.running.run(state, self._makes_anew())
             except FailedError:  # what is wrong does not fit what the reference's layers hand on: so far it is told
-                if sources.texts or not state.errors:
+                if sources.texts or not any(check.fails for check in self.checks) or not state.errors:
                     raise
+                self.stops = True
         self._took = max(self._took, 0.0 if sources.texts else time.monotonic() - began)
         self.used = frozenset(ear.used)
         if not sources.texts:

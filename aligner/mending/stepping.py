@@ -18,7 +18,7 @@ from aligner.mending.candidate import ARGUMENT, Candidate
 from aligner.mending.events import Event, Story
 from aligner.mending.failing import FailedError, InVainError
 from aligner.mending.fitting import fitted
-from aligner.mending.frameworks import Differing, differing
+from aligner.mending.frameworks import ByFramework, Differing, differing
 from aligner.mending.ground import Ground
 from aligner.mending.handing import lacking
 from aligner.mending.heard import Heard
@@ -67,15 +67,6 @@ when that is a plain one, by what it costs at most."""
 
 ALIKE = 2.0
 """What it costs to change a line that stands in the reference's code as it is."""
-
-
-class ByFramework(NamedTuple):
-    """A wrong value, and the framework's operation that makes it."""
-
-    check: Check
-    operation: Differing
-    witness: Optional[Witness]
-    """Its call, if it can be made again and the reference's value is in a dump."""
 
 
 class _Best(NamedTuple):

@@ -8,6 +8,7 @@ into its object or into what stands around it. What is told as proved is run onc
 from __future__ import annotations
 
 import ast
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -23,11 +24,12 @@ from aligner.mending.heard import Heard, Told
 from aligner.mending.memory import Arguments, Memory
 from aligner.mending.sources import Sources
 from aligner.record import Key
+from aligner.source.caches import filled
 from aligner.source.ear import Ear
 from aligner.source.functions import definition, differs
 from aligner.source.listening import Inside
 from aligner.values import Values
-from aligner.words.calls import Constant, Opaque, Taken
+from aligner.words.calls import Constant, Opaque, Taken, tensors
 
 if TYPE_CHECKING:
     from aligner.mending.rerun import Rerun
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 DEEP, MANY = 4, 64
 """How deep what is given may be nested, and how much may stand in an object of it."""
 
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, dict, set, deque)
 
 
 class _UnknownError(Exception):
@@ -166,9 +168,9 @@ class Whole(Memory):
         """Whether it does nothing but to return something."""
         inside, owner = before.inside, getattr(function, "__self__", None)
         created = {id(one) for one in inside.created}
-        owners = [*inside.owners, (getattr(function, "__func__", function), owner)]
+        owners = {**inside.owners, (getattr(function, "__func__", function), id(owner)): owner}
         for one in inside.used:
-            own = {id(other) for method, other in owners if method is one}
+            own = {other for method, other in owners if method is one}
             known = own <= created and (own or one.__name__ == "__init__")
             if _changes(one) is not False and not (known and _changes(one) is None):
                 return False
@@ -177,7 +179,7 @@ class Whole(Memory):
         around = [*getattr(owner, "__dict__", {}).values()]
         around += [one for each in inside.used for one in each.__globals__.values()]
         shared = {id(one) for one in around if isinstance(one, _CONTAINERS)}
-        return not any(id(one) in shared for one in inside.touched)
+        return not shared & {*inside.touched}
 
     def _keep(self, before: _Before, state: Rerun, output: object, around: Sequence[object]) -> None:
         values = self.of((output,), {})
@@ -254,8 +256,10 @@ def _changes(function: FunctionType) -> Optional[bool]:
     for one in ast.walk(node):
         if isinstance(one, (ast.Global, ast.Nonlocal)) or isinstance(getattr(one, "ctx", None), ast.Del):
             return True
-        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store):
-            written.add(isinstance(one.value, ast.Name) and one.value.id in names)
+        into = filled(one)
+        into = one if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store) else into
+        if isinstance(into, ast.Attribute):  # what a name alone stands for is looked at when it is written into
+            written.add(isinstance(into.value, ast.Name) and into.value.id in names)
     return False if not written else None if written == {True} else True
 
 
@@ -285,16 +289,8 @@ def _numbers(events: Iterable[Event]) -> set[int]:
     for event in events:
         operands = (*event.operands, *event.results, *(operand for _, operand in event.inputs))
         found |= {one for one in operands if isinstance(one, int)}
-        found |= {one.number for value in event.arguments.values() for one in _taken(value)}
+        found |= {one.number for value in event.arguments.values() for one in tensors(value)}
     return found
-
-
-def _taken(value: Any) -> Iterable[Taken]:
-    if isinstance(value, Taken):
-        yield value
-    elif isinstance(value, tuple) and not isinstance(value, (Opaque, Constant)):
-        for item in value:
-            yield from _taken(item)
 
 
 def _renumbered(event: Event, numbers: Mapping[int, int], shift: int) -> Event:

@@ -12,16 +12,20 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import islice
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, Optional
 
 from aligner.source.written import definitions, parsed, source
 
 MANY = 64
-"""Files that are looked into."""
+"""Files that are looked into, and values of a container."""
 
 _EMPTY = ("dict", "list", "OrderedDict", "defaultdict")
-_FILLING = ("append", "setdefault", "update", "extend", "insert")
+_FILLS = """
+append appendleft extend extendleft insert add update setdefault pop popitem popleft remove discard clear sort reverse
+"""
+_FILLING = frozenset(_FILLS.split())
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _KEEPING = type(functools.lru_cache(maxsize=1)(repr))
 
@@ -61,14 +65,19 @@ class Caches:
 
     def _is_filled(self, one: Any) -> bool:
         """Whether there are values in it: what keeps functions and classes is a list of what there is."""
-        items = [*(one.values() if isinstance(one, dict) else one)]
+        items = [*islice(one.values() if isinstance(one, dict) else one, MANY)]
         inner = (part for item in items if isinstance(item, (tuple, list)) for part in item)
         return any(map(self._holds, (*items, *inner)))
 
+    @property
+    def filled(self) -> bool:
+        """Whether something is kept."""
+        return any(map(self._is_filled, self._found))
+
     @contextmanager
-    def emptied(self) -> Iterator[None]:
+    def emptied(self, really: bool = True) -> Iterator[None]:
         """Meanwhile they are as they were before the first call."""
-        kept = [(one, one.copy()) for one in self._found if self._is_filled(one)]
+        kept = [(one, one.copy()) for one in self._found if really and self._is_filled(one)]
         for one, _ in kept:
             one.clear()
         try:
@@ -111,13 +120,18 @@ def _written(file: str) -> tuple[tuple[str, str], ...]:
 def _filled(function: ast.AST) -> Iterator[str]:
     """The names of what a function puts something into."""
     for node in ast.walk(function):
-        into: Any = None
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            into = node.value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FILLING:
-            into = node.func.value
+        into = filled(node)
         if isinstance(into, (ast.Name, ast.Attribute)):
             yield into.id if isinstance(into, ast.Name) else into.attr
+
+
+def filled(node: ast.AST) -> Optional[ast.expr]:
+    """The expression of the container that something is put into, or taken out of, here."""
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return node.value
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FILLING:
+        return node.func.value
+    return None
 
 
 def _is_empty(node: ast.expr) -> bool:

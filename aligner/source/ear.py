@@ -5,6 +5,7 @@ Functions of the user's are heard inside, wherever they stand; what stands in th
 
 from __future__ import annotations
 
+import functools
 import math
 import operator as operators
 import os
@@ -19,7 +20,7 @@ from typing import Any, Optional
 
 from aligner.adapter import Adapter, Handle
 from aligner.patches import together
-from aligner.source import functions
+from aligner.source import functions as forms
 from aligner.source.caches import unkept
 from aligner.source.listening import Inside, Listener, Place, Plainly, Runner
 from aligner.structure import Tensors, flatten_arguments
@@ -112,6 +113,8 @@ class Ear:
         self._turns, self._began = 0, time.monotonic()
         self.used: set[FunctionType] = set()
         """The user's functions that there is a form of."""
+        self._keeping: dict[int, tuple[Any, Callable[..., Any]]] = {}
+        """Forms of functions that keep what they return, by these."""
         self.inside: list[Inside] = []
         """Calls of the user's functions that are under way, if somebody asks."""
         self._layers = layers
@@ -134,9 +137,9 @@ class Ear:
             self.used.add(function)
             for one in self.inside:
                 one.used.add(function)
-            return functions.told(function, self, self._texts.get(function.__code__.co_filename))
+            return forms.told(function, self, self._texts.get(function.__code__.co_filename))
         told = self._told(vars(function)["__wrapped__"])
-        return None if told is None else functions.around(function, told)
+        return None if told is None else forms.around(function, told)
 
     def _wraps(self, function: Any) -> bool:
         return isinstance(function, FunctionType) and self._is_framework(function) and hasattr(function, "__wrapped__")
@@ -144,7 +147,7 @@ class Ear:
     def is_own(self, function: Any) -> bool:
         """Whether a function is the user's, and not heard yet."""
         plain = self.plain(function)
-        return plain is not None and not functions.is_told(plain)
+        return plain is not None and not forms.is_told(plain)
 
     def plain(self, function: Any) -> Optional[FunctionType]:
         """The user's function in what is called, under what the framework has wrapped around it."""
@@ -171,8 +174,6 @@ class Ear:
 
     def call(self, place: Place, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """f(...)"""
-        inner = unkept(function)
-        function = inner if inner is not function and self.is_own(inner) else function
         if id(function) in self._layers:
             self._listener.handed(args, kwargs, place, function)
             output = function(*args, **kwargs)
@@ -195,10 +196,12 @@ class Ear:
         if isinstance(vars(type(function)).get("__call__"), FunctionType):
             called = MethodType(vars(type(function))["__call__"], function)
             function = called if self.plain(called) is not None else function
-        form = self.form(function)
+        kept, function = self._kept(function)
+        form = kept or self.form(function)
         if form is not None:
             for one in self.inside:
-                one.owners.append((getattr(function, "__func__", function), getattr(function, "__self__", None)))
+                method, owner = getattr(function, "__func__", function), getattr(function, "__self__", None)
+                one.owners[method, id(owner)] = owner
             self._listener.entered(args, kwargs, place)
             output = self._runner.within(self, function, args, kwargs, partial(form, *args, **kwargs))
             self._listener.came(output, place, None)
@@ -215,11 +218,25 @@ class Ear:
         name = self._name(function, owner)
         return self._run(place, name, function, given, kwargs, lambda: function(*args, **kwargs))
 
+    def _kept(self, function: Any) -> tuple[Optional[Callable[..., Any]], Any]:
+        """Of a user's function that keeps what it returns, a form that does so for as long as this ear is there, and
+        what it runs."""
+        inner = unkept(function)
+        form = self.form(inner) if inner is not function else None
+        if form is None:
+            return None, function
+        keeping, owner = getattr(function, "__func__", function), getattr(function, "__self__", None)
+        if id(keeping) not in self._keeping:
+            again = functools.lru_cache(**keeping.cache_parameters())
+            self._keeping[id(keeping)] = keeping, again(getattr(form, "__func__", form))
+        known = self._keeping[id(keeping)][1]
+        return (known if owner is None else partial(known, owner)), inner
+
     def _touch(self, one: object) -> None:
         """It may be written into."""
         if self.inside and isinstance(one, _CONTAINERS):
             for call in self.inside:
-                call.touched.append(one)
+                call.touched[id(one)] = one
 
     def is_layer(self, value: object) -> bool:
         """Whether this is one of the net's layers."""

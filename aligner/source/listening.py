@@ -37,12 +37,12 @@ class Inside:
     """What is noted of a call of a user's function while it is under way."""
 
     used: set[FunctionType] = field(default_factory=set)
-    touched: list[object] = field(default_factory=list)
-    """Python's own containers that are written into."""
+    touched: dict[int, object] = field(default_factory=dict)
+    """Python's own containers that may be written into, by identity."""
     created: list[object] = field(default_factory=list)
     """Objects of the user's that are made in it."""
-    owners: list[tuple[FunctionType, object]] = field(default_factory=list)
-    """Methods that are called in it, and of which objects."""
+    owners: dict[tuple[object, int], object] = field(default_factory=dict)
+    """Objects whose methods are called in it, by the method and their identity."""
     effects: bool = False
     """A layer writes into what it is given."""
 

@@ -99,3 +99,12 @@ def test_numpy_is_remembered_too():
     run.again()
     assert run(np.arange, 4) is first
     assert run(np.arange, 5) is not first
+
+
+def test_two_that_are_made_alike_and_written_into_are_two():
+    run = Counted()
+    for _ in range(2):
+        one, other = run(torch.zeros, 3), run(torch.zeros, 3)
+        run(torch.Tensor.add_, one, 1.0)
+        assert torch.equal(other, torch.zeros(3))
+        run.again()

@@ -118,15 +118,21 @@ def test_a_call_that_an_edit_changes_is_made_again(tmp_path, old, new, moved):
     "work",
     [
         "SEEN.append(x)",
+        "self.notes.rows.append(x)",
         "self.kept = x",
         "given.append(x)",
         "global LAST; LAST = x",
     ],
-    ids=["a list of the file's", "an attribute", "what it is given", "a name of the file's"],
+    ids=["a list of the file's", "a list of an object's", "an attribute", "what it is given", "a name of the file's"],
 )
 def test_a_call_that_does_more_than_return_something_is_made_again(tmp_path, work):
     text = f"""
+    class Notes:
+        rows = []
+
     class Net(nn.Module):
+        notes = Notes()
+
         def work(self, x, given):
             {work}
             ran()

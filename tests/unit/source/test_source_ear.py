@@ -419,3 +419,23 @@ def test_edited_code_that_comes_to_no_end_is_stopped(tmp_path, x, monkeypatch):
         one.form(net.forward)(x)
     monkeypatch.setattr(ear, "SECONDS", 0.0)
     assert "add" in names(net, x)  # code that is as it was may take as long as it likes
+
+
+def test_a_function_that_keeps_what_it_returns_is_heard_once_and_keeps_it(tmp_path, x):
+    module = built(
+        tmp_path,
+        """
+        RUNS = []
+
+        @functools.lru_cache(maxsize=4)
+        def table(n):
+            RUNS.append(n)
+            return torch.arange(float(n))
+
+        class Net(nn.Module):
+            def forward(self, x):
+                return x + table(4) + table(4) + table(4)
+        """,
+    )
+    assert names(module.Net(), x) == ["arange", "add", "add", "add"]
+    assert module.RUNS == [4, 4]  # once for the net alone, once for who listens
