@@ -86,7 +86,7 @@ class Holding:
                 del self.checks[known:]
                 if isinstance(error, DumpError):
                     raise  # a full disk is none of the port's affairs
-                if self.values.unheard():  # it may look at its own frame
+                if self.values.unheard() or self.values.portions.raised():  # it may look at its own frame
                     return self._held_run(step, call)
                 if attempt == ATTEMPTS - 1 or not self._yielded(attempt == ATTEMPTS - 2):
                     at = next((n for n, check in enumerate(first) if check.fails and check.reason == OTHER_SHAPE), -1)

@@ -1,11 +1,13 @@
-"""Values of a forced pass of which the port has a part: the biases of the newest token, where the reference makes all.
+"""Values of a forced pass of which the port has a part, or of which it has more: the biases of the newest token where
+the reference makes all, a whole row that is cut behind the layer and not before it.
 
 Layers that are given indices make of a part a part. Of others, and of what is no index, a part is another thing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Optional
 
@@ -18,6 +20,7 @@ from aligner.dtypes import DTYPES
 from aligner.replay.judgement import judged
 
 if TYPE_CHECKING:
+    from aligner.record import Key
     from aligner.replay.frames import Frame
 
 Call = tuple[str, int]
@@ -26,13 +29,18 @@ Call = tuple[str, int]
 class Portions:
     """Of one run. A layer that is given a part makes a part; whether that is all that was wanted, the code around tells
     when it has ended: it makes nothing wrong that was not wrong before, nor do those that were given a part. What
-    others make wrong, which are given all, they make wrong by themselves."""
+    others make wrong, which are given all, they make wrong by themselves. One that is given more makes more: what the
+    code around takes of that, the next value tells."""
 
-    def __init__(self) -> None:
+    def __init__(self, refuted: Set[Key] = frozenset()) -> None:
+        self.refuted = {*refuted}
+        """Arguments with more than the reference's with which a run did not come to its end: these are held."""
         self._calls: set[Call] = set()
         """Those that were given a part."""
         self._owners: set[str] = set()
         """Their counterparts."""
+        self._more: set[Key] = set()
+        """Of the arguments those that have more than the reference's."""
         self._waiting: list[tuple[Frame, int, Check]] = []
         """The code around, the place of the check, and what it was."""
 
@@ -42,6 +50,7 @@ class Portions:
         if (
             not check.suspicious
             or frame.around is None
+            or check.port in self.refuted
             or not (_are_indices(found, frame) if given else call in self._calls)
         ):
             return None
@@ -50,7 +59,10 @@ class Portions:
         if given:
             self._calls.add(call)
             self._owners |= set() if frame.call is None else {frame.call.layer}
-            self._waiting.append((frame.around, place, check))
+            if math.prod(found.shape) > math.prod(wanted.shape):
+                self._more.add(check.port)
+            else:
+                self._waiting.append((frame.around, place, check))
         return replace(check, error=0.0, deviation=None, reason=OTHER_FORM)
 
     def left(self, frame: Frame, checks: list[Check]) -> None:
@@ -68,20 +80,26 @@ class Portions:
             for place, check in mine:
                 checks[place] = check
 
+    def raised(self) -> bool:
+        """An exception has ended the run: whether some are held from now on that were not."""
+        self.refuted |= (more := self._more - self.refuted)
+        return bool(more)
+
 
 def _are_indices(found: Held, frame: Frame) -> bool:
     return DTYPES[found.dtype].exact and found.dtype != "bool" and not frame.inner
 
 
 def _parts(wanted: Held, found: Held) -> Iterator[tuple[Held, Held]]:
-    """Both as long as the port's is, at either end of the axis in which alone it is shorter."""
+    """Both as long as the shorter one is, at either end of the axis in which alone it is shorter."""
     if len(wanted.shape) != len(found.shape) or 0 in (*wanted.shape, *found.shape):
         return
     axes = [axis for axis, sizes in enumerate(zip(wanted.shape, found.shape)) if sizes[0] != sizes[1]]
-    if len(axes) == 1 and found.shape[axes[0]] < wanted.shape[axes[0]]:
-        length = found.shape[axes[0]]
+    if len(axes) == 1:
+        length = min(wanted.shape[axes[0]], found.shape[axes[0]])
         for end in (slice(None, length), slice(-length, None)):
-            yield _cut(wanted, (slice(None),) * axes[0] + (end,)), found
+            part = (slice(None),) * axes[0] + (end,)
+            yield _cut(wanted, part), _cut(found, part)
 
 
 def _cut(whole: Held, part: tuple[slice, ...]) -> Held:

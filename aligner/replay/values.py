@@ -84,7 +84,7 @@ class Values:
         self.disturb: Optional[Change] = None
         self.watched: Optional[Callable[[Check, Array, str], None]] = None
         self.borders = Borders(plan.uses)
-        self.turned, self.own, self._portions = Turned(), Own(plan.made), Portions()
+        self.turned, self.own, self.portions = Turned(), Own(plan.made), Portions()
         self.indices: set[Key] = set()
         """Whole numbers that are others than the reference's, and may count from elsewhere."""
         self.masks = Vocabulary()
@@ -106,7 +106,7 @@ class Values:
         self._step = step
         self.lent.begin(step, owned)
         self._right, self.taken, self._overflow, self.odd = set(), False, Overflow(), set()
-        self._told, self._said, self._portions = set(), {}, Portions()
+        self._told, self._said, self.portions = set(), {}, Portions(self.portions.refuted)
         self.borders.begin()
         self.own.begin()
 
@@ -132,7 +132,7 @@ class Values:
         check = replace(check, isolated=not (owner is not None and owner.loose))
         check = self._overflow.judged(check, entry, wanted, (found.dtype, self.plan.short), frame)
         own = self.own.excused(check, found, frame.call) or self.own.inside(check, found, frame, self.checks)
-        own = own or self._portions.taken(check, wanted, found, frame, len(self.checks))
+        own = own or self.portions.taken(check, wanted, found, frame, len(self.checks))
         if own is not None:
             self.checks.append(self.borders.let(check, entry, found) if own.reason == OTHER_BORDER else own)
             return None
@@ -277,7 +277,7 @@ class Values:
         """All that this call hands on was looked at."""
         for check in self.borders.left((frame.path, frame.number), frame.outer):
             self._amend(check)
-        self._portions.left(frame, self.checks)
+        self.portions.left(frame, self.checks)
 
     def ended(self) -> None:
         """A run has ended."""
