@@ -211,6 +211,7 @@ class Borders:
             if nearest.error < NEARER * check.error:
                 self.elsewhere[check.port] = other
                 told = replace(nearest, key=check.key, against=other.key)
+                self.doubted |= {check.port} if check.deviation is None else set()
                 return Moved(told, other)
         around = check.port.layer in self._uses.around
         other_size = around and math.prod(found.shape) != _size(entry)
