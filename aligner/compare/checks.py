@@ -121,6 +121,10 @@ OTHER_BORDER = "other-border"
 OTHER_FORM = "other-form"
 """The reason of a check of an argument that the two nets hand over in different forms, and mean the same by."""
 
+UNREAD = "unread"
+"""The reason of a check of a value that is another one in a part alone of which nothing is made: `facts` have how many
+elements that is."""
+
 OTHER_SHAPE = "shapes-differ"
 SAME_COUNT = "shapes-differ-same-count"
 """The reason of a check of values that cannot be set against each other one by one."""

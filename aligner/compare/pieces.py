@@ -40,7 +40,8 @@ _Ends = Mapping[tuple[int, CallId, bool], list["Entry"]]
 def pieces(reference: Dump, port: Dump, pairing: Pairing) -> Iterator[tuple[list[Part], Mapping[Key, Formed]]]:
     """What stands for each other, and what each value of the port is to be."""
     ours, theirs = _ends(reference), _ends(port)
-    shares, selections = (Shares(), Shares()), Selections()
+    forward = (entry for entry in reference.entries if entry.key.phase is Phase.FORWARD)
+    shares, selections = (Shares(), Shares()), Selections(forward)
     sides: list[tuple[bool, object, list[Entry], list[Entry]]] = []
     for (step, call, given), one in ours.items():
         counterpart = pairing.calls.get(call) if call.layer else None
@@ -57,8 +58,9 @@ def pieces(reference: Dump, port: Dump, pairing: Pairing) -> Iterator[tuple[list
                 yield [Part(value, as_part(other[0]), (one[0].key, other[0].key))], {other[0].key: value}
             for mine, its in pairs(one, other) if value is None else ():
                 if (rows := selections.of(mine, its)) is not None:
-                    taken = Selected(mine, rows, its.shape[0])
-                    yield [Part(taken, Rest(its, rows), (mine.key, its.key))], {its.key: taken}
+                    taken = Selected(mine, rows, its.shape)
+                    others = Rest(its, rows, len(mine.shape) - 1)
+                    yield [Part(taken, others, (mine.key, its.key))], {its.key: taken}
             continue
         for whole, group, along in [*_found(one, other)] or (() if given else shares[1].of(both, other, one)):
             yield (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
-from aligner.compare.checks import OTHER_BORDER, OTHER_FORM, OTHER_SHAPE, SAME_COUNT
+from aligner.compare.checks import OTHER_BORDER, OTHER_FORM, OTHER_SHAPE, SAME_COUNT, UNREAD
 from aligner.compare.deviation import Deviation, measure
 from aligner.compare.held import Held
 from aligner.compare.net import Net, is_input
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aligner.compare.pairing import Pair
     from aligner.dump.reader import Entry
 
-FORMS = {OTHER_FORM: "covered-argument", OTHER_BORDER: "covered-border-held"}
+FORMS = {OTHER_FORM: "covered-argument", OTHER_BORDER: "covered-border-held", UNREAD: "covered-unread"}
 """Reasons of checks, and of the readings that they cover."""
 
 SEEN = 1e-6
@@ -114,15 +114,16 @@ def excuse_form(reading: Reading, tolerance: Tolerance) -> None:
     So is a value that is right, and belongs to another place of the reference. One in another order of axes that is
     off by less than the tolerance is as far off as the forced pass has measured it.
     """
-    measured = reading.check.deviation if reading.check is not None and reading.deviation is None else None
+    check = reading.check
+    measured = check.deviation if check is not None and reading.deviation is None else None
     if measured is not None and reading.over and not tolerance.over(measured):
         reading.deviation, reading.error, reading.over = measured, tolerance.error(measured), False
         reading.reason, reading.facts = "", {}
         return
-    known = FORMS.get(reading.check.reason) if reading.check is not None else None
-    if known is not None and reading.over:
+    known = FORMS.get(check.reason) if check is not None else None
+    if check is not None and known is not None and reading.over:
         reading.over, reading.covered, reading.reason = False, True, known
-        reading.facts = {"layer": reading.pair.key.layer or "(net)"}
+        reading.facts = {"layer": reading.pair.key.layer or "(net)", **check.facts}
 
 
 def excuse_imported(reading: Reading, reference: Net, port: Net) -> None:

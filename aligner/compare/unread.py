@@ -100,6 +100,15 @@ def _is_right(ends: Sequence[Reading]) -> bool:
     return broken >= TELLING and not wrong
 
 
+def _of_none(ours: Array, theirs: Array) -> Optional[Part]:
+    """The elements of whole numbers that are others, where one side has a number of its own for them: -1 for none."""
+    wrong = np.asarray(ours != theirs)
+    if ours.dtype.kind == "b" or not wrong.any() or wrong.all():
+        return None
+    words = [(numbers[wrong], numbers[~wrong]) for numbers in (ours, theirs)]
+    return wrong if any((word == word[0]).all() and word[0] not in right for word, right in words) else None
+
+
 def _wrong_part(reading: Reading) -> int:
     """How many elements are wrong, if all others are right; else none."""
     one, other = reading.pair.reference, reading.pair.port
@@ -111,6 +120,8 @@ def part_of(one: Entry, other: Entry) -> Optional[Part]:
     """The elements that are wrong, if all others are right and there are as many of these, zeros apart; else None."""
     if one.shape != other.shape or not 0 < int(np.prod(one.shape)) <= LARGEST:
         return None
+    if DTYPES[one.dtype].exact and DTYPES[other.dtype].exact:
+        return _of_none(one.load(), other.load())
     ours, theirs = (np.asarray(entry.load(), np.float64) for entry in (one, other))
     numbers = np.abs(ours[np.isfinite(ours) & (ours != 0.0)])
     size = np.median(numbers) if numbers.size else 0.0  # of a mask that is added most are far off

@@ -312,10 +312,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "编译会固定随机数和保存在 Python 中的值，对视图的原地写入也可能丢失；请用 --mode pynative 采集并比对以确认。",
     ),
     "wrong-unread": (
-        "{count} value(s) differ in a part, first {slot} of {layer}, and all that the net hands on is right to rounding: nothing of "
-        "it is made of that part.\nMostly these are rows of padding: what a softmax makes where all is hidden means nothing.",
-        "{count} 个数据有一部分不同，首个为 {layer} 的 {slot}；而整网的输出在舍入误差内全部一致，并不由这一部分得到。\n"
-        "这通常是填充位置所在的行：整行被屏蔽时 softmax 的结果没有意义。",
+        "{count} value(s) differ in a part, first {slot} of {layer}, and nothing that the net hands on is made of that part.\n"
+        "Mostly these are rows of padding (what a softmax makes where all is hidden means nothing), or indices of what has none.",
+        "{count} 个数据有一部分不同，首个为 {layer} 的 {slot}；整网的输出并不由这一部分得到。\n"
+        "这通常是填充位置所在的行（整行被屏蔽时 softmax 的结果没有意义），或没有对应项时的下标。",
     ),
     "wrong-when-eager": (
         "{layer} is right in the compiled graph and wrong when it runs eagerly on the reference's inputs.\n"

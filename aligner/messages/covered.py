@@ -56,8 +56,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "待比对网络已将 {layer} 折叠进前一层；两层合起来的结果已比对。",
     ),
     "covered-unread": (
-        "{count} of {total} elements differ, and nothing that the net hands on is made of them: that is right to rounding.",
-        "{total} 个元素中有 {count} 个不同，但整网的输出不由它们得到：整网输出在舍入误差内一致。",
+        "{count} of {total} elements differ, and nothing that the net hands on is made of them.",
+        "{total} 个元素中有 {count} 个不同，但整网的输出不由它们得到。",
     ),
     "covered-argument": (
         "The sides pass this argument in different forms; everything inside {layer} and its outputs agree.",

@@ -118,7 +118,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
         checks = _rounded(checks, path, plan, _lonely(subject, port, plan), subject.reference)
         checks = _stirred(checks, subject, path, plan)
         checks = _given(checks, subject, path, plan)
-        checks, plan = _read(checks, subject, path, plan)
+        checks, plan = _read(checks, subject, path, plan, forced)
         if plan.short is not None or plan.cast or any(check.cast for check in checks):
             alone = _lonely(subject, port, plan)
             checks = _alone(checks, subject, alone, forced, plan)
@@ -256,13 +256,19 @@ def _given(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -> 
         return wrongly_given(checks, kinds, port, plan)
 
 
-def _read(checks: Sequence[Check], subject: Subject, path: str, plan: Plan) -> tuple[list[Check], Plan]:
+def _read(
+    checks: Sequence[Check], subject: Subject, path: str, plan: Plan, forced: ForcedPass
+) -> tuple[list[Check], Plan]:
     """Without what nothing is made of that the net hands on."""
     if subject.stopped is not None or plan.short is not None:
         return [*checks], plan
+
+    def errors(step: int, plan: Plan) -> Mapping[Key, float]:
+        return forced.errors(step, lambda: subject.run(step), plan)
+
     before = as_it_was(subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers)
     with open_dump(path) as port, before:
-        return unread(checks, subject.adapter, subject.model, subject.run, subject.steps, port, plan)
+        return unread(checks, subject.adapter, subject.model, subject.run, subject.steps, port, plan, errors)
 
 
 def _of_coordinates(check: Check, made: Array, plan: Plan, reference: Dump) -> float:

@@ -1,5 +1,8 @@
 """Places that are wrong only where nothing that the net hands on is made of them: the port runs once more, free, with
 the reference's numbers in that part alone, and hands on what it did.
+
+Of indices that have a number for none, a wrong port reads others. Held to the reference, it makes the same of them,
+whether that part is the reference's or its own.
 """
 
 from __future__ import annotations
@@ -14,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import numpy as np
 
 from aligner.adapter import Adapter
-from aligner.compare.checks import Check
+from aligner.compare.checks import UNREAD, Check
 from aligner.compare.net import is_input
 from aligner.compare.unread import TELLING, Unread, part_of
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.errors import DumpError
 from aligner.patches import together
-from aligner.record import Array, Key, Phase
+from aligner.record import Array, Key, Phase, Scalar
 from aligner.source.ear import replaced
 from aligner.structure import (
     Tensors,
@@ -42,6 +45,9 @@ MOST, SECONDS = 6, 20.0
 HELD = 1 << 26
 """Elements of all parts that are held at a time."""
 
+NEAR = 1e-3
+"""Errors of one value in two runs are the same that differ by no more than this part."""
+
 SAME = 1e-7
 """Relative L2 that kernels may make of the same numbers, from one run to the next."""
 
@@ -51,6 +57,21 @@ class _Part(NamedTuple):
 
     wrong: npt.NDArray[np.bool_]
     entry: Entry
+
+    @property
+    def is_word(self) -> bool:
+        """Whether they are whole numbers."""
+        return DTYPES[self.entry.dtype].exact
+
+    def mixed(self, own: Array) -> Array:
+        """The value with other numbers there: the reference's, or of whole ones those that the rest has, as they may be
+        indices and its word for none."""
+        numbers = np.asarray(self.entry.load(), np.float64)
+        if self.is_word:
+            right = np.unique(own[~self.wrong])
+            if len(right) > 1:
+                numbers = np.where(own == right[0], right[-1], right[0])
+        return np.asarray(np.where(self.wrong, numbers, own))
 
 
 Parts = Mapping[Key, _Part]
@@ -64,9 +85,11 @@ def unread(
     steps: Sequence[int],
     port: Dump,
     plan: Plan,
+    errors: Callable[[int, Plan], Mapping[Key, float]],
 ) -> tuple[list[Check], Plan]:
     """The checks and the plan, in which what is wrong in a part that nothing is made of is no mistake: there it is the
-    port's own affair."""
+    port's own affair. `errors` tells how far each value of a step is off that is held to a plan.
+    """
     places: dict[object, list[Check]] = {}
     kinds = {path: type(layer) for path, layer in adapter.layers(model)}
     for check in checks:
@@ -88,9 +111,49 @@ def unread(
             raise
         except Exception:  # a port that cannot be run so
             found = {}
-    own: dict[Key, Any] = {port: Unread(part.entry, part.wrong) for port, part in found.items()}
-    right = [replace(check, error=0.0, deviation=None) if check.port in own else check for check in checks]
-    return right, plan.learned(own, plan.orders)
+    words = [some for some in parts if not found.keys() & some.keys() and all(one.is_word for one in some.values())]
+    found = {**found, **_unread_held(words, plan, steps, errors)}
+    return [_excused(check, found) for check in checks], _with_own(plan, found)
+
+
+def _excused(check: Check, parts: Parts) -> Check:
+    if check.port not in parts:
+        return check
+    right, part = replace(check, error=0.0, deviation=None), parts[check.port]
+    facts: dict[str, Scalar] = {"count": int(part.wrong.sum()), "total": part.wrong.size}
+    return replace(right, reason=UNREAD, facts=facts) if part.is_word else right
+
+
+def _with_own(plan: Plan, parts: Parts) -> Plan:
+    own: dict[Key, Any] = {port: Unread(part.entry, part.wrong) for port, part in parts.items()}
+    return plan.learned(own, plan.orders)
+
+
+def _unread_held(
+    parts: Sequence[Parts], plan: Plan, steps: Sequence[int], errors: Callable[[int, Plan], Mapping[Key, float]]
+) -> Parts:
+    """Those of which nothing is made that is held: it is as far off with the reference's numbers as with its own."""
+    found: Parts = {}
+    for some in parts[:MOST]:
+        here = [step for step in steps if any(port.step == step for port in some)]
+        try:
+            both = [(errors(step, plan), errors(step, _with_own(plan, some))) for step in here]
+        except DumpError:
+            raise
+        except Exception:  # such as that of an index that is none
+            continue
+        if all(_is_as_far(one, other, some) for one, other in both):
+            found = {**found, **some}
+    return found
+
+
+def _is_as_far(one: Mapping[Key, float], other: Mapping[Key, float], parts: Parts) -> bool:
+    same = one.keys() == other.keys()
+    return same and all(
+        one[port] == other[port] or abs(one[port] - other[port]) <= NEAR * (SAME + one[port])
+        for port in one
+        if port not in parts
+    )
 
 
 def _unread(runs: _Runs, parts: Sequence[Parts]) -> Parts:
@@ -123,7 +186,7 @@ def _part(check: Check, port: Dump, plan: Plan) -> Optional[_Part]:
         return None
     if check.against is not None or check.passed_on is not None or check.axes is not None:
         return None
-    if DTYPES[entry.dtype].exact or DTYPES[own.dtype].exact:
+    if DTYPES[entry.dtype].exact != DTYPES[own.dtype].exact:
         return None
     wrong = part_of(entry, own)
     return None if wrong is None else _Part(wrong, entry)
@@ -194,8 +257,7 @@ class _Runs:
         for slot, tensor in found:
             part, word = due.get(slot), self._adapter.dtype(tensor)
             if part is not None:
-                numbers = np.where(part.wrong, np.asarray(part.entry.load(), np.float64), self._plain(tensor))
-                mixed[slot] = self._adapter.from_numpy(encode(numbers, word), word)
+                mixed[slot] = self._adapter.from_numpy(encode(part.mixed(self._plain(tensor)), word), word)
         return mixed
 
     def _plain(self, tensor: object) -> Array:

@@ -30,8 +30,26 @@ def test_rows_that_are_there_twice_are_a_mistake():
     assert Selections().of(entry(ALL[:3]), entry(np.concatenate([ALL[:3], ALL[1:2]]))) is None
 
 
+def test_rows_of_a_value_with_more_axes_are_counted_through_all_of_them():
+    assert Selections().of(entry(ALL[list(ROWS)]), entry(ALL.reshape(2, 3, 4))) == ROWS
+
+
+def test_behind_a_mistake_a_mask_tells_the_rows_and_else_the_nearest_ones():
+    mask = np.isin(np.arange(6), (1, 2, 4, 5)).reshape(2, 3)
+    ours, theirs = entry(ALL[list(ROWS)] * 1.1), entry(ALL.reshape(2, 3, 4))
+    assert Selections([entry(mask, "bool")]).of(ours, theirs) == (1, 2, 4, 5)
+    assert Selections([entry(mask[:1], "bool"), entry(mask * 2.0)]).of(ours, theirs) == ROWS
+    assert Selections().of(ours, entry(ALL)) is None
+
+
+def test_the_rows_of_more_axes_are_put_where_the_port_has_them():
+    found = due(Selected(entry(np.ones((4, 4), np.float32)), ROWS, (2, 3, 4)), ALL.reshape(2, 3, 4))
+    assert (found.reshape(6, 4)[list(ROWS)] == 1).all()
+    assert (found.reshape(6, 4)[[1, 4]] == ALL[[1, 4]]).all()
+
+
 def test_what_the_port_makes_of_the_others_is_its_own_affair():
-    wanted = Selected(entry(np.ones((4, 4), np.float32)), ROWS, 6)
+    wanted = Selected(entry(np.ones((4, 4), np.float32)), ROWS, (6, 4))
     found = due(wanted, ALL)
     assert (found[list(ROWS)] == 1).all()
     assert (found[[1, 4]] == ALL[[1, 4]]).all()
@@ -39,7 +57,7 @@ def test_what_the_port_makes_of_the_others_is_its_own_affair():
 
 @pytest.mark.parametrize(("shape", "fits"), [((4, 4), True), ((5, 4), False)])
 def test_with_an_edit_the_port_may_take_them_out_too(shape, fits):
-    wanted = Selected(entry(np.ones((4, 4), np.float32)), ROWS, 6)
+    wanted = Selected(entry(np.ones((4, 4), np.float32)), ROWS, (6, 4))
     found = due(wanted, np.zeros(shape, np.float32))
     assert (found is not None) == fits
     assert not fits or (found == 1).all()
