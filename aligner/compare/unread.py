@@ -100,6 +100,14 @@ def _is_right(ends: Sequence[Reading]) -> bool:
     return broken >= TELLING and not wrong
 
 
+def of_none(ours: Array, theirs: Array) -> Optional[Part]:
+    """The elements of whole numbers for which the first side alone has a number below zero, whatever the others are."""
+    least = int(ours.min()) if ours.dtype.kind == "i" and ours.size else 0
+    part = np.asarray(ours == least)
+    below = [int(np.count_nonzero(np.less(numbers, 0))) for numbers in (ours, theirs)]
+    return part if least < 0 and below == [np.count_nonzero(part), 0] and not part.all() else None
+
+
 def _of_none(ours: Array, theirs: Array) -> Optional[Part]:
     """The elements of whole numbers that are others, where one side has a number of its own for them: -1 for none."""
     wrong = np.asarray(ours != theirs)

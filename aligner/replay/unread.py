@@ -19,7 +19,7 @@ import numpy as np
 from aligner.adapter import Adapter
 from aligner.compare.checks import UNREAD, Check
 from aligner.compare.net import is_input
-from aligner.compare.unread import TELLING, Unread, part_of
+from aligner.compare.unread import LARGEST, TELLING, Unread, of_none, part_of
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.errors import DumpError
 from aligner.patches import together
@@ -53,10 +53,11 @@ SAME = 1e-7
 
 
 class _Part(NamedTuple):
-    """The elements of a value that are wrong, and what the reference has there."""
+    """The elements of a value that are wrong, and what the reference has there. `whole`: none else is wrong."""
 
     wrong: npt.NDArray[np.bool_]
     entry: Entry
+    whole: bool = True
 
     @property
     def is_word(self) -> bool:
@@ -117,7 +118,7 @@ def unread(
 
 
 def _excused(check: Check, parts: Parts) -> Check:
-    if check.port not in parts:
+    if check.port not in parts or not parts[check.port].whole:
         return check
     right, part = replace(check, error=0.0, deviation=None), parts[check.port]
     facts: dict[str, Scalar] = {"count": int(part.wrong.sum()), "total": part.wrong.size}
@@ -189,6 +190,9 @@ def _part(check: Check, port: Dump, plan: Plan) -> Optional[_Part]:
     if DTYPES[entry.dtype].exact != DTYPES[own.dtype].exact:
         return None
     wrong = part_of(entry, own)
+    if wrong is None and DTYPES[own.dtype].exact and own.shape == entry.shape and own.nbytes <= LARGEST:
+        wrong = of_none(entry.load(), own.load())
+        return None if wrong is None else _Part(wrong, entry, whole=False)
     return None if wrong is None else _Part(wrong, entry)
 
 

@@ -10,7 +10,7 @@ from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple, Optional
 from weakref import WeakKeyDictionary
 
-from aligner.source.written import parsed, source
+from aligner.source.written import parsed, source, walked
 
 WRAPPERS = 8
 """Frames of a framework's between a layer's constructor and the user's code that calls it."""
@@ -99,10 +99,10 @@ def cast(layer: Any) -> Optional[Cast]:
 def call(place: Place, name: str) -> Optional[ast.Call]:
     """The call of a class of that name that stands there; None if it is not one alone."""
     try:
-        tree = parsed(source(place.file))
+        nodes = walked(parsed(source(place.file)))
     except SyntaxError:
         return None
-    calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and one.lineno <= place.line]
+    calls = [one for one in nodes if isinstance(one, ast.Call) and one.lineno <= place.line]
     if place.columns is not None:
         begin, end_line, end = place.columns
         spot = place.line, begin, end_line, end
