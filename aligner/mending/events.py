@@ -91,10 +91,15 @@ class Story:
         known = self.values[value]
         return float(known.plain[0]) if known is not None and known.size == 1 else None
 
+    def is_float(self, value: int) -> bool:
+        """Whether it does not consist of whole numbers, as far as it is known."""
+        known = self.values[value]
+        return known is None or not known.whole
+
     def constant(self, value: int) -> Optional[Constant]:
         """One that is a number as people write it; what is worked out has more digits, and is a value like others."""
         number = self.number(value)
-        return Constant(number) if number is not None and number == round(number, 2) else None
+        return Constant(number, value) if number is not None and number == round(number, 2) else None
 
 
 def makers(events: Sequence[Event]) -> dict[int, Event]:

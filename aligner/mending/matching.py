@@ -139,6 +139,11 @@ class Matching:
             return number is not None and self.match(ours, Constant(number))
         return ours is theirs is None
 
+    def made_of(self, number: Constant) -> Optional[int]:
+        """The value that the reference makes of others of its own, where it is this number: of others it is another."""
+        made = None if number.made is None else self.makers[0].get(number.made)
+        return number.made if made is not None and any(isinstance(one, int) for one in made.operands) else None
+
     def has(self, made: Event) -> bool:
         """Whether the port has all that a step of the reference's works on."""
         return all(not isinstance(one, int) or bool(self.twins.get(one)) for one in made.operands)

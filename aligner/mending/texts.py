@@ -82,6 +82,8 @@ class Texts:
             LookupError: there is none that could be found.
         """
         if isinstance(value, Constant):
+            with suppress(LookupError):
+                return self.text(self._matching.made_of(value), anchor, depth + 1)
             return self.number(value.value, anchor.event, line)
         if value is None or depth > min(DEEPEST, anchor.unsaid.get(value, DEEPEST)):
             raise LookupError("too deep")
@@ -172,7 +174,7 @@ class Texts:
 
     def _filling(self, made: Event, side: str) -> str:
         """Numbers of a value of its own: MindSpore's `full` makes whole ones of them."""
-        if not self._is_float(made.results[0]):
+        if not self._matching.ours.is_float(made.results[0]):
             return "fill"
         plain = [word for word, number in (("zeros", 0), ("ones", 1)) if made.arguments.get("value") == number]
         return plain[0] if plain else "floats" if side == MINDSPORE else "fill"
@@ -180,14 +182,10 @@ class Texts:
     def _typed(self, text: str, value: int, anchor: Anchor) -> str:
         """What numpy makes of nothing, in the type that stands there."""
         dtype = anchor.event.arrays[anchor.node]
-        if self._is_float(value) and not dtype.startswith("float"):
+        if self._matching.ours.is_float(value) and not dtype.startswith("float"):
             dtype = "float32"
         module = self._modules(anchor.event, NUMPY)["ops"]
         return text if dtype == "float64" else f"{text[:-1]}, dtype={module}.{dtype})"
-
-    def _is_float(self, value: int) -> bool:
-        known = self._matching.ours.values[value]
-        return known is None or not known.whole
 
     def unshaped(self, value: int, anchor: Anchor) -> Optional[str]:
         """The same in the shape that it has there, where that is another one: what stands around may shape it."""

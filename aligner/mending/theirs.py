@@ -257,6 +257,6 @@ def events_of(step: Step, story: Story, known: Mapping[int, int]) -> Iterable[Ev
 
 
 def _constant(story: Story, operand: Operand) -> Operand:
-    """A tensor of one plain number is a number."""
+    """A tensor of one plain number is a number, though it may have been worked out."""
     constant = story.constant(operand) if isinstance(operand, int) and operand >= 0 else None
     return operand if constant is None else constant

@@ -32,10 +32,13 @@ class Opaque(NamedTuple):
     text: str
 
 
-class Constant(NamedTuple):
+@dataclass(frozen=True)
+class Constant:
     """A plain number where a tensor may stand."""
 
     value: float
+    made: Optional[int] = field(default=None, compare=False)
+    """Which value it is, where a tensor of one number stands there."""
 
 
 Operand = Union[int, Constant, None]

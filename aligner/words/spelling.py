@@ -238,6 +238,8 @@ def spelled(
         template = "{ops}.{word}({list})"
     if word == "interpolate" and not given.get("align_corners"):  # MindSpore takes it with some ways only
         template = template.replace(", align_corners={align_corners}", "")
+    if given.get("axis", 0) is None and given.get("keepdims") is False:
+        template = _OF_ALL.sub("", template)
     if _TIGHT.search(template):
         operands = [bracketed(one) for one in operands]
     values = {key: texts[key] if key in texts else written(key, value) for key, value in given.items()}
@@ -278,6 +280,9 @@ def _pool_rest(given: Mapping[str, Any]) -> str:
     words += [", ceil_mode=True"] if given["ceil_mode"] else []
     return "".join(words + ([", count_include_pad=False"] if given.get("include_pad") is False else []))
 
+
+_OF_ALL = re.compile(r"(, )?(axis=)?\{axis\}, (keep_?dims?=)?\{keepdims\}")
+"""What says that all axes are meant and none is kept, as is usual."""
 
 _TIGHT = re.compile(r"\{0\}( \*|[.\[])|-\{0\}")
 """Templates in which an operator or a dot follows the operand."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligner.words.spelling import bracketed, index_text, number_text, spelled, unshaped
+from aligner.words.spelling import MINDSPORE, TORCH, bracketed, index_text, number_text, spelled, unshaped
 
 torch = pytest.importorskip("torch")
 
@@ -253,3 +253,18 @@ def test_small_words():
     assert bracketed("a + b") == "(a + b)"
     assert bracketed("a[0]") == "a[0]"
     assert [number_text(value) for value in (2.0, 0.5, float("-inf"))] == ["2", "0.5", 'float("-inf")']
+
+
+@pytest.mark.parametrize(
+    ("side", "word", "said"),
+    [
+        (MINDSPORE, "sum", "x.sum()"),
+        (MINDSPORE, "mean", "ops.mean(x)"),
+        (TORCH, "mean", "x.mean()"),
+        (MINDSPORE, "any", "x.any()"),
+    ],
+)
+def test_all_axes_need_no_word(side, word, said):
+    given = {"axis": None, "keepdims": False}
+    assert spelled(word, ["x"], given, {}, {"ops": "ops", "ms": "ms"}, side) == said
+    assert spelled(word, ["x"], {**given, "axis": (1,)}, {}, {"ops": "ops", "ms": "ms"}, side) != said
