@@ -277,6 +277,9 @@ class Texts:
         if key == "index":
             sizes = self._matching.ours.shapes[model.operands[0]] if isinstance(model.operands[0], int) else ()
             return words.index(model.text, value, sizes, event.known, event.names)
+        for name, number in self.names(event) if key == "shape" and model.word == "expand" and len(value) > 1 else ():
+            if self._matching.theirs.shapes[number] == tuple(value):
+                return f"{name}.shape"
         for said in words.argument(model.text, model.name, model.places.get(key)):
             fits = words.means(said, value, event.known) or self._is_axis(said, value, key, event)
             other = said if fits else words.renamed(said, value, event.names, event.known)

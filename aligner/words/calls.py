@@ -173,6 +173,8 @@ def operation(
         else:
             found[PARAMETERS.get(key, key)] = value
             places[PARAMETERS.get(key, key)] = key
+    if word == "arange" and "end" not in places and "start" in places:
+        places["end"] = places.pop("start")
     if plain in _TURNED:
         operands.reverse()
     told = {key: value for key, value in found.items() if value is not None and (known is None or key in names)}

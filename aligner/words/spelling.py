@@ -238,6 +238,8 @@ def spelled(
         template = "{ops}.{word}({list})"
     if word == "interpolate" and not given.get("align_corners"):  # MindSpore takes it with some ways only
         template = template.replace(", align_corners={align_corners}", "")
+    if word == "arange" and (given.get("start"), given.get("step")) == (0, 1):
+        template = template.replace("{start}, {end}, {step}", "{end}")
     if given.get("axis", 0) is None and given.get("keepdims") is False:
         template = _OF_ALL.sub("", template)
     if _TIGHT.search(template):
