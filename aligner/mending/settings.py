@@ -9,14 +9,14 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from itertools import permutations
 from typing import Any, NamedTuple, Optional
 
 from aligner.adapter import Adapter
 from aligner.explain.setting_rules import same
 from aligner.mending.hunks import hunks
+from aligner.mending.keywords import keywords, named, says
 from aligner.mending.passed import Making, Passed, values
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.record import Attribute, LayerSpec
@@ -25,14 +25,6 @@ from aligner.source.constructing import undrawn
 from aligner.source.owning import is_own
 from aligner.source.written import parsed, source, walked
 from aligner.words.spelling import written as literal
-
-WAYS = ("{}", "{} // 2", "({} - 1) // 2")
-POWER = "2**{}"
-OF_TWO = ("{}**{}", "{} * {}", "{} // {}", "({} - 1) // 2 * {}")
-"""What may be made of something that has a name: a padding of a kernel's size, a dilation of a layer's number."""
-
-EACH = ("kernel_size", "stride", "dilation", "padding")
-"""Settings that are one number, or one for each axis."""
 
 STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -112,7 +104,7 @@ class Settings:
                 broken.append(inner)
             else:
                 asks[other.layer], names[other.layer] = {parameter: text}, other.names
-        said = _named(asks, names)
+        said = named(asks, names)
         if said is None:
             said = asks[maker.layer]
             broken += [other for other, its in asks.items() if its != said]
@@ -146,7 +138,7 @@ class Settings:
             return None
         others = {other: wanted(other) for other in self._beside(built.place, path)}
         if "..." in text:
-            edits, broken = self._set(path, built, call, text, others)
+            edits, broken = self._fewest(path, built, call, text, others, aim)
             if broken and (far := self._around(path, built, call, text, wanted)) is not None:
                 return far
             if broken and (far := self._given(path, aim, changes, for_all=True)) is not None:
@@ -157,34 +149,58 @@ class Settings:
             return None
         return self._taken(built.place, edits, broken)
 
-    def _set(
-        self, path: str, built: sites.Built, call: ast.Call, text: str, others: Mapping[str, Optional[str]]
+    def _fewest(
+        self,
+        path: str,
+        built: sites.Built,
+        call: ast.Call,
+        text: str,
+        others: Mapping[str, Optional[str]],
+        aim: LayerSpec,
     ) -> tuple[Sequence[Edit], list[str]]:
-        """The call with these settings, and the others that it builds for which they are not right."""
+        """One of these settings alone, where the layer is as it is to be with that: a padding that is "same" follows a
+        dilation; else all of them."""
+        said = keywords(text)
+        for one in said if said is not None and len(said) > 1 else ():
+            edits, broken = self._set(path, built, call, text, others, one)
+            if edits and not broken and self._builds(self._layers[path], built, call, edits, aim):
+                return edits, broken
+        return self._set(path, built, call, text, others)
+
+    def _set(
+        self,
+        path: str,
+        built: sites.Built,
+        call: ast.Call,
+        text: str,
+        others: Mapping[str, Optional[str]],
+        only: str = "",
+    ) -> tuple[Sequence[Edit], list[str]]:
+        """The call with these settings, or one of them, and the others that it builds for which they are not right."""
         kind, broken = type(self._layers[path]), list[str]()
-        said = _keywords(text)
+        said = keywords(text, only)
         if said is None:
             return (), broken
         asks = {path: said}
         for other, its in others.items():
-            keywords = None if its is None else _keywords(its)
-            if keywords == {"pad_mode": "'valid'"} and "padding" in said:
-                keywords = {**said, "padding": "0"}
-            if keywords is None or {*keywords} != {*said}:
+            asked = None if its is None else keywords(its, only)
+            if asked == {"pad_mode": "'valid'"} and "padding" in said:
+                asked = {**said, "padding": "0"}
+            if asked is None or {*asked} != {*said}:
                 broken.append(other)
             else:
-                asks[other] = keywords
+                asks[other] = asked
         if any(its != said for its in asks.values()):
             names = {one: at.names for one in asks if (at := sites.built(self._layers[one])) is not None}
-            named = _named(asks, names)
-            broken += [other for other, its in asks.items() if named is None and its != said]
-            said = named or said
+            by_name = named(asks, names)
+            broken += [other for other, its in asks.items() if by_name is None and its != said]
+            said = by_name or said
         return _edits(built.place.file, call, kind, said), broken
 
     def _around(self, path: str, built: sites.Built, call: ast.Call, text: str, wanted: Wanted) -> Optional[Written]:
         """The same where a function of the user's is given what the call hands on: `linear(a, b, bias=True)`."""
-        nodes, whole = _given(call, type(self._layers[path])), _keywords(text) or {}
-        said = {name: value for name, value in whole.items() if not _says(nodes.get(name), name, value)}
+        nodes, whole = _given(call, type(self._layers[path])), keywords(text) or {}
+        said = {name: value for name, value in whole.items() if not says(nodes.get(name), name, value)}
         outer = sites.call(built.around, built.helper) if built.around is not None else None
         names = {name: node.id for name in said if isinstance(node := nodes.get(name), ast.Name)}
         if outer is None or built.around is None or not {*names.values()} <= {*built.parameters}:
@@ -194,7 +210,7 @@ class Settings:
         if {*names} != {*said}:
             return None
         beside = [other for other in self._layers if other != path and _from(self._layers[other]) == built.around]
-        broken = [o for o in beside if (its := wanted(o)) is None or _keywords(its) != whole]
+        broken = [o for o in beside if (its := wanted(o)) is None or keywords(its) != whole]
         method = isinstance(outer.func, ast.Attribute) and built.parameters[:1] in (("self",), ("cls",))
         parameters = built.parameters[method:]
         asks = {names[name]: value for name, value in said.items()}
@@ -227,74 +243,8 @@ class Settings:
         return found.kind == aim.kind and all(same(found.attributes.get(n), v) for n, v in aim.attributes.items())
 
 
-def _named(asks: Mapping[str, Mapping[str, str]], names: Mapping[str, Mapping[str, Any]]) -> Optional[dict[str, str]]:
-    """A name for each keyword's value that is right for each layer."""
-    first = next(iter(asks))
-    found: dict[str, str] = {}
-    for keyword, text in asks[first].items():
-        if all(its[keyword] == text for its in asks.values()):
-            found[keyword] = text
-            continue
-        ways = _ways([*names.values()], keyword)
-        right = (w for w in ways if all(_is(_worth(w, names[p]), keyword, its[keyword]) for p, its in asks.items()))
-        text = next(right, "")
-        if not text:
-            return None
-        found[keyword] = text
-    return found
-
-
-def _ways(names: Sequence[Mapping[str, Any]], keyword: str) -> Iterator[str]:
-    """What may be made of the names, of two whole numbers at most, one of which is not the same for all."""
-    known = [name for name in names[0] if name.isidentifier()]
-    yield from (way.format(name) for way in WAYS for name in known)
-    whole = [name for name in known if all(type(one.get(name)) is int for one in names)]
-    varying = {name for name in whole if len({one[name] for one in names}) > 1}
-    pairs = [pair for pair in permutations(whole, 2) if varying & {*pair}]
-    akin = [pair for pair in pairs if any(keyword in name for name in pair)]
-    yield from (way.format(*pair) for way in OF_TWO for pair in akin)
-    yield from (POWER.format(name) for name in whole if name in varying)
-    yield from (way.format(*pair) for way in OF_TWO for pair in pairs)
-
-
-def _worth(way: str, names: Mapping[str, Any]) -> object:
-    """What a name, or half of it, was when the layer was built."""
-    with suppress(ArithmeticError, NameError, TypeError):
-        return eval(way, {"__builtins__": {}}, dict(names))  # one of WAYS
-    return None
-
-
 def _all(edits: Mapping[sites.Place, Sequence[Edit]]) -> list[Edit]:
     return [edit for some in edits.values() for edit in some]
-
-
-def _keywords(text: str) -> Optional[dict[str, str]]:
-    """What a call says by keywords, whichever class of the kind it names; None if that is more than plain values."""
-    with suppress(SyntaxError, ValueError):
-        call = ast.parse(text, mode="eval").body
-        if isinstance(call, ast.Call):
-            said = {one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg is not None}
-            return {name: repr(_single(name, value)) for name, value in said.items()} or None
-    return None
-
-
-def _single(keyword: str, value: Any) -> Any:
-    """One number where there is the same for each axis."""
-    uniform = keyword in EACH and isinstance(value, tuple) and len({*value}) == 1 and type(value[0]) is int
-    return value[0] if uniform else value
-
-
-def _is(value: object, keyword: str, text: str) -> bool:
-    """Whether a value says what a literal does; one number is as good as one for each axis."""
-    with suppress(ValueError):
-        wanted, value = (_single(keyword, one) for one in (ast.literal_eval(text), value))
-        return type(value) is type(wanted) and value == wanted
-    return False
-
-
-def _says(node: Optional[ast.AST], keyword: str, text: str) -> bool:
-    """Whether it is written there already."""
-    return isinstance(node, ast.Constant) and _is(node.value, keyword, text)
 
 
 def _replaced(built: sites.Built, call: ast.Call, text: str) -> Sequence[Edit]:
@@ -368,7 +318,7 @@ def _written(
         if name not in names and not takes_any:
             return ()
         node = given.get(name)
-        if _says(node, name, text):
+        if says(node, name, text):
             continue
         if node is not None:
             edit = edit_of(plain, file, node, text)

@@ -124,3 +124,77 @@ def answer(capsys):
     captured()
     main(["compare", "ref.h5", "port.h5", "--patch", "fix.diff", "--quiet"])
     return capsys.readouterr().out
+
+
+SPREAD = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, dilation):
+        super().__init__()
+        padding = (dilation, 1)
+        self.conv = nn.Conv2d(3, 3, 3, padding=padding, dilation=padding)
+
+    def forward(self, x):
+        return torch.tanh(self.conv(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(dilation) for dilation in (1, 2, 3))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), torch.randn(2, 3, 8, 9)
+"""
+SPREAD_PORT = """
+from mindspore import nn, ops
+
+
+class Block(nn.Cell):
+    def __init__(self, dilation):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, pad_mode="same", dilation=(1, dilation), has_bias=True)
+
+    def construct(self, x):
+        return ops.tanh(self.conv(x))
+
+
+class Net(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.CellList([Block(dilation) for dilation in (1, 2, 3)])
+
+    def construct(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def build():
+    return Net().set_train(False)
+"""
+
+
+def test_a_padding_that_follows_is_left_and_an_axis_has_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ref.py").write_text(SPREAD, encoding="utf-8")
+    (tmp_path / "port.py").write_text(SPREAD_PORT, encoding="utf-8")
+    assert main(["capture", "ref.py:build", "-o", "ref.h5", "--quiet"]) == 0
+    assert main(["capture", "port.py:build", "--from", "ref.h5", "-o", "port.h5", "--quiet"]) == 0
+    assert main(["compare", "ref.h5", "port.h5", "--patch", "fix.diff"]) == 1
+    patch = (tmp_path / "fix.diff").read_text(encoding="utf-8")
+    assert '+        self.conv = nn.Conv2d(3, 3, 3, pad_mode="same", dilation=(dilation, 1), has_bias=True)' in patch
+    subprocess.run(["git", "apply", "fix.diff"], check=True)
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
+    assert main(["capture", "port.py:build", "--from", "ref.h5", "-o", "port.h5", "--force", "--quiet"]) == 0
+    assert main(["compare", "ref.h5", "port.h5"]) == 0
