@@ -103,8 +103,8 @@ class Selections:
         many = math.prod(lead or ())
         if lead is None or one.dtype != other.dtype or not 0 < (few := one.shape[0]) < many <= MOST:
             return None
-        if math.prod(other.shape) > LARGEST:
-            return None
+        if math.prod(other.shape) > LARGEST or (len(lead) > 1 and any(few in (size, many // size) for size in lead)):
+            return None  # as many as an axis has: one turn of a loop
         layer, sizes = one.key.layer, (one.key.step, few, many)
         places = [(path, *sizes) for path in (layer, layer.rpartition(".")[0])]
         known = next((self._known[place] for place in places if place in self._known), None)
@@ -114,7 +114,7 @@ class Selections:
                 self._left -= 1
                 known = _found(ours, theirs) or known
                 if known is None and len(lead) > 1:
-                    known = self._told(one.key.step, lead, few) or _nearest(ours, theirs)
+                    known = self._told(one.key.step, lead, few)
                 self._known.update(dict.fromkeys(places, known) if known is not None else {})
         return known
 
@@ -159,23 +159,6 @@ def _found(ours: Numbers, theirs: Numbers) -> Optional[Rows]:
     if len(left) * ours.size > WORK:
         return None
     return None if any(_is_among(theirs[number], ours, limits) for number in left) else tuple(rows)
-
-
-def _nearest(ours: Numbers, theirs: Numbers) -> Optional[Rows]:
-    """Which rows, in their order, the first ones are nearest to: behind a mistake none is the same."""
-    if ours.size * len(theirs) > WORK:
-        return None
-    away = np.stack([((theirs - row) ** 2).sum(1) for row in ours])
-    least, ways = np.zeros(len(theirs) + 1), []
-    for row in away:
-        here = np.concatenate(([np.inf], least[:-1] + row))
-        ways.append(here <= np.minimum.accumulate(here))
-        least = np.minimum.accumulate(here)
-    rows, end = list[int](), len(theirs)
-    for way in reversed(ways):
-        end = int(np.flatnonzero(way[: end + 1])[-1]) - 1
-        rows.append(end)
-    return tuple(reversed(rows))
 
 
 def _is_among(row: Numbers, rows: Numbers, limits: Numbers) -> bool:
