@@ -117,9 +117,9 @@ def _damaged(port: Dump, facts: Mapping[str, Any], error: Exception) -> DumpErro
 
 
 def _at(edit: Edit, head: Optional[Edit]) -> Edit:
-    return (
-        edit if head is None else replace(edit, hunks=head.hunks, sizes=head.sizes, broken=edit.broken or head.broken)
-    )
+    if head is None:
+        return edit
+    return replace(edit, hunks=head.hunks, sizes=head.sizes, broken=edit.broken or head.broken)
 
 
 def framework(dump: Dump) -> str:

@@ -92,6 +92,7 @@ class Selections:
         """By step and shape."""
         for entry in entries:
             self._sized.setdefault((entry.key.step, entry.shape), []).append(entry)
+        self._masks: dict[object, Optional[Rows]] = {}
         self._known: dict[object, Rows] = {}
         self._left = SEARCHES
 
@@ -114,7 +115,8 @@ class Selections:
                 self._left -= 1
                 known = _found(ours, theirs) or known
                 if known is None and len(lead) > 1:
-                    known = self._told(one.key.step, lead, few)
+                    mask = (one.key.step, lead, few)
+                    known = self._masks[mask] = self._masks[mask] if mask in self._masks else self._told(*mask)
                 self._known.update(dict.fromkeys(places, known) if known is not None else {})
         return known
 

@@ -99,7 +99,7 @@ class Story:
     def constant(self, value: int) -> Optional[Constant]:
         """One that is a number as people write it; what is worked out has more digits, and is a value like others."""
         number = self.number(value)
-        return Constant(number, value) if number is not None and number == round(number, 2) else None
+        return Constant(number) if number is not None and number == round(number, 2) else None
 
 
 def makers(events: Sequence[Event]) -> dict[int, Event]:

@@ -138,7 +138,11 @@ class Settings:
             return None
         others = {other: wanted(other) for other in self._beside(built.place, path)}
         if "..." in text:
-            edits, broken = self._fewest(path, built, call, text, others, aim)
+            said = keywords(text) or {}
+            for only in (*(said if len(said) > 1 else ()), ""):  # a padding that is "same" follows a dilation
+                edits, broken = self._set(path, built, call, text, others, only)
+                if edits and not broken and only and self._builds(layer, built, call, edits, aim):
+                    break
             if broken and (far := self._around(path, built, call, text, wanted)) is not None:
                 return far
             if broken and (far := self._given(path, aim, changes, for_all=True)) is not None:
@@ -149,24 +153,6 @@ class Settings:
             return None
         return self._taken(built.place, edits, broken)
 
-    def _fewest(
-        self,
-        path: str,
-        built: sites.Built,
-        call: ast.Call,
-        text: str,
-        others: Mapping[str, Optional[str]],
-        aim: LayerSpec,
-    ) -> tuple[Sequence[Edit], list[str]]:
-        """One of these settings alone, where the layer is as it is to be with that: a padding that is "same" follows a
-        dilation; else all of them."""
-        said = keywords(text)
-        for one in said if said is not None and len(said) > 1 else ():
-            edits, broken = self._set(path, built, call, text, others, one)
-            if edits and not broken and self._builds(self._layers[path], built, call, edits, aim):
-                return edits, broken
-        return self._set(path, built, call, text, others)
-
     def _set(
         self,
         path: str,
@@ -174,7 +160,7 @@ class Settings:
         call: ast.Call,
         text: str,
         others: Mapping[str, Optional[str]],
-        only: str = "",
+        only: str,
     ) -> tuple[Sequence[Edit], list[str]]:
         """The call with these settings, or one of them, and the others that it builds for which they are not right."""
         kind, broken = type(self._layers[path]), list[str]()

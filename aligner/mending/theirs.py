@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -258,5 +259,6 @@ def events_of(step: Step, story: Story, known: Mapping[int, int]) -> Iterable[Ev
 
 def _constant(story: Story, operand: Operand) -> Operand:
     """A tensor of one plain number is a number, though it may have been worked out."""
-    constant = story.constant(operand) if isinstance(operand, int) and operand >= 0 else None
-    return operand if constant is None else constant
+    if not isinstance(operand, int) or operand < 0 or (constant := story.constant(operand)) is None:
+        return operand
+    return replace(constant, made=operand)

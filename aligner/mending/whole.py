@@ -29,7 +29,7 @@ from aligner.source.ear import Ear
 from aligner.source.functions import definition, differs
 from aligner.source.listening import Inside
 from aligner.values import Values
-from aligner.words.calls import Constant, Opaque, Taken, tensors
+from aligner.words.calls import Opaque, Taken, tensors
 
 if TYPE_CHECKING:
     from aligner.mending.rerun import Rerun
@@ -302,7 +302,7 @@ def _renumbered(event: Event, numbers: Mapping[int, int], shift: int) -> Event:
     def argument(value: Any) -> Any:
         if isinstance(value, Taken):
             return value._replace(number=numbers.get(value.number, value.number))
-        plain = not isinstance(value, tuple) or isinstance(value, (Opaque, Constant))
+        plain = not isinstance(value, tuple) or isinstance(value, Opaque)
         return value if plain else tuple(map(argument, value))
 
     return replace(

@@ -149,9 +149,8 @@ def _unread_held(
 
 
 def _is_as_far(one: Mapping[Key, float], other: Mapping[Key, float], parts: Parts) -> bool:
-    same = one.keys() == other.keys()
-    return same and all(
-        one[port] == other[port] or abs(one[port] - other[port]) <= NEAR * (SAME + one[port])
+    return one.keys() == other.keys() and all(
+        one[port] == other[port] or abs(one[port] - other[port]) <= SAME + NEAR * min(one[port], other[port])
         for port in one
         if port not in parts
     )
