@@ -85,6 +85,12 @@ class Story:
     rough: set[int] = field(default_factory=set)
     """Values that fingerprints tell less of than of others: of a short type, or with numbers that count as their sign.
     """
+    parts: dict[int, tuple[Fingerprint, ...]] = field(default_factory=dict)
+    """Of the port's values, what the rows are that the reference takes out."""
+
+    def forms(self, value: int) -> Sequence[Optional[Fingerprint]]:
+        """A value as it is, and as the reference may have it."""
+        return [self.values[value], *self.parts.get(value, ())]
 
     def number(self, value: int) -> Optional[float]:
         """A value that is one number."""

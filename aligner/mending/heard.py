@@ -16,6 +16,7 @@ from aligner.compare.casts import is_short
 from aligner.dtypes import DTYPES, decode
 from aligner.errors import Reason
 from aligner.fingerprint import HUGE, LARGEST, Fingerprint, fingerprint, print_of
+from aligner.mending.chosen import NO_ROWS, Rows, parts
 from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event, Site, Story, as_segments, pieces
 from aligner.mending.memory import Memory
 from aligner.mending.sources import Sources
@@ -34,24 +35,6 @@ ITEMS, DEEP = 64, 2
 """Named values in one that the code has a name for, and how deep they stand in it."""
 
 
-class Deaf:
-    """A listener that is told nothing."""
-
-    def begun(self, *_: Any) -> None:
-        """An operation."""
-
-    def handed(self, *_: Any) -> None:
-        """Into a layer."""
-
-    kept = handed
-
-    def entered(self, *_: Any) -> None:
-        """Into a function."""
-
-    def came(self, *_: Any) -> None:
-        """Out of one, or of a layer."""
-
-
 class Told(NamedTuple):
     """Of a tensor's value."""
 
@@ -59,6 +42,8 @@ class Told(NamedTuple):
     fingerprint: Optional[Fingerprint]
     shape: tuple[int, ...]
     rough: bool
+    parts: tuple[Fingerprint, ...] = ()
+    """Of the rows that the reference takes out of it."""
 
 
 class Heard:
@@ -70,8 +55,9 @@ class Heard:
         sources: Sources,
         layers: Callable[[object], Optional[str]],
         memory: Optional[Memory] = None,
+        rows: Rows = NO_ROWS,
     ) -> None:
-        self.story = Story([], [], [])
+        self.story, self._rows = Story([], [], []), rows
         self._adapter, self._sources, self._layers = adapter, sources, layers
         self._values, self._memory = Values(adapter), memory
         self._known: dict[bytes, int] = {}
@@ -180,6 +166,8 @@ class Heard:
             self.story.shapes.append(told.shape)
             if told.rough:
                 self.story.rough.add(number)
+            if told.parts:
+                self.story.parts[number] = told.parts
         return number
 
     def _told(self, tensor: object) -> Told:
@@ -203,7 +191,8 @@ class Heard:
             floats = values is not None and not DTYPES[dtype].exact
             rough = values is None or (floats and (is_short(dtype) or bool((np.abs(values) >= HUGE).any())))
             known = None if values is None else fingerprint(values)
-            self._reads[mark, dtype] = Told(mark, known, tuple(array.shape), rough)
+            some = () if known is None or values is None else tuple(parts(values, self._rows))
+            self._reads[mark, dtype] = Told(mark, known, tuple(array.shape), rough, some)
         return self._reads[mark, dtype]
 
     def called(self, event: Event) -> Iterator[tuple[str, int, bool]]:

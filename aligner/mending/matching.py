@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
@@ -36,15 +37,14 @@ class Matching:
         self.limit = max(min(AGREE, SHARE * error if math.isfinite(error) else AGREE), LEAST)
         self.makers = makers(ours.events), makers([event for event in heard if event.word not in (RETURN, KEPT)])
         known = self._known(ours.events, wanted), self._known(heard, found)
-        prints = (
-            Prints([ours.values[value] for value in known[0]]),
-            Prints([theirs.values[value] for value in known[1]]),
-        )
+        forms = [(value, form) for value in known[1] for form in theirs.forms(value)]
+        prints = Prints([ours.values[value] for value in known[0]]), Prints([form for _, form in forms])
         alike = {value: prints[0].near(ours.values[value], self.limit) for value in known[0]}
         self.classes = {value: min([value, *(known[0][at] for at in same)]) for value, same in alike.items()}
         """Of the reference's values that are equal but for their shape, the first."""
         self.twins: dict[int, list[int]] = {
-            value: [known[1][at] for at in prints[1].near(ours.values[value], self.limit)] for value in known[0]
+            value: [*dict.fromkeys(forms[at][0] for at in prints[1].near(ours.values[value], self.limit))]
+            for value in known[0]
         }
         """The port's values that are one of the reference's."""
         if found in self.twins[wanted] and theirs.shapes[found] == ours.shapes[wanted]:
@@ -151,10 +151,9 @@ class Matching:
     def values_of(self, number: int) -> Collection[int]:
         """The reference's values that any value of the port's is, heard before or not."""
         if number not in self._values_of:
-            one = self.theirs.values[number]
             self._values_of[number] = {
                 value
-                for value in self.twins
+                for value, one in itertools.product(self.twins, self.theirs.forms(number))
                 if (other := self.ours.values[value]) is not None and one is not None and one.size == other.size
                 if number != self.found and apart(one, other) <= self.limit
             }

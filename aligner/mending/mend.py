@@ -22,6 +22,7 @@ from aligner.compare.checks import LIMIT, Check
 from aligner.compare.net import CallId
 from aligner.dtypes import DTYPES
 from aligner.mending.attributes import Instances
+from aligner.mending.chosen import NO_ROWS, told_of_all
 from aligner.mending.events import Story
 from aligner.mending.failing import FailedError
 from aligner.mending.ground import Ground
@@ -163,6 +164,7 @@ class Mending:
             return
         parent, story = self._running.parent(group.call, group.checks), self._theirs.story(ours)
         plain = parent.trial(Sources({}))
+        parent.rows = told_of_all(parent, story) if search else NO_ROWS
         if not search:
             yield from self._likewise(group, parent, plain, wrong_of(group.checks, plain))
             return
@@ -173,8 +175,8 @@ class Mending:
             errors = parent.trial(edited) if edited.texts and not given else {}
             given = given or self._of_framework(group, parent, story, errors, edited)
         if given:  # what its code may be off by is another by now
-            parent = self._running.parent(group.call, group.checks)
-            plain = parent.trial(Sources({}))
+            parent, rows = self._running.parent(group.call, group.checks), parent.rows
+            plain, parent.rows = parent.trial(Sources({})), rows
         yield from self._one(group, parent, story, plain)
 
     def _of_framework(

@@ -36,8 +36,8 @@ def witnessed(parent: Parent, story: Story, trial: Sources, one: Candidate, stri
     """
     heard, _ = parent.heard_again(trial)
     for events in _edited(heard, trial, one):
-        made = [heard.story.values[event.results[0]] for event in events]
-        if made and not (distances(story.values, made, turned=False).min(axis=0) <= AGREE).all():
+        made = [heard.story.forms(event.results[0]) for event in events]
+        if any((distances(story.values, forms, turned=False) > AGREE).all() for forms in made):
             return False
         if strictly and not made:
             return False

@@ -21,16 +21,16 @@ from aligner.dtypes import DTYPES, decode, encode
 from aligner.effects import Change, Effects
 from aligner.fingerprint import Fingerprint
 from aligner.mending.care import Care, Tables
+from aligner.mending.chosen import NO_ROWS
 from aligner.mending.failing import EnoughError, FailedError, InVainError, LostError
 from aligner.mending.ground import Ground
-from aligner.mending.heard import Deaf, Heard
+from aligner.mending.heard import Heard
 from aligner.mending.memory import Arguments
 from aligner.mending.rerun import Rerun, Vain
 from aligner.mending.right import alike
 from aligner.mending.sources import Sources
 from aligner.mending.stirring import Stirring
 from aligner.mending.whole import Whole
-from aligner.mending.witness import Caught
 from aligner.noise import DISTURBED, apart, noise
 from aligner.patches import together
 from aligner.record import Call, Key
@@ -38,6 +38,7 @@ from aligner.source.caches import Caches
 from aligner.source.constructing import Building, tables
 from aligner.source.ear import SECONDS, Ear, replaced
 from aligner.source.functions import differs
+from aligner.source.listening import Deaf, Listener
 from aligner.structure import Tensors, flatten_arguments, substitute_arguments
 from aligner.values import Values
 
@@ -181,7 +182,7 @@ class Parent:
         """Values in a form of the port's own, as its code makes them without edits."""
         self.kinds: dict[Key, str] = {}
         """Which kind of numbers it gives to the layers that it calls."""
-        self.bytes = 0
+        self.bytes, self.rows = 0, NO_ROWS
         self.turns: Sequence[str] = ()
         """Layers that are called in the place of each other, in their order."""
         self.given: dict[CallId, object] = {}
@@ -250,11 +251,9 @@ class Parent:
             self._memory.close()
         return self._first[1]
 
-    def caught(self, number: int) -> Caught:
-        """The same, with what the operation of that number was given."""
-        listener = Caught(self.running.adapter, self.running.counterpart, number)
+    def told(self, listener: Listener) -> None:
+        """Let one hear what its code does as it stands."""
         self._run(Sources({}), listener, lambda key, error: False, None)
-        return listener
 
     def tried(self, sources: Sources, vain: Vain, until: Optional[Key] = None) -> Mapping[Key, float]:
         """What `trial` gives, from memory where it can, and up to a value.
@@ -328,7 +327,7 @@ class Parent:
         return self._memory
 
     def _heard(self, sources: Sources, memory: Optional[Whole], until: Optional[Key] = None) -> tuple[Heard, Rerun]:
-        listener = Heard(self.running.adapter, sources, self.running.counterpart, memory)
+        listener = Heard(self.running.adapter, sources, self.running.counterpart, memory, self.rows)
         return listener, self._run(sources, listener, lambda key, error: False, memory, until)
 
     def _run(

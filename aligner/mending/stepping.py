@@ -35,7 +35,7 @@ from aligner.mending.search import Search
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.texts import Texts
 from aligner.mending.theirs import Theirs
-from aligner.mending.witness import Witness
+from aligner.mending.witness import Caught, Witness
 from aligner.record import Key
 from aligner.words.spelling import MINDSPORE, TORCH
 
@@ -347,8 +347,11 @@ class Stepping:
     def _witness(self, found: Differing, heard: Heard, parent: Parent, story: Story) -> Optional[Witness]:
         ours = self._plan.calls[CallId(parent.call.layer, parent.call.number)]
         expected = self._theirs.recorded(story, parent.call.step, ours, found.reference.results[found.result])
-        number = heard.story.events.index(found.port)
-        return None if expected is None else parent.caught(number).witness(found.result, expected)
+        if expected is None:
+            return None
+        caught = Caught(self._adapter, parent.running.counterpart, heard.story.events.index(found.port))
+        parent.told(caught)
+        return caught.witness(found.result, expected)
 
     def leaving(self, check: Check, parent: Parent, story: Story) -> Leaving:
         """Where its code leaves the reference's, as far as it is known without an edit."""

@@ -32,6 +32,24 @@ class Listener(Protocol):
         """A layer gives this, or a function of the user's."""
 
 
+class Deaf:
+    """A listener that is told nothing."""
+
+    def begun(self, *_: Any) -> None:
+        """An operation."""
+
+    def handed(self, *_: Any) -> None:
+        """Into a layer."""
+
+    kept = handed
+
+    def entered(self, *_: Any) -> None:
+        """Into a function."""
+
+    def came(self, *_: Any) -> None:
+        """Out of one, or of a layer."""
+
+
 @dataclass
 class Inside:
     """What is noted of a call of a user's function while it is under way."""

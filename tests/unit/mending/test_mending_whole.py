@@ -7,11 +7,11 @@ import textwrap
 
 import pytest
 
-from aligner.mending.heard import Deaf
 from aligner.mending.sources import Sources
 from aligner.mending.whole import Whole
 from aligner.registry import load
 from aligner.source import ear
+from aligner.source.listening import Deaf
 from aligner.values import Values
 
 torch = pytest.importorskip("torch")
