@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from types import FunctionType
 from typing import Any, Optional, Union
 
@@ -13,10 +12,11 @@ from aligner.mending.candidate import Candidate
 from aligner.mending.events import HELPER, Event
 from aligner.mending.figures import more
 from aligner.mending.matching import Matching
+from aligner.mending.measuring import by_size, measured
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.mending.texts import Texts
 from aligner.mending.variations import own, statements
-from aligner.source.written import parsed, walked
+from aligner.source.written import definition, functions, optional, parsed, walked
 
 Given = Union[ast.expr, str]
 """An argument's expression, or the name of one that is not given."""
@@ -30,15 +30,16 @@ FITTING = 4
 
 def by_caller(one: Candidate, events: Sequence[Event], sources: Sources) -> Iterator[Candidate]:
     """A literal in the place of a parameter, given by the call that was under way instead: as it is, by the name of
-    something that is as much there, or as what is given and the difference.
+    something that is as much there, or as what is given and the difference. A literal by what has this size, too.
     """
+    yield from by_size(one, sources)
     if len(one.edits) != 1 or not one.moves or not one.old.isidentifier() or not _is_literal(one.edits[0].new):
         return
     event = one.moves[0][0]
     call = next(around(event, events), None)
     if event.site is None or call is None or call.site is None or not isinstance(call.node, ast.Call):
         return
-    function = _definition(sources.text(event.site.file), event.site.line)
+    function = definition(sources.text(event.site.file), event.site.line)
     place = None if function is None else _given(call.node, function, one.old)
     for late, text in enumerate(_texts(one, event, call, place, sources)):
         edit = _edit(call.node, call.site.file, place, text, sources)
@@ -70,15 +71,15 @@ def told(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
     were not. The nearest lines first.
     """
     text = sources.text(file)
-    functions = {one.name: one for one in _functions(text)}
+    known = {one.name: one for one in functions(text)}
     calls = [(_called(node), node) for node in walked(parsed(text)) if isinstance(node, ast.Call)]
-    calls = [(name, call) for name, call in calls if name in functions]
+    calls = [(name, call) for name, call in calls if name in known]
     for statement in statements(text, line):
         inside = {node for node in own(statement) if isinstance(node, ast.Call)}
         for name in dict.fromkeys(name for name, call in calls if call in inside):
-            for parameter, default in _optional(functions[name]):
+            for parameter, default in optional(known[name]):
                 said = [
-                    (call, _given(call, functions[name], parameter), call in inside)
+                    (call, _given(call, known[name], parameter), call in inside)
                     for other, call in calls
                     if other == name
                 ]
@@ -97,14 +98,6 @@ def told(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
                     yield tuple(edit for edit in edits if edit is not None)
 
 
-def _optional(function: ast.FunctionDef) -> Iterator[tuple[str, ast.Constant]]:
-    """Its parameters that have a constant as a default."""
-    plain, defaults = [*function.args.posonlyargs, *function.args.args], function.args.defaults
-    pairs = [*zip(plain[len(plain) - len(defaults) :], defaults)]
-    pairs += zip(function.args.kwonlyargs, function.args.kw_defaults)  # type: ignore[arg-type]  # None is no constant
-    yield from ((one.arg, default) for one, default in pairs if isinstance(default, ast.Constant))
-
-
 def _called(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
@@ -113,10 +106,12 @@ def _texts(one: Candidate, event: Event, call: Event, place: Optional[Given], so
     """What the call may give instead: the shortest that says it in the code's own words first."""
     text = one.edits[0].new
     wanted, found = ast.literal_eval(text), event.known.get(one.old)
-    if type(wanted) is int and type(found) is int and place is not None:
+    if type(wanted) is int and type(found) is int and place is not None and call.site is not None:
         yield from (name for name, value in call.names.items() if type(value) is int and value == wanted)
-        if isinstance(place, ast.expr) and call.site is not None:
-            yield more(place, wanted - found, sources.words(call.site.file, place))
+        old = sources.words(call.site.file, place) if isinstance(place, ast.expr) else str(found)
+        yield from measured(wanted, call, old, sources)
+        if isinstance(place, ast.expr):
+            yield more(place, wanted - found, old)
     yield text
 
 
@@ -134,17 +129,6 @@ def around(event: Event, events: Sequence[Event]) -> Iterator[Event]:
     if at is not None:
         calls = [one for number, one in enumerate(events) if one.word == HELPER and one.began <= at < number]
         yield from sorted(calls, key=lambda one: -one.began)
-
-
-def _definition(text: str, line: int) -> Optional[ast.FunctionDef]:
-    functions = _functions(text)
-    around = [one for one in functions if one.lineno < line <= (one.end_lineno or 0)]
-    return max(around, key=lambda one: one.lineno, default=None)
-
-
-@lru_cache(maxsize=32)
-def _functions(text: str) -> Sequence[ast.FunctionDef]:
-    return [one for one in walked(parsed(text)) if isinstance(one, ast.FunctionDef)]
 
 
 def _given(call: ast.Call, definition: ast.FunctionDef, name: str) -> Optional[Given]:

@@ -7,6 +7,7 @@ import sys
 import types
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -235,8 +236,9 @@ class Heard:
         return Opaque(str(value)[:80])
 
     def _constant(self, operand: Operand) -> Operand:
-        constant = self.story.constant(operand) if isinstance(operand, int) else None
-        return operand if constant is None else constant
+        if not isinstance(operand, int) or (constant := self.story.constant(operand)) is None:
+            return operand
+        return replace(constant, made=operand)
 
     def _frame(self, where: Place, args: Sequence[Any], kwargs: Mapping[str, Any], keeps: bool = False) -> _Frame:
         frame = sys._getframe(1)

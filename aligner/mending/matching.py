@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Optional
 
 from aligner.fingerprint import Prints, apart
-from aligner.mending.events import KEPT, LAYER, RETURN, Event, Story, makers
+from aligner.mending.events import KEPT, LAYER, RETURN, WIDENED, Event, Story, makers
 from aligner.words.calls import Constant, Operand, equal
 from aligner.words.spelling import number_text
 
@@ -50,8 +50,11 @@ class Matching:
         if found in self.twins[wanted] and theirs.shapes[found] == ours.shapes[wanted]:
             self.twins[wanted].remove(found)  # too near for a fingerprint
         right = {value for twins in self.twins.values() for value in twins}
-        self.wrong = _behind(found, self.makers[1], right - {found}, self._remade(right))
-        self.missing = _behind(wanted, self.makers[0], {v for v, twins in self.twins.items() if twins} - {wanted})
+        had = {v for v, twins in self.twins.items() if twins}
+        places = _places(ours, ours.events), _places(theirs, heard)
+        odd = [{v for v, n in one.items() if n not in {*other.values()}} for one, other in (places, places[::-1])]
+        self.wrong = _behind(found, self.makers[1], right - {found}, odd[1], self._remade(right))
+        self.missing = _behind(wanted, self.makers[0], had - {wanted}, odd[0])
         nowhere = {value for value, _ in self.wrong} - right
         self.held = {
             result for event in heard if event.word == LAYER and nowhere & {*event.operands} for result in event.results
@@ -168,19 +171,38 @@ class Matching:
         return found
 
 
+def _places(story: Story, events: Iterable[Event]) -> Mapping[int, Optional[float]]:
+    """Values that are one place alone, as of a step that decodes one word."""
+    found: dict[int, Optional[float]] = {}
+    for event in events:
+        first = event.operands[0] if event.operands else None
+        formed = event.word in WIDENED and isinstance(first, Constant) and first.made in found
+        if event.word == "arange" or formed:
+            found.update((one, story.number(one)) for one in event.results if story.number(one) is not None)
+    return found
+
+
 def _behind(
-    end: int, made: Mapping[int, Event], right: Collection[int], remade: Optional[dict[int, list[int]]] = None
+    end: int,
+    made: Mapping[int, Event],
+    right: Collection[int],
+    odd: Collection[int],
+    remade: Optional[dict[int, list[int]]] = None,
 ) -> list[Step]:
-    """Values on the way to the end that are not known to be right, and what made them; the first first."""
+    """Values on the way to the end that are not known to be right, and what made them; the first first. The `odd` ones
+    are known not to be, though they are single numbers.
+    """
     found: dict[int, Optional[Event]] = {}
     left = [end]
     while left:
         value = left.pop()
         if value in right and remade:
             left += remade.pop(value, ())
-        if value in found or value in right:
+        if value in found or (value in right and value not in odd):
             continue
         found[value] = event = made.get(value)
         if event is not None and event.word != LAYER:
             left += [one for one in event.operands if isinstance(one, int)]
+            made_alone = (one.made for one in event.operands if isinstance(one, Constant))
+            left += [one for one in made_alone if one is not None and one in odd]
     return sorted(found.items())

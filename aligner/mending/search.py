@@ -21,6 +21,7 @@ from aligner.mending.exchanging import exchanged_layers, forgotten_layers
 from aligner.mending.handing import handed
 from aligner.mending.joining import apart, each_others, everywhere
 from aligner.mending.matching import EARLY, NEAREST, Matching, Step
+from aligner.mending.measuring import counted_on
 from aligner.mending.sources import Edit, Sources, change, edit_of
 from aligner.mending.texts import Texts
 from aligner.mending.upstream import other_steps, partings
@@ -66,8 +67,7 @@ class Search:
             if any(self._matching.worked_out & {*_NUMBER.findall(edit.new)} for edit in edits):
                 continue  # right for this input alone
             if edits and apart(edits) and (edits not in found or found[edits].cost > one.cost):
-                one.edits = edits
-                one.old = self._sources.text(edits[0].file)[edits[0].start : edits[0].end]
+                one.edits, one.old = edits, self._sources.words_at(edits[0])
                 found[edits] = one
         plain = [*found.values()]
         given = [two for one in plain for two in by_caller(one, self._matching.theirs.events, self._sources)]
@@ -92,7 +92,7 @@ class Search:
         event = anchor.event
         for value, model in (*self._matching.near, *self._formed(anchor)):
             if model is not None and model.word == event.word and event.word not in (LAYER, HELPER):
-                for edits, why, fed in self._adjusted(anchor, model):
+                for edits, why, fed in (*self._adjusted(anchor, model), *counted_on(event, model, self._sources)):
                     weights = [min(self._cost(edit), _AT_MOST.get(why, 99.0)) for edit in edits]
                     yield Candidate(sum(weights), tuple(edits), why, ((event, None, value, fed),))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Optional, Union
 
@@ -155,3 +155,23 @@ def _outermost(text: str) -> Sequence[ast.stmt]:
             for name in ("body", "orelse", "finalbody"):
                 left += [one for one in getattr(node, name, ()) if isinstance(one, ast.stmt)]
     return found
+
+
+def definition(text: str, line: int) -> Optional[ast.FunctionDef]:
+    """The function that a line of a file's text stands in."""
+    around = [one for one in functions(text) if one.lineno < line <= (one.end_lineno or 0)]
+    return max(around, key=lambda one: one.lineno, default=None)
+
+
+@lru_cache(maxsize=32)
+def functions(text: str) -> Sequence[ast.FunctionDef]:
+    """All in it."""
+    return [one for one in walked(parsed(text)) if isinstance(one, ast.FunctionDef)]
+
+
+def optional(function: ast.FunctionDef) -> Iterator[tuple[str, ast.Constant]]:
+    """A function's parameters that have a constant as a default."""
+    plain, defaults = [*function.args.posonlyargs, *function.args.args], function.args.defaults
+    pairs = [*zip(plain[len(plain) - len(defaults) :], defaults)]
+    pairs += zip(function.args.kwonlyargs, function.args.kw_defaults)  # type: ignore[arg-type]  # None is no constant
+    yield from ((one.arg, default) for one, default in pairs if isinstance(default, ast.Constant))
