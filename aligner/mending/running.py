@@ -79,9 +79,9 @@ class Running:
 
     @cached_property
     def caches(self) -> Caches:
-        """What the user's files keep from call to call."""
-        classes = (type(layer) for _, layer in self.adapter.layers(self._model))
-        return Caches(classes, self.adapter.packages, Values(self.adapter).holds)
+        """What the user's files and layers keep from call to call."""
+        layers = (layer for _, layer in self.adapter.layers(self._model))
+        return Caches(layers, self.adapter.packages, Values(self.adapter).holds)
 
     @cached_property
     def tables(self) -> Set[int]:

@@ -1,4 +1,5 @@
-"""What the user's code keeps from one call for the next: containers that his files begin with empty.
+"""What the user's code keeps from one call for the next: containers that his files begin with empty, or his layers, and
+what these begin with as None.
 
 A table that is made in the first call, and taken out of such a container in all others, is made in none that is run
 again: its code would not be heard, and an edit of it would change nothing.
@@ -25,6 +26,7 @@ _EMPTY = ("dict", "list", "OrderedDict", "defaultdict")
 _FILLS = """
 append appendleft extend extendleft insert add update setdefault pop popitem popleft remove discard clear sort reverse
 """
+_MADE = {"empty": "filled", "none": "made"}
 _FILLING = frozenset(_FILLS.split())
 _STANDARD = os.path.dirname(os.__file__) + os.sep
 _KEEPING = type(functools.lru_cache(maxsize=1)(repr))
@@ -39,12 +41,13 @@ def unkept(function: Any) -> Any:
 
 
 class Caches:
-    """Those of the files in which these classes stand, and of the files that they use."""
+    """Those of these layers, of the files in which their classes stand, and of the files that they use."""
 
-    def __init__(self, classes: Iterable[type], packages: Iterable[str], holds: Callable[[object], bool]) -> None:
+    def __init__(self, layers: Iterable[object], packages: Iterable[str], holds: Callable[[object], bool]) -> None:
         self._packages, self._holds = {*packages, "numpy", "aligner", "aligner_hooks", "builtins"}, holds
         files: dict[tuple[int, str], dict[str, Any]] = {}
-        due = [found for one in classes for found in self._files(one)]
+        layers = [*layers]
+        due = [found for one in {type(layer) for layer in layers} for found in self._files(one)]
         while due and len(files) < MANY:
             space, file = due.pop()
             if (id(space), file) not in files:
@@ -52,6 +55,14 @@ class Caches:
                 due += [other for value in [*space.values()] for other in self._files(value)]
         found = (one for (_, file), space in files.items() for one in _containers(space, file))
         self._found = [*{id(one): one for one in found}.values()]
+        self._own = [(vars(layer), name) for layer in layers for name in self._begun(type(layer))]
+        """The attributes of layers."""
+
+    def _begun(self, kind: type) -> set[str]:
+        """What a layer of this class begins with as nothing, and one of its methods makes."""
+        files = {(one.__name__, file) for one in kind.__mro__ for _, file in self._files(one)}
+        known = {(name, way) for owner, file in files for one, name, way in _attributes(file) if one == owner}
+        return {name for name, way in known if (name, _MADE.get(way)) in known}
 
     def _files(self, value: Any) -> Iterator[tuple[dict[str, Any], str]]:
         """In which a function, or a class's, is written by the user, with what has a name there."""
@@ -72,20 +83,35 @@ class Caches:
     @property
     def filled(self) -> bool:
         """Whether something is kept."""
-        return any(map(self._is_filled, self._found))
+        return any(map(self._is_filled, self._kept())) or bool(self._made())
+
+    def _kept(self) -> list[Any]:
+        own = (space.get(name) for space, name in self._own)
+        return [*self._found, *(one for one in own if isinstance(one, (dict, list)))]
+
+    def _made(self) -> list[tuple[dict[str, Any], str]]:
+        return [(space, name) for space, name in self._own if self._is_value(space.get(name))]
+
+    def _is_value(self, one: object) -> bool:
+        return self._holds(one) or (isinstance(one, tuple) and bool(one) and all(map(self._holds, one)))
 
     @contextmanager
     def emptied(self, really: bool = True) -> Iterator[None]:
         """Meanwhile they are as they were before the first call."""
-        kept = [(one, one.copy()) for one in self._found if really and self._is_filled(one)]
+        kept = [(one, one.copy()) for one in self._kept() if really and self._is_filled(one)]
         for one, _ in kept:
             one.clear()
+        made = [(space, name, space[name]) for space, name in self._made()] if really else []
+        for space, name, _ in made:
+            space[name] = None
         try:
             yield
         finally:
             for one, content in kept:
                 one.clear()
                 one.extend(content) if isinstance(one, list) else one.update(content)
+            for space, name, value in made:
+                space[name] = value
 
 
 def _containers(space: Mapping[str, Any], file: str) -> Iterator[Any]:
@@ -115,6 +141,41 @@ def _written(file: str) -> tuple[tuple[str, str], ...]:
         for target in (one.targets if isinstance(one, ast.Assign) else [one.target])
         if isinstance(target, ast.Name) and target.id in filled
     )
+
+
+@lru_cache(maxsize=256)
+def _attributes(file: str) -> tuple[tuple[str, str, str], ...]:
+    """Of the classes of a file, attributes that they begin with empty, or as None, and such as other methods fill, or
+    make.
+    """
+    try:
+        tree = parsed(source(file))
+    except (SyntaxError, ValueError, RecursionError):
+        return ()
+    found: list[tuple[str, str, str]] = []
+    for one in (each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)):
+        methods = [each for each in one.body if isinstance(each, ast.FunctionDef)]
+        begun = [*_assigned(each for each in methods if each.name == "__init__")]
+        others = [each for each in methods if each.name != "__init__"]
+        found += [(one.name, name, "empty") for name, value in begun if _is_empty(value)]
+        found += [(one.name, name, "none") for name, value in begun if _is_none(value)]
+        found += [(one.name, name, "made") for name, value in _assigned(others) if not _is_none(value)]
+        found += [(one.name, name, "filled") for each in others for name in _filled(each)]
+    return tuple(found)
+
+
+def _assigned(methods: Iterable[ast.FunctionDef]) -> Iterator[tuple[str, ast.expr]]:
+    """The attributes of a layer that are given something, and what."""
+    for node in (node for method in methods for node in ast.walk(method)):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for one in (part for each in targets for part in (each.elts if isinstance(each, ast.Tuple) else [each])):
+                if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id == "self":
+                    yield one.attr, node.value
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _filled(function: ast.AST) -> Iterator[str]:

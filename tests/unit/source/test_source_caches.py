@@ -21,8 +21,8 @@ def built(folder, text):
     return module
 
 
-def caches(*classes):
-    return Caches(classes, ("torch",), lambda value: isinstance(value, np.ndarray))
+def caches(*classes, layers=()):
+    return Caches([*layers, *(kind() for kind in classes)], ("torch",), lambda value: isinstance(value, np.ndarray))
 
 
 @pytest.mark.parametrize("empty", ["{}", "dict()", "functools.partial(dict)()"], ids=["braces", "dict", "another call"])
@@ -98,3 +98,56 @@ def test_what_a_function_runs_that_keeps_its_results():
     assert unkept(plain) is plain
     assert unkept(net.table)(3) == 3
     assert unkept(net.table).__self__ is net
+
+
+LAYERS = """
+class Base:
+    def __init__(self):
+        self.rows, self.plain, self.state = None, {}, np.zeros(2)
+        self.found = {}
+        self.mask = None
+
+    def named(self, n):
+        self.plain["n"] = n
+
+
+class Net(Base):
+    def forward(self, n):
+        if n not in self.found:
+            self.found[n] = np.arange(n)
+        return self.found[n]
+
+
+class Masked(Base):
+    def __init__(self):
+        super().__init__()
+        self.mask = self.pair = None
+
+    def forward(self, n):
+        if self.mask is None:
+            self.mask = np.arange(n)
+            self.pair = (np.arange(n), np.arange(n))
+        return self.mask
+"""
+
+
+@pytest.mark.parametrize("kind", ["Net", "Masked"])
+def test_what_a_layer_begins_without_it_makes_again(tmp_path, kind):
+    module = built(tmp_path, LAYERS)
+    layer = getattr(module, kind)()
+    known = layer.forward(3)
+    with caches(layers=[layer]).emptied():
+        assert layer.forward(3) is not known
+        layer.forward(4)
+    assert layer.forward(3) is known
+    assert caches(layers=[layer]).filled
+
+
+def test_what_a_layer_begins_with_it_keeps(tmp_path):
+    module = built(tmp_path, LAYERS)
+    layer = module.Masked()
+    layer.named(3)
+    state = layer.state
+    with caches(layers=[layer]).emptied():
+        assert layer.state is state
+        assert layer.plain == {"n": 3}
