@@ -120,7 +120,9 @@ class Mending:
             for group, one in made:
                 self._instances.build_otherwise(one, partial(self._alike, group, one))
             for group, one in ((group, one) for group, one in self._proved if one.edits):
-                one.broken = [*one.broken, *self._others.left(group, one.check.port, self._sources)]
+                wrong = [check for check in group.checks if check.fails]
+                right = {check.port for check in wrong if not one.right or check.key in one.right} | {one.check.port}
+                one.broken = [*one.broken, *self._others.left(group, right, self._sources)]
         return found
 
     @contextmanager

@@ -4,7 +4,7 @@ call that the edit was found in should be put right by it too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from types import FunctionType
 from typing import Optional
@@ -71,20 +71,20 @@ class Others:
         same = [one for one in self._groups if one is not group and one.fails and one.call.layer == group.call.layer]
         return [f"{other.owner} #{other.call.number}" for other in same if self._is_lost(other.call)]
 
-    def left(self, group: Group, value: Key, sources: Sources) -> Iterator[str]:
-        """Other calls of the same code in which the value that was put right is as wrong as it was: what does in one
+    def left(self, group: Group, values: Collection[Key], sources: Sources) -> Iterator[str]:
+        """Other calls of the same code in which a value that was put right is as wrong as it was: what does in one
         turn may be right by chance, as a rotation that is none yet. Of those that hand on values of their own, as a
         cache, nobody can tell: they are given what the wrong code made.
         """
         alike = [one for one in self._groups if one is not group and one.fails and one.kind is group.kind]
         alike = [one for one in alike if all(check.reason != OTHER_BORDER for check in one.checks)]
         for other in alike[:SAME]:
-            inside = value.layer[len(group.call.layer) :]
+            right = {(f"{other.call.layer}{one.layer[len(group.call.layer) :]}", one.slot) for one in values}
             with suppress(FailedError):
                 parent = self._running.parent(other.call, other.checks)
                 errors = [parent.trial(each) for each in (Sources({}), sources)]
                 for check in wrong_of(other.checks, errors[0]):
-                    same = check.port.slot == value.slot and check.port.layer == f"{other.call.layer}{inside}"
+                    same = (check.port.layer, check.port.slot) in right
                     before, after = (each.get(check.port, 0.0) for each in errors)
                     if same and after >= STAYS * before > 0.0:
                         yield f"{other.owner} #{other.call.number}"
