@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from aligner.mending.events import Event
@@ -32,3 +32,21 @@ class Anchor:
     def is_array(self) -> bool:
         """Whether numpy computes there."""
         return self.node in self.event.arrays
+
+
+class Parts:
+    """What the parts of an expression have made."""
+
+    def __init__(self, heard: Sequence[Event]) -> None:
+        self._order = {event: number for number, event in enumerate(heard)}
+        self._made: dict[ast.AST, list[Event]] = {}
+        for event in heard:
+            if event.node is not None and len(event.results) == 1 and not event.part:
+                self._made.setdefault(event.node, []).append(event)
+
+    def of(self, anchor: Anchor) -> Iterator[tuple[ast.AST, int]]:
+        """Each part of what stands there, with its value in this turn."""
+        end = self._order.get(anchor.event, len(self._order))
+        for node in ast.walk(anchor.node):
+            made = [one for one in self._made.get(node, ()) if self._order[one] < end]
+            yield from [(node, made[-1].results[0])] if made else []

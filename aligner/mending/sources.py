@@ -201,8 +201,24 @@ def _bare(text: str) -> str:
         plain = ast.unparse(ast.parse(text, mode="eval").body)
     except SyntaxError:
         return text
-    left = [[one for one in _tokens(words) if one not in "()"] for words in (text, plain)]
-    return plain if left[0] == left[1] and plain.count("(") < text.count("(") and not _is_tuple(text) else text
+    said, left = ([one for one in _tokens(words) if one not in "()"] for words in (text, plain))
+    if len(said) != len(left) or plain.count("(") >= text.count("(") or _is_tuple(text):
+        return text
+    at = 0
+    for one, other in zip(said, left):
+        if one != other and not _is_same_number(one, other):
+            return text
+        at = plain.index(other, at)
+        plain = f"{plain[:at]}{one}{plain[at + len(other) :]}"  # 0.30 stays as it was written
+        at += len(one)
+    return plain
+
+
+def _is_same_number(one: str, other: str) -> bool:
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False
 
 
 def _is_tuple(text: str) -> bool:

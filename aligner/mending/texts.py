@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
@@ -14,27 +13,21 @@ from aligner import values
 from aligner.adapter import Adapter
 from aligner.fingerprint import distances
 from aligner.mending import words
-from aligner.mending.anchor import Anchor
+from aligner.mending.anchor import Anchor, Parts
 from aligner.mending.events import LAYER, Event, is_idle
 from aligner.mending.heard import Heard
 from aligner.mending.matching import Matching
+from aligner.mending.modules import modules
 from aligner.mending.sources import Sources
 from aligner.words.calls import Constant, Operand
 from aligner.words.operations import arguments
-from aligner.words.spelling import MINDSPORE, NUMPY, TORCH, bracketed, number_text, spelled, unshaped, widened, written
+from aligner.words.spelling import MINDSPORE, NUMPY, bracketed, number_text, spelled, unshaped, widened, written
 
 DEEPEST = 8
 """Operations in one expression that is written."""
 
 CONDITIONS = {"where": 0, "masked_fill": 1}
 """Which operand is to be true or false."""
-
-_MODULES: Mapping[str, Mapping[str, str]] = {
-    MINDSPORE: {"ops": "mindspore.ops", "ms": "mindspore"},
-    TORCH: {"ops": "torch", "ms": "torch"},
-    NUMPY: {"ops": "numpy", "ms": "numpy"},
-}
-"""The framework's modules by what templates call them."""
 
 
 class Texts:
@@ -170,7 +163,7 @@ class Texts:
         word = self._filling(made, side) if made.word == "fill" else made.word
         word = "floordiv" if made.arguments.get("rounding_mode") == "floor" else word
         texts.update({"value": bracketed(texts["value"])} if word == "floats" else {})
-        return spelled(word, operands, made.arguments, texts, self._modules(anchor.event, side), side, part)
+        return spelled(word, operands, made.arguments, texts, modules(anchor.event.scope, side), side, part)
 
     def _filling(self, made: Event, side: str) -> str:
         """Numbers of a value of its own: MindSpore's `full` makes whole ones of them."""
@@ -184,7 +177,7 @@ class Texts:
         dtype = anchor.event.arrays[anchor.node]
         if self._matching.ours.is_float(value) and not dtype.startswith("float"):
             dtype = "float32"
-        module = self._modules(anchor.event, NUMPY)["ops"]
+        module = modules(anchor.event.scope, NUMPY)["ops"]
         return text if dtype == "float64" else f"{text[:-1]}, dtype={module}.{dtype})"
 
     def unshaped(self, value: int, anchor: Anchor) -> Optional[str]:
@@ -242,7 +235,18 @@ class Texts:
             if self._stands_for(number, value, value in self._matching.values_of(number))
         ]
         form = self._matching.ours.shapes[value]
+        said = said if said is not None or named else self._inside(value, anchor)
         return min(named, key=lambda one: self._matching.theirs.shapes[one[1]] != form, default=said)
+
+    def _inside(self, value: int, anchor: Anchor) -> Optional[tuple[str, int]]:
+        """A part of the expression that stands there, further in."""
+        right = {one for one in self._matching.twins.get(value, ()) if one not in self._matching.held}
+        found = next(((node, one) for node, one in self._parts.of(anchor) if one in right), None) if right else None
+        return None if found is None else (bracketed(self.source(anchor.event, found[0])), found[1])
+
+    @cached_property
+    def _parts(self) -> Parts:
+        return Parts(self._matching.heard)
 
     def _stands_for(self, number: int, value: int, twin: bool) -> bool:
         return number not in self._matching.held and (twin or self.assumed.get(number) == value)
@@ -369,17 +373,6 @@ class Texts:
             raise LookupError(reference)
         return found[0]
 
-    def _modules(self, event: Event, side: str) -> Mapping[str, str]:
-        """What the code calls the framework's modules, or numpy, as far as it has them."""
-        wanted = _MODULES[side]
-        known = {value.__name__: name for name, value in event.scope.items() if isinstance(value, types.ModuleType)}
-        found = {}
-        for word, module in wanted.items():
-            root, dot, rest = module.partition(".")
-            if module in known or root in known:
-                found[word] = known.get(module) or f"{known[root]}{dot}{rest}"
-        return found
-
     def operation(
         self, event: Event, word: str, text: str, node: ast.AST, given: Optional[Mapping[str, Any]] = None
     ) -> str:
@@ -389,7 +382,7 @@ class Texts:
             LookupError: the code has no words for it.
         """
         side = NUMPY if node in event.arrays else self._side
-        return spelled(word, [text], arguments(word) if given is None else given, {}, self._modules(event, side), side)
+        return spelled(word, [text], arguments(word) if given is None else given, {}, modules(event.scope, side), side)
 
     def transposed(self, event: Event, text: str, perm: Sequence[int]) -> str:
         """An expression with its axes in another order.
@@ -397,4 +390,4 @@ class Texts:
         Raises:
             LookupError: the code has no words for it.
         """
-        return spelled("transpose", [text], {"perm": tuple(perm)}, {}, self._modules(event, self._side), self._side)
+        return spelled("transpose", [text], {"perm": tuple(perm)}, {}, modules(event.scope, self._side), self._side)
