@@ -41,6 +41,7 @@ def build():
 """
 RIGHT = "torch.sin(1.{n} * self.steps[{n}](x)) + torch.tanh(x)"
 WRONG = "torch.sin(1.7 * self.steps[{n}](x)) + torch.tanh(0.7 * x)"
+UNSPELLED = "torch.special.i1e(3 * self.steps[{n}](x)) + torch.special.ndtri(torch.sigmoid(x).roll(1, 0))"
 HOPELESS = "torch.sin(torch.cumsum(self.steps[{n}](x) ** 2, 0) % 0.37) + torch.erf(x).roll(3, 1)"
 
 
@@ -65,6 +66,7 @@ def test_twelve_mistakes_in_one_layer_are_all_mended(tmp_path, capsys):
 @pytest.mark.parametrize("count", [1, 3])
 def test_those_before_one_that_nothing_mends_are_mended(tmp_path, capsys, count):
     written(tmp_path, count, RIGHT, WRONG, WRONG, HOPELESS, RIGHT, RIGHT)
+    (tmp_path / "ref.py").write_text(net(count, *[RIGHT] * 3, UNSPELLED, *[RIGHT] * 2), encoding="utf-8")
     told = answer(tmp_path, capsys)["origins"]
     assert len(told) == 3 * count
     assert {one["between"][1].split(".", 2)[2] for one in told if one["edit"] is None} == {"steps.4"}
