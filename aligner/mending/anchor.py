@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from aligner.mending.events import Event
 from aligner.words.calls import Operand
@@ -25,6 +27,8 @@ class Anchor:
     """... and at which depth it is known that there is nothing."""
     named: bool = False
     """A name is told rather than what stands there, where both have the value: in a first turn they may."""
+    loose: bool = False
+    """Axes of one are left as the port has them: what a part is made of and what stands around it go together so."""
     whole: bool = False
     """What the reference does in vain on its line is told as well: `> 0` of what is 0 or 1."""
 
@@ -39,14 +43,23 @@ class Parts:
 
     def __init__(self, heard: Sequence[Event]) -> None:
         self._order = {event: number for number, event in enumerate(heard)}
-        self._made: dict[ast.AST, list[Event]] = {}
-        for event in heard:
+        self._made: dict[ast.AST, tuple[list[int], list[int]]] = {}
+        """When, and which values."""
+        for number, event in enumerate(heard):
             if event.node is not None and len(event.results) == 1 and not event.part:
-                self._made.setdefault(event.node, []).append(event)
+                turns, values = self._made.setdefault(event.node, ([], []))
+                turns.append(number)
+                values.append(event.results[0])
+        self._known: dict[tuple[ast.AST, Event], Sequence[tuple[ast.AST, int]]] = {}
 
-    def of(self, anchor: Anchor) -> Iterator[tuple[ast.AST, int]]:
+    def of(self, anchor: Anchor) -> Sequence[tuple[ast.AST, int]]:
         """Each part of what stands there, with its value in this turn."""
-        end = self._order.get(anchor.event, len(self._order))
-        for node in ast.walk(anchor.node):
-            made = [one for one in self._made.get(node, ()) if self._order[one] < end]
-            yield from [(node, made[-1].results[0])] if made else []
+        place = anchor.node, anchor.event
+        if place not in self._known:
+            end, found = self._order.get(anchor.event, len(self._order)), list[tuple[ast.AST, int]]()
+            for node in islice(ast.walk(anchor.node), 1, None):
+                turns, values = self._made.get(node, ((), ()))
+                at = bisect_left(turns, end)
+                found += [(node, values[at - 1])] if at else []
+            self._known[place] = found
+        return self._known[place]

@@ -16,17 +16,23 @@ from aligner.source.written import parsed, source
 LEAST_SIZE = 4
 """Smaller numbers are axes and counts more often than sizes."""
 
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d*)?(?![\w.])")
 _WHOLE = re.compile(r"(?<![\w.])\d+(?![\w.])")
 
 
-def sizes(edits: Iterable[Mapping[str, Any]], shapes: Iterable[Sequence[int]]) -> list[int]:
-    """Whole numbers that come with these edits and are sizes of values: right for this input, maybe for no other."""
+def sizes(
+    edits: Iterable[Mapping[str, Any]], shapes: Iterable[Sequence[int]], reference: Iterable[str] = ()
+) -> list[int]:
+    """Whole numbers that come with these edits and are sizes of values: right for this input, maybe for no other. What
+    the reference's own lines write out is as right as they are.
+    """
     came, went = Counter[int](), Counter[int]()
     for edit in edits:
         for lines, found in ((edit["after"], came), (edit["before"], went)):
             found.update(int(word) for line in lines for word in _WHOLE.findall(line))
     known = {size for shape in shapes for size in shape if size >= LEAST_SIZE}
-    return sorted({*(came - went)} & known)
+    said = {float(word) for line in reference for word in _NUMBER.findall(line)}
+    return sorted(({*(came - went)} & known) - said)
 
 
 def hunks(old: Sources, new: Sources) -> Iterator[Mapping[str, Any]]:

@@ -235,7 +235,8 @@ class Mending:
             self._judge(result, wrong_of(group.checks, parent.trial(start)), plain, parent.trial(way.sources))
             if result.before > result.after:  # else what is put right is right as the code stands
                 self._take(group, start, heads, way.sources, result)
-                result.sizes = sizes(hunks(start, way.sources), story.shapes)
+                lines = {event.text for event in story.events}
+                result.sizes = sizes(hunks(start, way.sources), story.shapes, lines)
                 return [result]
             result = replace(result, check=wrong[0], before=before, after=before, why=(), right=())
         by = self._differing(group, group.checks, parent, story, plain, Sources({})) if not likewise else []

@@ -63,6 +63,9 @@ class Texts:
         with suppress(LookupError):
             plain = self.text(value, anchor)
             yield plain
+            if "expand_dims(" in plain or "unsqueeze(" in plain:
+                loose = self.text(value, replace(anchor, loose=True, said={}, unsaid={}))
+                yield from [loose] if loose != plain else []
             made = self._matching.makers[0].get(value)
             if made is not None and made.text in self._lines:
                 whole = self.text(value, replace(anchor, whole=True, said={}, unsaid={}))
@@ -255,6 +258,8 @@ class Texts:
         """In the reference's shape."""
         shapes = self._matching.theirs.shapes
         shape, base = self._matching.ours.shapes[value], unshaped(text)
+        if anchor.loose and [size for size in shape if size > 1] == [size for size in shapes[number] if size > 1]:
+            return text
         named = {name: shapes[its] for name, its, _ in self._names(anchor.event)}
         own, plain = named.get(base, shapes[number]), base if base in named else text
         more = None if anchor.is_array else widened(plain, own, shape, self._side)

@@ -57,5 +57,7 @@ def test_the_port_is_right(tmp_path, capsys):
 def test_the_patch_writes_what_is_done_to_the_part(tmp_path, capsys):
     ported(tmp_path, NET, [(SAID, RIGHT), WRONG])
     found = answer(tmp_path, capsys)
-    assert found["origins"][0]["edit"]["confirmed"]
+    edit = found["origins"][0]["edit"]
+    assert edit["confirmed"]
+    assert all("far + shape" in line["after"] for line in edit["lines"])
     assert is_right_with_the_patch(tmp_path, capsys)

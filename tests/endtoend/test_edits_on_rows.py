@@ -76,6 +76,11 @@ ALL = [
         "torch.cat((middle, size, scores.unsqueeze(1)), dim=1)[index]",
     ),
 ]
+KEPT = [
+    ("self.bce(logits[mask], targets[mask].sqrt())", "self.bce(logits, targets.sqrt()) * mask.unsqueeze(-1)"),
+    ("1 - overlap(boxes[mask], due[mask])", "((1 - overlap(boxes, due)) ** 2) * mask"),
+]
+"""A reference that keeps an axis of one: its rows are (rows, 1), the port's (batch, boxes)."""
 MISTAKES = [
     ("(hull - union) / hull", "(hull - union) / union"),
     ("union = areas[0] + areas[1] - inter", "union = areas[0] + areas[1]"),
@@ -88,6 +93,16 @@ MISTAKES = [
 def test_the_port_is_right(tmp_path, capsys):
     ported(tmp_path, NET, ALL)
     assert answer(tmp_path, capsys)["outcome"] == "aligned"
+
+
+@pytest.mark.parametrize("power", ["** 2", ""], ids=["right", "forgotten"])
+def test_axes_of_one_are_left_as_the_port_has_them(tmp_path, capsys, power):
+    reference = NET.replace(KEPT[1][0], "(1 - overlap(boxes[mask], due[mask])).unsqueeze(1) ** 2")
+    kept = (KEPT[1][0].join(["(", ").unsqueeze(1) ** 2"]), KEPT[1][1].replace("** 2", power))
+    ported(tmp_path, reference, [KEPT[0], kept])
+    found = answer(tmp_path, capsys)
+    assert found["outcome"] == ("aligned" if power else "diverged")
+    assert power or is_right_with_the_patch(tmp_path, capsys)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=[right for right, _ in MISTAKES])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligner.mending.hunks import line_by_line, shared
+from aligner.mending.hunks import line_by_line, shared, sizes
 from aligner.mending.sources import Sources
 
 TEXT = """LIMIT = 3
@@ -33,3 +33,11 @@ def test_lines_of_a_hunk_one_by_one():
     longer = {"file": "a.py", "line": 9, "column": 1, "before": ["a"], "after": ["a", "b"]}
     found = [(one["line"], one["before"], one["after"]) for one in line_by_line([whole, longer])]
     assert found == [(3, ["a"], ["x"]), (5, ["c"], ["z"]), (9, ["a"], ["a", "b"])]
+
+
+@pytest.mark.parametrize(
+    ("reference", "told"), [((), [8]), (("x * -8.0",), []), (("x.reshape(n, 8)",), []), (("x * 18 + x8",), [8])]
+)
+def test_a_size_that_the_reference_writes_out_as_well_is_none_of_this_input(reference, told):
+    edits = [{"before": ["x * 4"], "after": ["x * 8"]}]
+    assert sizes(edits, [(8, 2)], reference) == told
