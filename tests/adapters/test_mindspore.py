@@ -16,6 +16,7 @@ mindspore = pytest.importorskip("mindspore")
 
 from aligner_hooks.mindspore_ import MindSporeAdapter, operations  # noqa: E402 - only where MindSpore is installed
 from aligner_hooks.mindspore_.tensors import types  # noqa: E402 - likewise
+from aligner_hooks.mindsporelike.modes import held  # noqa: E402 - likewise
 from mindspore import Parameter, Tensor, nn, ops  # noqa: E402 - likewise
 from mindspore.ops import dropout as imported_dropout  # noqa: E402 - likewise
 
@@ -832,6 +833,35 @@ class TestCautions:
     def test_common_nets_need_none(self):
         for name in ("nested", "norm", "recurrent", "attention", "dropout"):
             assert self.messages(FACTORIES[name]()) == set()
+
+
+class TestIndices:
+    """Kernels that look at their indices on other threads end the program where one is out of range."""
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            lambda values, places: ops.gather_nd(values, places),
+            lambda values, places: values[places[:, 0], places[:, 1]],
+            lambda values, places: ops.scatter_nd(places, Tensor(np.ones(200, np.float32)), (200, 16)),
+            lambda values, places: values.__setitem__((places[:, 0], places[:, 1]), 1.0),
+        ],
+        ids=["gather_nd", "items", "scatter_nd", "set items"],
+    )
+    def test_one_out_of_range_is_told_and_the_program_goes_on(self, wrong):
+        values, places = Tensor(np.zeros((200, 16), np.float32)), np.zeros((200, 2), np.int64)
+        with held("pynative"):
+            for _ in range(8):  # of the first calls MindSpore learns on how many threads they are fastest
+                wrong(values, Tensor(places))
+            places[150] = [200, 3]
+            with pytest.raises(IndexError, match=r"\(200, 3\) is outside of the shape \(200, 16\)"):
+                wrong(values, Tensor(places))
+
+    def test_one_below_zero_is_for_the_framework_to_understand(self):
+        with held("pynative"):
+            assert float(Tensor(np.arange(3, dtype=np.float32))[Tensor([-1])].asnumpy()[0]) == 2.0
+            with pytest.raises(IndexError, match="GatherNd"):
+                ops.gather_nd(Tensor(np.zeros((3, 2), np.float32)), Tensor(np.array([[-1, 0]])))
 
 
 class TestSpec:

@@ -12,6 +12,7 @@ import mindspore
 from mindspore import context
 
 from aligner.patches import Handle, hold, together
+from aligner_hooks.mindsporelike.bounds import in_range
 from aligner_hooks.mindsporelike.compiler import JIT_SWITCH, graph_api
 
 _MODES = {"pynative": mindspore.PYNATIVE_MODE, "graph": mindspore.GRAPH_MODE}
@@ -75,7 +76,8 @@ _SWITCHES = _Switches()
 
 def waited() -> Handle:
     """Have each operator waited for as it is called, on a CPU, by the thread that calls it: where every value is read,
-    to find its kernel on another thread costs twenty times what the kernel does. The numbers are the same.
+    to find its kernel on another thread costs twenty times what the kernel does. The numbers are the same. Indices that
+    are out of range are told.
 
     To be told to wait MindSpore heeds only before its first operator.
     """
@@ -83,6 +85,7 @@ def waited() -> Handle:
         if mindspore.get_context("device_target") == "CPU":
             handle.add(hold(_SWITCHES, "waiting", True).remove)
             handle.add(hold(_SWITCHES, "alone", True).remove)
+            handle.add(in_range().remove)
     return handle
 
 
