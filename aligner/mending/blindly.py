@@ -13,7 +13,7 @@ import numpy as np
 from aligner.mending.anchor import Anchor
 from aligner.mending.callers import around, forgotten, told
 from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OTHER, Candidate
-from aligner.mending.constants import reordered, tabled
+from aligner.mending.constants import as_wanted, reordered, tabled
 from aligner.mending.constructor import set_up
 from aligner.mending.dropped import dropped
 from aligner.mending.events import HELPER, Event, Site, values_of
@@ -334,6 +334,7 @@ class Blindly:
             yield from _tried(scaled(*at, self._whole(site)), SCALED, COUNT, 0.02, ARGUMENT)
             yield from _tried(valued(*at, self._matching.numbers), MOVED, COUNT, 0.1, ARGUMENT)
             yield from _tried(tabled(*at, self._matching.tables), MOVED, UNREAD, 0.05, ARGUMENT)
+            yield from _tried(as_wanted(*at[:2], self._matching.others), MOVED, UNREAD, 0.05, ARGUMENT)
             yield from _tried(reordered(*at, self._matching.numbers), CONSTANTS, EXCHANGE, 0.05, ARGUMENT)
             yield from _tried(operated(*at), COUNTED, COUNT, 0.05, OTHER)
 

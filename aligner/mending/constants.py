@@ -5,18 +5,24 @@ from __future__ import annotations
 import ast
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from fractions import Fraction
+from functools import partial
 from typing import Union
 
 from aligner.mending.sources import Edit, Sources
-from aligner.source.written import constants, parsed, walked
+from aligner.source.constants import constants, evaluated
+from aligner.source.written import parsed, walked
 from aligner.words.spelling import number_text
 
 Row = Union[ast.Tuple, ast.List]
 
 LONGEST = 4
 """Elements that are exchanged as one."""
+
+LARGEST = 10**6
+"""What a fraction is divided by at most."""
 
 SAME = 1e-6
 """Numbers are apart by more than this, as a part of them."""
@@ -37,6 +43,37 @@ def tabled(sources: Sources, file: str, line: int, tables: Sequence[Sequence[flo
                 edits = tuple(Edit(file, *sources.span(file, one), repr(other)) for one, other in pairs)
                 found.append((len(pairs) / len(table), edits))
     yield from (edits for _, edits in sorted(found, key=lambda one: one[0]))
+
+
+def as_wanted(sources: Sources, file: str, pairs: Iterable[tuple[float, float]]) -> Iterator[tuple[Edit, ...]]:
+    """A number of the file's tables, of each pair the first, as the second: what is written, or worked out there."""
+    known = constants(sources.text(file))
+    for found, wanted in pairs:
+        for node in _first(partial(_is_worth, found), [one.node for one in known.values()]):
+            yield (Edit(file, *sources.span(file, node), _text(wanted, node)),)
+
+
+def _first(fits: Callable[[ast.expr], bool], left: list[ast.expr]) -> Iterator[ast.expr]:
+    """The outermost expressions that do."""
+    while left:
+        node = left.pop(0)
+        if fits(node):
+            yield node
+        else:
+            left += [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
+
+
+def _is_worth(number: float, node: ast.expr) -> bool:
+    with suppress(Exception):  # what is worked out of something else
+        return type(value := evaluated(node, {})) in (int, float) and value == number
+    return False
+
+
+def _text(number: float, node: ast.expr) -> str:
+    """A number, as a fraction where one stands there."""
+    part = Fraction(number).limit_denominator(LARGEST)
+    is_part = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and float(part) == number
+    return f"{part.numerator} / {part.denominator}" if is_part else repr(number)
 
 
 def _numbers(node: ast.expr) -> Iterator[tuple[ast.expr, float]]:
@@ -92,7 +129,7 @@ def used(text: str, parts: Sequence[ast.FunctionDef]) -> list[ast.expr]:
     """Those of the file that are used in these functions."""
     known = constants(text)
     names = dict.fromkeys(node.id for part in parts for node in walked(part) if isinstance(node, ast.Name))
-    return [known[name] for name in names if name in known]
+    return [known[name].node for name in names if name in known]
 
 
 def _numbered(sources: Sources, file: str, node: ast.expr, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:

@@ -22,6 +22,9 @@ NEAREST = 128
 EARLY = 4
 """Of these the first, with which it begins: what its first wrong step may be made of, or what is lost in a list."""
 
+SMALL = 16
+"""Whole numbers below this stand in many places."""
+
 Step = tuple[int, Optional[Event]]
 """A value and what made it."""
 
@@ -119,6 +122,26 @@ class Matching:
         """The numbers of tables that the reference writes out and the port lacks."""
         missing = (event for _, event in self.missing if event is not None and event.word == "table")
         return [one for event in missing if len(one := event.arguments.get("numbers", ())) > 1]
+
+    @cached_property
+    def others(self) -> Sequence[tuple[float, float]]:
+        """Numbers that wrong steps are given, and those that such steps of the reference are given that the port lacks:
+        none that is small and whole, which may be anything."""
+        steps = [theirs for _, theirs in self.wrong[:EARLY] if theirs is not None]
+        models = [ours for _, ours in self.missing[:EARLY] if ours is not None]
+        pairs = [
+            (a, b)
+            for one, other in itertools.product(steps, models)
+            if one.word == other.word
+            for a in one.operands
+            for b in other.operands
+        ]
+        numbers = [(a.value, b.value) for a, b in pairs if isinstance(a, Constant) and isinstance(b, Constant)]
+        return [
+            *dict.fromkeys(
+                (a, b) for a, b in numbers if not equal(a, b) and not (float(a).is_integer() and abs(a) < SMALL)
+            )
+        ]
 
     @cached_property
     def numbers(self) -> Sequence[float]:

@@ -13,8 +13,9 @@ from functools import lru_cache
 from types import CellType, CodeType, FunctionType
 from typing import Any, Optional
 
+from aligner.source.constants import constants
 from aligner.source.rewriting import EAR, Telling
-from aligner.source.written import Definition, changed, constant, constants, definitions, parsed, source
+from aligner.source.written import Definition, changed, definitions, parsed, source
 
 
 def told(function: FunctionType, ear: object, text: Optional[str] = None) -> Optional[FunctionType]:
@@ -90,7 +91,7 @@ def _constants(own: str, text: Optional[str]) -> Mapping[str, Any]:
         one, other = constants(own), constants(text)
     except SyntaxError:
         return {}
-    both = ((name, constant(one[name]), constant(other[name])) for name in one.keys() & other.keys())
+    both = ((name, one[name].value, other[name].value) for name in one.keys() & other.keys())
     return {name: new for name, known, new in both if repr(known) != repr(new)}
 
 

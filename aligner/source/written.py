@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Optional, Union
-
-import numpy as np
+from typing import NamedTuple, Optional, Union
 
 Definition = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda]
 
@@ -57,51 +55,6 @@ def modules(text: str) -> frozenset[str]:
     """
     imports = (node for node in ast.walk(parsed(text)) if isinstance(node, (ast.Import, ast.ImportFrom)))
     return frozenset((one.asname or one.name).split(".")[0] for node in imports for one in node.names)
-
-
-_ARRAYS = ("np.array", "numpy.array", "np.asarray", "numpy.asarray")
-
-
-@lru_cache(maxsize=32)
-def constants(text: str) -> Mapping[str, ast.expr]:
-    """What a file gives names to once, outside of functions, and is written as a plain value or numpy's array of one.
-
-    Raises:
-        SyntaxError: it is no Python.
-    """
-    found: dict[str, ast.expr] = {}
-    twice = set[str]()
-    for one in parsed(text).body:
-        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
-        names = {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}
-        twice |= names & {*found}
-        value = getattr(one, "value", None)
-        if len(targets) == 1 and isinstance(targets[0], ast.Name) and value is not None and _is_plain(value):
-            found[targets[0].id] = value
-    return {name: value for name, value in found.items() if name not in twice}
-
-
-def _is_plain(node: ast.expr) -> bool:
-    try:
-        constant(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return False
-    return True
-
-
-def constant(node: ast.expr) -> Any:
-    """The value of one.
-
-    Raises:
-        ValueError, TypeError, SyntaxError, MemoryError, RecursionError: it is none.
-    """
-    if not isinstance(node, ast.Call) or ast.unparse(node.func) not in _ARRAYS or len(node.args) not in (1, 2):
-        return ast.literal_eval(node)
-    dtypes = [*node.args[1:], *(one.value for one in node.keywords if one.arg == "dtype")]
-    if len(dtypes) != len(node.args) - 1 + len(node.keywords) or len(dtypes) > 1:
-        raise ValueError
-    names = [ast.unparse(one).rpartition(".")[2].strip("'") for one in dtypes]
-    return np.array(ast.literal_eval(node.args[0]), *(np.dtype(name) for name in names))
 
 
 @lru_cache(maxsize=256)

@@ -16,6 +16,14 @@ MEAN = (0.48, 0.45, 0.4)
 STD = (0.22, 0.24, 0.25)
 SIZES = ((5.0, 7.0), (8.0, 15.0), (16.0, 11.0))
 SLOPE: float = 0.3
+STEPS = ((1 / 5,), (3 / 40, 9 / 40), (44 / 45, -56 / 15, 32 / 9))
+HALF = 0.27 / 2
+
+
+def travelled(x):
+    for row in STEPS:
+        x = x + sum(one * torch.tanh(x + number) for number, one in enumerate(row))
+    return x + torch.sin(x) * HALF
 
 
 def spread(x):
@@ -33,7 +41,7 @@ class Net(nn.Module):
     def forward(self, x):
         x = self.one((x[..., self.order] - self.mean) / self.std)
         x = x * self.sizes
-        return self.two(spread(x))
+        return travelled(self.two(spread(x)))
 
 
 def build():
@@ -50,6 +58,8 @@ MISTAKES = {
     "other numbers in a table": [("(0.22, 0.24, 0.25)", "(0.23, 0.24, 0.26)")],
     "a number in rows": [("(8.0, 15.0)", "(8.0, 16.0)")],
     "a number of a table without a name": [("torch.tensor([4, 1, 0, 3, 2, 5])", "torch.tensor([4, 1, 2, 3, 0, 5])")],
+    "a fraction": [("-56 / 15", "-65 / 15")],
+    "a number that is worked out": [("0.27 / 2", "0.24 / 2")],
     "another number": [("SLOPE: float = 0.3", "SLOPE: float = 0.2")],
 }
 
@@ -65,5 +75,5 @@ def test_the_patch_makes_the_port_right(tmp_path, capsys, monkeypatch, mistake):
     (tmp_path / "port.py").write_text(text, encoding="utf-8")
     (origin,) = answer(tmp_path, capsys)["origins"]
     assert origin["edit"] is not None
-    assert {line["line"] for line in origin["edit"]["lines"]} <= {5, 6, 7, 8, 20}
+    assert {line["line"] for line in origin["edit"]["lines"]} <= {5, 6, 7, 8, 9, 10, 28}
     assert is_right_with_the_patch(tmp_path, capsys)

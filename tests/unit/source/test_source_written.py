@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from aligner.source.written import changed, constant, constants, definitions
+from aligner.source.written import changed, definitions
 
 TEXT = '''import math
 
@@ -77,21 +77,3 @@ def test_two_functions_are_not_one():
 def test_what_is_no_python_is_told():
     with pytest.raises(SyntaxError):
         told("inner(one)", "inner(one")
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("(0.5, 0.25)", [0.5, 0.25]),
-        ("np.array([0.5, 0.25], np.float32)", [0.5, 0.25]),
-        ("numpy.asarray([0.5, 0.25], dtype='float64')", [0.5, 0.25]),
-        ("np.array([0.5, 0.25], copy=True)", None),
-        ("np.array(others)", None),
-        ("np.arange(2)", None),
-    ],
-)
-def test_a_constant_is_a_plain_value_or_an_array_of_one(text, wanted):
-    known = constants(f"LIMITS = {text}\n")
-    assert (wanted is not None) == ("LIMITS" in known)
-    if wanted is not None:
-        assert [float(one) for one in constant(known["LIMITS"])] == wanted

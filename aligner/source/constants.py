@@ -1,0 +1,147 @@
+"""What a file gives names to outside of functions and works out of plain values: of another text it can be worked out
+again.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aligner.source.written import parsed
+
+_OWN = (
+    abs,
+    bool,
+    dict,
+    enumerate,
+    float,
+    int,
+    len,
+    list,
+    max,
+    min,
+    range,
+    reversed,
+    round,
+    set,
+    sorted,
+    sum,
+    tuple,
+    zip,
+)
+_BUILTINS: Mapping[str, Any] = {one.__name__: one for one in (*_OWN, zip)}
+_MODULES: Mapping[str, Any] = {"math": math, "numpy": np}
+
+_OF_NUMPY = re.compile(
+    "array|asarray|arange|linspace|logspace|zeros|ones|full|eye|concatenate|stack|tile|outer|cumsum|cumprod|sum|prod|"
+    "max|min|mean|exp|log|log2|sqrt|sin|cos|pi|bool_|u?int(8|16|32|64)|float(16|32|64)"
+)
+"""What of it gives the same each time and changes nothing."""
+
+_PLAIN = (
+    *(ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Starred, ast.Subscript, ast.Slice, ast.keyword),
+    *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Name, ast.Attribute, ast.Call),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.comprehension),
+    *(ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
+)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+class Written(NamedTuple):
+    """One of a file."""
+
+    node: ast.expr
+    value: Any
+
+
+@lru_cache(maxsize=32)
+def constants(text: str) -> Mapping[str, Written]:
+    """Those that are given their name once, and are not changed after that.
+
+    Raises:
+        SyntaxError: it is no Python.
+    """
+    body = parsed(text).body
+    bound = Counter(name for one in body for name in _bound(one))
+    names = {**{name: one for name, one in _BUILTINS.items() if name not in bound}, **_imported(body)}
+    found: dict[str, Written] = {}
+    for one in body:
+        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
+        value = getattr(one, "value", None)
+        if len(targets) == 1 and isinstance(targets[0], ast.Name) and value is not None and bound[targets[0].id] == 1:
+            with suppress(Exception):  # what is no such value, or none at all
+                known = {name: known.value for name, known in found.items()}
+                found[targets[0].id] = Written(value, evaluated(value, {**names, **known}))
+    return found
+
+
+def evaluated(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """The value of an expression of these names that does nothing else.
+
+    Raises:
+        ValueError: it is none.
+        Exception: what it raises.
+    """
+    if isinstance(node, ast.Constant):
+        return node.value
+    parts = [*ast.walk(node)]
+    inner = {one.id for one in parts if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    if not all(isinstance(one, _PLAIN) and _is_quiet(one, names, inner) for one in parts):
+        raise ValueError
+    return eval(compile(ast.Expression(node), "<constant>", "eval"), {"__builtins__": {}, **names})
+
+
+def _is_quiet(node: ast.AST, names: Mapping[str, Any], inner: Iterable[str]) -> bool:
+    """Whether nothing of a value of its own, or of a module that is not known, is called."""
+    if isinstance(node, ast.Name):
+        return node.id in names or node.id in inner
+    if isinstance(node, ast.Attribute):
+        module = names.get(node.value.id) if isinstance(node.value, ast.Name) else None
+        return module is math or (module is np and _OF_NUMPY.fullmatch(node.attr) is not None)
+    if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
+        return isinstance(node.func, ast.Name) and callable(names.get(node.func.id))
+    return True
+
+
+def _imported(body: Iterable[ast.stmt]) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    for one in body:
+        if isinstance(one, ast.Import):
+            found.update((part.asname or part.name, _MODULES[part.name]) for part in one.names if part.name in _MODULES)
+        elif isinstance(one, ast.ImportFrom) and one.module == "math" and not one.level:
+            found.update((part.asname or part.name, getattr(math, part.name, None)) for part in one.names)
+    return found
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """Names that it gives to something, or whose value it may change; a name for each time."""
+    if isinstance(statement, _SCOPES):
+        yield statement.name
+        inner = (name for node in ast.walk(statement) if isinstance(node, ast.Global) for name in node.names)
+        yield from (name for name in inner for _ in "ab")  # how often it is called nobody knows
+        return
+    times = 1 if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Import, ast.ImportFrom)) else 2
+    for node in ast.walk(statement):
+        if isinstance(node, ast.alias):
+            yield node.asname or node.name
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield from [node.id] * times
+        elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+            yield from _root(node)
+        elif isinstance(node, ast.Call) and isinstance(statement, ast.Expr):
+            yield from _root(node.func)
+
+
+def _root(node: ast.AST) -> Iterator[str]:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    if isinstance(node, ast.Name):
+        yield node.id
