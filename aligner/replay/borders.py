@@ -8,24 +8,24 @@
     around what layers that hold others, or take or hand on what their counterparts do not, are given and hand on: they
            begin and end where their author has cut
 
-All are read from the free run's dumps: the first two by which values are the same on either side, whatever they are.
-Whether they are right is found out in the forced pass, where they are made of right ones.
+All but the last are read from the free run's dumps (uses.py). Whether they are right is found out in the forced pass,
+where they are made of right ones.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Optional
 
-from aligner.compare.checks import OTHER_BORDER, Check
-from aligner.compare.cover import telling
+from aligner.compare.checks import LIMIT, OTHER_BORDER, Check
+from aligner.compare.held import held
 from aligner.compare.net import is_input
-from aligner.compare.pairing import Pair
-from aligner.record import Call, Key, Phase
+from aligner.record import Key
 from aligner.replay import prints
-from aligner.replay.standing import Standing
+from aligner.replay.rows import in_other_order
+from aligner.replay.uses import Uses
 
 if TYPE_CHECKING:
     from aligner.compare.held import Held
@@ -39,82 +39,6 @@ NEARER = 0.5
 
 LITTLE = 1e-4
 """What is off by so much less than it would be at its own border stands elsewhere: a kernel rounds otherwise there."""
-
-
-@dataclass(frozen=True)
-class Uses:
-    """What the free run tells, by the port's address."""
-
-    used: Mapping[Key, Sequence[Entry]] = field(default_factory=dict)
-    """The reference's values in the places where the port uses this one, other than its counterpart."""
-    later: frozenset[Key] = frozenset()
-    """Addresses whose counterpart is used by the reference where the port has a value that it makes later."""
-    passed: frozenset[Key] = frozenset()
-    """Addresses of layers that hand on what they are given on both sides, and were paired by likeness alone."""
-    around: frozenset[str] = frozenset()
-    """The port's layers that others run inside of, or that have other code inside, without the net itself."""
-    standing: Standing = field(default_factory=Standing)
-
-
-def uses(pairs: Sequence[Pair], calls: Iterable[Call], around: Set[str], guessed: Set[str]) -> Uses:
-    """Read them from the pairs of a free run and the port's calls. The net's own border is where it is.
-
-    `around` are the port's layers with others or other code inside, `guessed` those whose counterparts likeness alone
-    has told.
-
-    What a layer is given counts for what is used inside it alone: a right value in the wrong place is wrong.
-    """
-    ends = {(call.step, call.layer, call.number): call.last for call in calls if call.phase is Phase.FORWARD}
-    matched = [(p.reference, p.port) for p in pairs if p.reference is not None and p.port is not None]
-    forward = [(one, other) for one, other in matched if one.key.phase is Phase.FORWARD]
-    ours: dict[object, list[tuple[Entry, Entry]]] = {}
-    theirs: dict[object, list[tuple[Entry, Entry]]] = {}
-    for one, other in forward:
-        ours.setdefault((one.key.step, one.content), []).append((one, other))
-        theirs.setdefault((other.key.step, other.content), []).append((one, other))
-    used: dict[Key, list[Entry]] = {}
-    later = set()
-    for one, other in forward:
-        if not (one.key.layer and other.key.layer):
-            continue
-        found: dict[object, Entry] = {}
-        given = is_input(other.key.slot)
-        end = ends.get((other.key.step, other.key.layer, other.key.call)) if given else math.inf
-        for there, user in theirs[other.key.step, other.content]:
-            inside = other.order < user.order <= (math.inf if end is None else end)
-            again = not given and _one_place(user.key, other.key)  # made once more, not used
-            if inside and not again and there.content != one.content and _size(there) == _size(other):
-                found.setdefault(there.content, there)
-        if found and not telling(other):
-            continue  # a value of ones is equal to any other of ones by chance
-        if found:
-            used[other.key] = [*found.values()]
-        if found or given:
-            continue
-        places = [here for user, here in ours[one.key.step, one.content] if user.order > one.order]
-        if places and all(here.order > other.order and here.content != other.content for here in places):
-            later.add(other.key)
-    standing = Standing.of(pair.reference for pair in pairs if pair.reference is not None)
-    return Uses(used, frozenset(later), _passed(forward, guessed - around), frozenset(around - {""}), standing)
-
-
-def _passed(forward: Iterable[tuple[Entry, Entry]], guessed: Set[str]) -> frozenset[Key]:
-    """The addresses of the calls that hand on what they are given, on both sides."""
-    calls: dict[object, list[tuple[Entry, Entry]]] = {}
-    for one, other in forward:
-        if other.key.layer in guessed:
-            calls.setdefault((other.key.step, other.key.layer, other.key.call), []).append((one, other))
-    return frozenset(
-        other.key
-        for pairs in calls.values()
-        if {is_input(other.key.slot) for _, other in pairs} == {True, False}
-        and all(len({side.content for side in sides}) == 1 for sides in zip(*pairs))
-        for _, other in pairs
-    )
-
-
-def _size(entry: Entry) -> int:
-    return math.prod(entry.shape)
 
 
 @dataclass(frozen=True)
@@ -139,6 +63,8 @@ class _Waiting:
     """What it is: the same value may wait at several borders, as it is handed on."""
     content: object
     """What its counterpart is."""
+    shuffled: bool = False
+    """It has its counterpart's rows in another order."""
     seen: bool = False
     """Something right was made by this code since."""
 
@@ -178,6 +104,8 @@ class Borders:
         """Checks of values that may stand at another border: what is made of them is to tell."""
         self._let_go: list[_Waiting] = []
         """Those that went for right at the end."""
+        self._against: dict[Key, tuple[Check, Sequence[Check]]] = {}
+        """Values of another size that are held, as what was made of them was wrong: and that."""
         self._came: dict[Key, tuple[object, prints.Print]] = {}
         """Wrong values that calls were given: what their counterparts are, and what they are."""
 
@@ -214,17 +142,21 @@ class Borders:
                 self.doubted |= {check.port} if check.deviation is None else set()
                 return Moved(told, other)
         around = check.port.layer in self._uses.around
-        other_size = around and math.prod(found.shape) != _size(entry)
+        own = not is_input(check.port.slot) and not any(_one_call(port, check.port) for port in self._came)
+        other_size = found.raw().size != math.prod(entry.shape) and (around or own)
         if other_size and is_input(check.port.slot) and check.port.slot != FIRST and not self._begun(check.port):
             return None  # a mask or a table beside the values: what comes next need not be made of it
-        if (around or check.port in self._uses.passed) and check.port not in self.refuted:
+        inner = bool(check.port.layer) and not other_size
+        shuffled = inner and in_other_order(held(entry), found, LIMIT * check.expected)
+        waits = around or other_size or shuffled or check.port in self._uses.passed
+        if waits and check.port not in self.refuted:
             near = self._uses.standing.near(found, check.key.step)
             right = {other.content for other in near if not judge(other, found.shape).suspicious}
-            waiting = _Waiting(check, code, prints.taken(found.raw()), entry.content)
+            waiting = _Waiting(check, code, prints.taken(found.raw()), entry.content, shuffled)
             if other_size and right - {entry.content} and not is_input(check.port.slot):
                 return Moved(self._right([waiting])[0], None)
             made = around and not right and (not is_input(check.port.slot) or self._goes_round(waiting.value))
-            if other_size or made or right - {entry.content}:  # else it is its counterpart in another form
+            if other_size or made or shuffled or right - {entry.content}:  # else it is its counterpart in another form
                 self._open.append(waiting)
                 return Moved(check, None)
         if check.port in self._uses.later and check.port not in self.refuted:
@@ -235,7 +167,7 @@ class Borders:
     def beyond(self, check: Check, entry: Entry, found: Held, inside: Iterable[object]) -> Optional[Check]:
         """The check of what a call hands on in another size, where its counterpart's very value is made `inside`: it
         goes on behind its counterpart's end."""
-        if found.raw().size == _size(entry) or entry.content not in inside:
+        if found.raw().size == math.prod(entry.shape) or entry.content not in inside:
             return None
         return self.let(check, entry, found)
 
@@ -251,6 +183,19 @@ class Borders:
         """Whether a layer is handed on what waits already."""
         return any(one.value == value for one in self._open)
 
+    def _refuses(self, check: Check) -> bool:
+        """Whether a layer makes of rows in another order what is no such value: these are held."""
+        given = [one for one in self._open if one.shuffled and _one_call(one.check.port, check.port)]
+        if not given or is_input(check.port.slot) or self.waits(check):
+            return False
+        self._open = [one for one in self._open if all(one is not other for other in given)]
+        self.refuted.update(one.check.port for one in given)
+        return True
+
+    def _ends_late(self, port: Key) -> bool:
+        """Whether it is what a layer hands on that others run inside of: it may have more of its own behind them."""
+        return port.layer in self._uses.around and not is_input(port.slot)
+
     def _begun(self, port: Key) -> bool:
         """Whether this call waits for what is made of its other arguments."""
         return any(_one_call(one.check.port, port) for one in self._open)
@@ -264,6 +209,8 @@ class Borders:
         """
         if check.suspicious and check.where == "glue":
             self.doubted.update(one.check.port for one in self._given if one.code == code)
+        if check.suspicious and self._refuses(check):
+            return (), replace(check, follows=True)
         mine = [one for one in self._open if one.code == code and not _one_call(one.check.port, check.port)]
         mine = [one for one in mine if not check.suspicious or one.check.port not in self._kept]
         if not mine or check.where != "glue":
@@ -275,7 +222,11 @@ class Borders:
             return (), check
         if check.suspicious and not all(check.error < LITTLE * min(one.check.error, 1.0) for one in mine):
             self._open = [one for one in self._open if all(one is not other for other in mine)]
-            self.refuted.update(one.check.port for one in mine if one.comparable or is_input(one.check.port.slot))
+            held = [one.check for one in mine if one.comparable or not self._ends_late(one.check.port)]
+            self.refuted.update(one.port for one in held)
+            made = [one for one in (check, *(one.check for one in mine)) if one.deviation is not None]
+            sized = [one for one in held if one.deviation is None and not is_input(one.port.slot)]
+            self._against.update((one.port, (one, made)) for one in sized)
             wrong = {one.value for one in mine}
             self.doubted.update(one.check.port for one in self._open if one.value in wrong and one.comparable)
             return [replace(one.check, follows=True) for one in mine[1:]], replace(check, follows=True)
@@ -312,13 +263,21 @@ class Borders:
         """A call was given a wrong value."""
         self._came[check.port] = entry.content, prints.taken(found.raw())
 
-    def ended(self, checks: Iterable[Check]) -> Sequence[Check]:
+    def ended(self, checks: Iterable[Check], free: Set[tuple[str, int]] = frozenset()) -> Sequence[Check]:
         """A run has ended, which found `checks`: those of what still waits, where something right was made since.
+        Calls that were `free` kept what is their own.
 
         What a call hands on, and another one is given as it is, both in the place of one value, is wrong where it was
-        made if it is wrong where it comes.
+        made if it is wrong where it comes. A size is not to blame where what comes of the value is no better with the
+        reference's.
         """
         right, wrong = self._right([one for one in self._open if one.seen]), {c.port: c for c in checks if c.suspicious}
+        self.refuted.update(one.check.port for one in self._open if one.shuffled)
+        for port in (one for one in self._held & self._against.keys() if (one.layer, one.call) not in free):
+            sized, told = self._against[port]
+            if any(one.port in wrong and wrong[one.port].error >= NEARER * one.error for one in told):
+                self.elsewhere[port] = None
+                right = [*right, excused(sized)]
         made = {
             (one.content, one.value): one.check for one in reversed(self._let_go) if not is_input(one.check.port.slot)
         }
@@ -354,10 +313,6 @@ class Borders:
             self.elsewhere[due.port] = None
             return excused(due), check
         return due, replace(check, follows=True)
-
-
-def _one_place(one: Key, other: Key) -> bool:
-    return (one.layer, one.slot) == (other.layer, other.slot)
 
 
 def _one_call(one: Key, other: Key) -> bool:

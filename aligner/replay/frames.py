@@ -10,10 +10,10 @@ from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
 from aligner.dtypes import DTYPES
 from aligner.record import Array, Key
-from aligner.replay.borders import Uses
 from aligner.replay.forms import Axes
 from aligner.replay.judgement import Place
 from aligner.replay.repetition import Mistakes
+from aligner.replay.uses import Uses
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Entry

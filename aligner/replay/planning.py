@@ -23,11 +23,11 @@ from aligner.fingerprint import LARGEST
 from aligner.record import Key, Phase
 from aligner.replay import inner
 from aligner.replay.axed import axed
-from aligner.replay.borders import uses
 from aligner.replay.frames import Plan
 from aligner.replay.precision import usual
 from aligner.replay.routed import route
 from aligner.replay.steered import differing, often, recounted
+from aligner.replay.uses import uses
 from aligner.replay.within import Within
 
 MOST = 256

@@ -281,7 +281,7 @@ class Values:
 
     def ended(self) -> None:
         """A run has ended."""
-        for check in self.borders.ended(self.checks):
+        for check in self.borders.ended(self.checks, self.free):
             self._amend(check)
         taken = {self.content(c) for c in self.checks if is_input(c.port.slot) and c.reason == OTHER_FORM}
         wrong = {at: check for at, check in self._said.items() if self.content(check) not in taken}

@@ -11,8 +11,17 @@ from aligner.compare.checks import OTHER_BORDER, Check
 from aligner.compare.formed import Formed
 from aligner.compare.held import Held
 from aligner.record import Key, Phase
-from aligner.replay.borders import Borders, Uses
+from aligner.replay.borders import Borders
 from aligner.replay.standing import Standing
+from aligner.replay.uses import Uses
+
+
+class Made(Formed):
+    """A counterpart with numbers of its own."""
+
+    def raw(self):
+        return np.ones(self.shape, np.float32)
+
 
 BLOCK, NET = ("block", 0), ("", 0)
 RNG = np.random.default_rng(0)
@@ -29,7 +38,7 @@ def waiting(*layers, inside=True):
     wrong = {layer: check(layer, error=1.0) for layer in layers}
     for layer in layers:
         found = Held(wrong[layer].port, 0, "float32", RNG.standard_normal(32).astype(np.float32))
-        entry = Formed(found.key, found, found.shape, layer)
+        entry = Made(found.key, found, found.shape, layer)
         moved = borders.moved(wrong[layer], entry, found, lambda *_, one=wrong[layer]: one, BLOCK)
         assert moved is not None
         assert moved.entry is None
