@@ -103,7 +103,7 @@ class Answers:
                 calls.setdefault(_call(check), []).append(place)
         for call, places in calls.items():
             *given, made = (checks[place] for place in places)
-            if call in self._made and made.port == self._made[call][1].port and not made.error:
+            if call in self._made and made.port == self._made[call][1].port and not (made.error or made.reason):
                 checks[places[-1]] = self._made[call][1]
             elif given and all(map(_is_right, [*given, made])) and not is_input(made.port.slot):
                 entry = self._as_made(made)

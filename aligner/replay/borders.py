@@ -87,7 +87,8 @@ class Borders:
         self.refuted: set[Key] = set()
         """Values that are at no other border, as it turned out: what is made of them is no better."""
         self._kept: set[Key] = set()
-        """Values that are not to be held, as it turned out: something right is made of them, and of no others."""
+        """Values that are not to be held, as it turned out: something right is made of them, and of no others, or what
+        is made of the reference's is no better."""
         self._held: frozenset[Key] = frozenset()
         """Those that are held in this run, ..."""
         self._known: tuple[frozenset[Key], frozenset[Key]] = frozenset(), frozenset()
@@ -104,8 +105,8 @@ class Borders:
         """Checks of values that may stand at another border: what is made of them is to tell."""
         self._let_go: list[_Waiting] = []
         """Those that went for right at the end."""
-        self._against: dict[Key, tuple[Check, Sequence[Check]]] = {}
-        """Values of another size that are held, as what was made of them was wrong: and that."""
+        self._against: dict[Key, Sequence[Check]] = {}
+        """Values of another size or order that are held, as what was made of them was wrong: and that."""
         self._came: dict[Key, tuple[object, prints.Print]] = {}
         """Wrong values that calls were given: what their counterparts are, and what they are."""
 
@@ -186,6 +187,7 @@ class Borders:
     def _refuses(self, check: Check) -> bool:
         """Whether a layer makes of rows in another order what is no such value: these are held."""
         given = [one for one in self._open if one.shuffled and _one_call(one.check.port, check.port)]
+        given = [one for one in given if one.check.port not in self._kept]
         if not given or is_input(check.port.slot) or self.waits(check):
             return False
         self._open = [one for one in self._open if all(one is not other for other in given)]
@@ -222,11 +224,12 @@ class Borders:
             return (), check
         if check.suspicious and not all(check.error < LITTLE * min(one.check.error, 1.0) for one in mine):
             self._open = [one for one in self._open if all(one is not other for other in mine)]
-            held = [one.check for one in mine if one.comparable or not self._ends_late(one.check.port)]
-            self.refuted.update(one.port for one in held)
-            made = [one for one in (check, *(one.check for one in mine)) if one.deviation is not None]
-            sized = [one for one in held if one.deviation is None and not is_input(one.port.slot)]
-            self._against.update((one.port, (one, made)) for one in sized)
+            held = [one for one in mine if one.comparable or not self._ends_late(one.check.port)]
+            self.refuted.update(one.check.port for one in held)
+            for at, one in enumerate(mine):
+                if one.shuffled or not (one.comparable or is_input(one.check.port.slot)):
+                    later = (check, *(other.check for other in mine[at + 1 :]))
+                    self._against[one.check.port] = [each for each in later if each.deviation is not None]
             wrong = {one.value for one in mine}
             self.doubted.update(one.check.port for one in self._open if one.value in wrong and one.comparable)
             return [replace(one.check, follows=True) for one in mine[1:]], replace(check, follows=True)
@@ -268,16 +271,16 @@ class Borders:
         Calls that were `free` kept what is their own.
 
         What a call hands on, and another one is given as it is, both in the place of one value, is wrong where it was
-        made if it is wrong where it comes. A size is not to blame where what comes of the value is no better with the
-        reference's.
+        made if it is wrong where it comes. A size, or an order, is not to blame where what comes of the value is no
+        better with the reference's.
         """
-        right, wrong = self._right([one for one in self._open if one.seen]), {c.port: c for c in checks if c.suspicious}
-        self.refuted.update(one.check.port for one in self._open if one.shuffled)
+        wrong = {check.port: check for check in checks if check.suspicious}
         for port in (one for one in self._held & self._against.keys() if (one.layer, one.call) not in free):
-            sized, told = self._against[port]
-            if any(one.port in wrong and wrong[one.port].error >= NEARER * one.error for one in told):
-                self.elsewhere[port] = None
-                right = [*right, excused(sized)]
+            if any(one.port in wrong and wrong[one.port].error >= NEARER * one.error for one in self._against[port]):
+                self._kept.add(port)
+        self.refuted.update(one.check.port for one in self._open if one.shuffled and not one.seen)
+        self.refuted -= self._kept
+        right = self._right([one for one in self._open if one.seen or one.check.port in self._kept])
         made = {
             (one.content, one.value): one.check for one in reversed(self._let_go) if not is_input(one.check.port.slot)
         }
