@@ -170,7 +170,7 @@ class Values:
             check = replace(check, kept=self.keep(check.port, found.dtype, found.raw()))
         if doubtful:
             frame.doubtful.append(len(self.checks))
-        if check.suspicious and is_input(address.slot):
+        elif check.suspicious and is_input(address.slot):
             self.borders.came(check, entry, found)
         elif check.suspicious and DTYPES[entry.dtype].exact:
             self._told.add(entry.content)
