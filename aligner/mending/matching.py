@@ -145,11 +145,12 @@ class Matching:
 
     @cached_property
     def numbers(self) -> Sequence[float]:
-        """What the reference's code computes with and is no whole number."""
+        """What the reference's code computes with and is no whole number, or a large one."""
         given = (value for event in self.ours.events for value in (*event.arguments.values(), *event.operands))
-        found = (value.value if isinstance(value, Constant) else value for value in given)
+        alone = (value[0] if isinstance(value, tuple) and len(value) == 1 else value for value in given)
+        found = (value.value if isinstance(value, Constant) else value for value in alone)
         plain = (one for one in found if isinstance(one, float) and math.isfinite(one) and one > 0)
-        return [*dict.fromkeys(one for one in plain if not one.is_integer())]
+        return [*dict.fromkeys(one for one in plain if not one.is_integer() or one > SMALL)]
 
     def match(self, ours: Operand, theirs: Operand) -> bool:
         """Whether an operand of the reference's is one of the port's."""

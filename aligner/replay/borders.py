@@ -109,6 +109,8 @@ class Borders:
         """Values of another size or order that are held, as what was made of them was wrong: and that."""
         self._came: dict[Key, tuple[object, prints.Print]] = {}
         """Wrong values that calls were given: what their counterparts are, and what they are."""
+        self._spoiled: set[Key] = set()
+        """Of these the ones that are so for sure."""
 
     def begin(self) -> None:
         """A run begins."""
@@ -118,6 +120,7 @@ class Borders:
         self._given.clear()
         self._let_go.clear()
         self._came.clear()
+        self._spoiled.clear()
         self.doubted.clear()
         self.elsewhere.clear()
 
@@ -144,7 +147,7 @@ class Borders:
                 return Moved(told, other)
         around = check.port.layer in self._uses.around
         own = bool(check.port.layer) and not is_input(check.port.slot)
-        own = own and not any(_one_call(port, check.port) for port in self._came)
+        own = own and not any(_one_call(port, check.port) for port in self._spoiled)
         other_size = found.raw().size != math.prod(entry.shape) and (around or own)
         if other_size and is_input(check.port.slot) and check.port.slot != FIRST and not self._begun(check.port):
             return None  # a mask or a table beside the values: what comes next need not be made of it
@@ -263,9 +266,10 @@ class Borders:
             one.code = outer
         return self._right([one for one in mine if one.seen])
 
-    def came(self, check: Check, entry: Entry, found: Held) -> None:
-        """A call was given a wrong value."""
+    def came(self, check: Check, entry: Entry, found: Held, doubtful: bool) -> None:
+        """A call was given a wrong value; a `doubtful` one may only be in another form."""
         self._came[check.port] = entry.content, prints.taken(found.raw())
+        self._spoiled |= set() if doubtful else {check.port}
 
     def ended(self, checks: Iterable[Check], free: Set[tuple[str, int]] = frozenset()) -> Sequence[Check]:
         """A run has ended, which found `checks`: those of what still waits, where something right was made since.

@@ -170,8 +170,8 @@ class Values:
             check = replace(check, kept=self.keep(check.port, found.dtype, found.raw()))
         if doubtful:
             frame.doubtful.append(len(self.checks))
-        elif check.suspicious and is_input(address.slot):
-            self.borders.came(check, entry, found)
+        if check.suspicious and is_input(address.slot):
+            self.borders.came(check, entry, found, doubtful)
         elif check.suspicious and DTYPES[entry.dtype].exact:
             self._told.add(entry.content)
         self.checks.append(check)
