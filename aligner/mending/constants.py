@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache
 from typing import Union
 
 from aligner.mending.sources import Edit, Sources
-from aligner.source.constants import constants, evaluated
+from aligner.source.constants import Written, constants, evaluated, taken_elsewhere
 from aligner.source.written import parsed, walked
 from aligner.words.spelling import number_text
 
@@ -31,7 +31,7 @@ SAME = 1e-6
 def tabled(sources: Sources, file: str, line: int, tables: Sequence[Sequence[float]]) -> Iterator[tuple[Edit, ...]]:
     """Numbers in rows, as in these tables: those that are others, the fewest first."""
     parts = around(sources.text(file), line) if tables else ()
-    known = used(sources.text(file), parts)
+    known = used(sources, file, parts)
     rows = (node for part in (*known, *parts) for node in walked(part) if isinstance(node, (ast.Tuple, ast.List)))
     found: list[tuple[float, tuple[Edit, ...]]] = []
     for node in dict.fromkeys((*known, *rows)):
@@ -47,26 +47,33 @@ def tabled(sources: Sources, file: str, line: int, tables: Sequence[Sequence[flo
 
 def as_wanted(sources: Sources, file: str, pairs: Iterable[tuple[float, float]]) -> Iterator[tuple[Edit, ...]]:
     """A number of the file's tables, of each pair the first, as the second: what is written, or worked out there."""
-    known = constants(sources.text(file))
     for found, wanted in pairs:
-        for node in _first(partial(_is_worth, found), [one.node for one in known.values()]):
+        for node in _of_numbers(sources.text(file), file).get(found, ()):
             yield (Edit(file, *sources.span(file, node), _text(wanted, node)),)
 
 
-def _first(fits: Callable[[ast.expr], bool], left: list[ast.expr]) -> Iterator[ast.expr]:
-    """The outermost expressions that do."""
+def _own(text: str, file: str) -> Mapping[str, Written]:
+    """Those that no other file has taken."""
+    taken = taken_elsewhere(file)
+    return {name: one for name, one in constants(text).items() if name not in taken}
+
+
+@lru_cache(maxsize=16)
+def _of_numbers(text: str, file: str) -> Mapping[float, Sequence[ast.expr]]:
+    """By number, the outermost expressions of a file's constants that are written or worked out as it."""
+    found: dict[float, list[ast.expr]] = {}
+    left = [one.node for one in _own(text, file).values()]
     while left:
-        node = left.pop(0)
-        if fits(node):
-            yield node
+        node = left.pop()
+        value: object = None
+        if isinstance(node, (ast.Constant, ast.UnaryOp, ast.BinOp)):
+            with suppress(Exception):  # what is worked out of something else
+                value = evaluated(node, {})
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            found.setdefault(value, []).append(node)
         else:
             left += [one for one in ast.iter_child_nodes(node) if isinstance(one, ast.expr)]
-
-
-def _is_worth(number: float, node: ast.expr) -> bool:
-    with suppress(Exception):  # what is worked out of something else
-        return type(value := evaluated(node, {})) in (int, float) and value == number
-    return False
+    return found
 
 
 def _text(number: float, node: ast.expr) -> str:
@@ -90,7 +97,7 @@ def _numbers(node: ast.expr) -> Iterator[tuple[ast.expr, float]]:
 def reordered(sources: Sources, file: str, line: int, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:
     """Those of the function around this line, and of the constructor of its class."""
     parts = around(sources.text(file), line)
-    found = [*used(sources.text(file), parts), *(row for part in parts for row in _rows(part))]
+    found = [*used(sources, file, parts), *(row for part in parts for row in _rows(part))]
     flat = [row for row in found if isinstance(row, (ast.Tuple, ast.List)) and not _holds(row)]
     for size in dict.fromkeys(len(row.elts) for row in flat if len(row.elts) > 1):  # what belongs together
         alike = [row for row in flat if len(row.elts) == size]
@@ -125,9 +132,9 @@ def _in_parts(elements: Sequence[ast.expr]) -> Iterator[list[ast.expr]]:
             yield [*elements[:first], *elements[middle:last], *elements[first:middle], *elements[last:]]
 
 
-def used(text: str, parts: Sequence[ast.FunctionDef]) -> list[ast.expr]:
-    """Those of the file that are used in these functions."""
-    known = constants(text)
+def used(sources: Sources, file: str, parts: Sequence[ast.FunctionDef]) -> list[ast.expr]:
+    """Those of the file that are used in these functions, and in no other file."""
+    known = _own(sources.text(file), file)
     names = dict.fromkeys(node.id for part in parts for node in walked(part) if isinstance(node, ast.Name))
     return [known[name].node for name in names if name in known]
 

@@ -61,7 +61,7 @@ def _numbers(sources: Sources, file: str, line: int) -> Iterator[ast.Constant]:
     """Those with a point in the function around a line, the nearest first, then those of the file that it uses."""
     text = sources.text(file)
     inside = [node for statement in statements(text, line) for node in own(statement)]
-    named = [node for one in used(text, around(text, line)) for node in walked(one)]
+    named = [node for one in used(sources, file, around(text, line)) for node in walked(one)]
     for node in (*inside, *named):
         if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value >= SMALLEST:
             yield node

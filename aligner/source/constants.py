@@ -7,17 +7,19 @@ from __future__ import annotations
 import ast
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from aligner.source.written import parsed
+from aligner.source.written import parsed, source
 
-_OWN = (
+_OWN: list[Any] = [
     abs,
     bool,
     dict,
@@ -35,14 +37,13 @@ _OWN = (
     sorted,
     sum,
     tuple,
-    zip,
-)
-_BUILTINS: Mapping[str, Any] = {one.__name__: one for one in (*_OWN, zip)}
+]
+_BUILTINS: Mapping[str, Any] = {one.__name__: one for one in (*_OWN, sum, tuple, zip)}
 _MODULES: Mapping[str, Any] = {"math": math, "numpy": np}
 
 _OF_NUMPY = re.compile(
-    "array|asarray|arange|linspace|logspace|zeros|ones|full|eye|concatenate|stack|tile|outer|cumsum|cumprod|sum|prod|"
-    "max|min|mean|exp|log|log2|sqrt|sin|cos|pi|bool_|u?int(8|16|32|64)|float(16|32|64)"
+    "array|asarray|concatenate|stack|cumsum|cumprod|sum|prod|max|min|mean|exp|log|log2|sqrt|sin|cos|pi|bool_|"
+    "u?int(8|16|32|64)|float(16|32|64)"
 )
 """What of it gives the same each time and changes nothing."""
 
@@ -55,6 +56,10 @@ _PLAIN = (
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
+MOST = 4096
+"""Elements of a constant: of a larger one a text of the file keeps no copy."""
+
+
 class Written(NamedTuple):
     """One of a file."""
 
@@ -64,7 +69,8 @@ class Written(NamedTuple):
 
 @lru_cache(maxsize=32)
 def constants(text: str) -> Mapping[str, Written]:
-    """Those that are given their name once, and are not changed after that.
+    """Those that are given their name once, are not changed after that, and of which nothing else is made when the file
+    is read: an attribute of a class, a default, a tensor would stay as it is.
 
     Raises:
         SyntaxError: it is no Python.
@@ -79,8 +85,66 @@ def constants(text: str) -> Mapping[str, Written]:
         if len(targets) == 1 and isinstance(targets[0], ast.Name) and value is not None and bound[targets[0].id] == 1:
             with suppress(Exception):  # what is no such value, or none at all
                 known = {name: known.value for name, known in found.items()}
-                found[targets[0].id] = Written(value, evaluated(value, {**names, **known}))
+                number = evaluated(value, {**names, **known})
+                if _elements(number) <= MOST:
+                    found[targets[0].id] = Written(value, number)
+    for name in _made_into_others(body, found):
+        found.pop(name, None)
     return found
+
+
+@lru_cache(maxsize=16)
+def taken_elsewhere(file: str) -> frozenset[str]:
+    """Names of a file's constants that another one has imported, or reads of the imported file: those who read them
+    there keep what they have.
+    """
+    known = constants(source(file))
+    modules = [one for one in sys.modules.values() if type(one) is ModuleType and getattr(one, "__file__", None)]
+    own = {id(one) for one in modules if one.__file__ == file}
+    values = {id(vars(one)[name]): name for one in modules if id(one) in own for name in known if name in vars(one)}
+    found = set[str]()
+    for module in (one for one in modules if id(one) not in own):
+        inside = {**vars(module)}
+        alike = [name for name in known.keys() & inside.keys() if repr(inside[name]) == repr(known[name].value)]
+        text = source(str(module.__file__)) if alike or own & {*map(id, inside.values())} else ""
+        found |= {name for name in alike if not re.search(rf"^{name}\b.*=", text, re.MULTILINE)}  # it has no other one
+        shared = (values.get(id(one)) for one in inside.values() if type(one) in (list, tuple, dict, np.ndarray))
+        found |= {name for name in shared if name is not None}
+        found |= {*re.findall(r"\w+", text)} & known.keys() if own & {*map(id, inside.values())} else set()
+    return frozenset(found)
+
+
+def _elements(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return value.size
+    inner = [*value, *value.values()] if isinstance(value, dict) else value
+    rows = isinstance(inner, (list, tuple, set, frozenset))
+    return sum(map(_elements, inner)) if rows and len(inner) <= MOST else len(inner) if rows else 1
+
+
+def _made_into_others(body: Iterable[ast.stmt], known: Mapping[str, Written]) -> set[str]:
+    """Names of constants that what is no constant is made of when the file is read, or what is made into that."""
+    nodes = {id(one.node) for one in known.values()}
+    read = {name for one in body if id(getattr(one, "value", None)) not in nodes for name in _read(one)}
+    left = [*read]
+    while left:
+        one = known.get(left.pop())
+        more = set(_read(one.node)) - read if one is not None else set()
+        read |= more
+        left += more
+    return read
+
+
+def _read(node: ast.AST) -> Iterator[str]:
+    """Names that are read as the file is, not when a function of it runs; a default that is one is read again then."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node.id
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+        given = [one for one in (*node.args.defaults, *node.args.kw_defaults) if one is not None]
+        parts = [one for one in given if not isinstance(one, ast.Name)] + [*getattr(node, "decorator_list", ())]
+        yield from (name for part in parts for name in _read(part))
+    elif not isinstance(node, ast.Assert) and not (isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)):
+        yield from (name for part in ast.iter_child_nodes(node) for name in _read(part))
 
 
 def evaluated(node: ast.expr, names: Mapping[str, Any]) -> Any:

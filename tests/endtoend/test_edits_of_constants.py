@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -77,3 +79,39 @@ def test_the_patch_makes_the_port_right(tmp_path, capsys, monkeypatch, mistake):
     assert origin["edit"] is not None
     assert {line["line"] for line in origin["edit"]["lines"]} <= {5, 6, 7, 8, 9, 10, 28}
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+USERS = {
+    "a tensor": ("TENSOR = torch.tensor(STEPS[2])\n", "TENSOR[1]"),
+    "an attribute of a class": ("class Kept:\n    number = STEPS[2][1]\n", "Kept.number"),
+    "a default": ("def kept(number=STEPS[2][1]):\n    return number\n", "kept()"),
+}
+
+
+@pytest.mark.parametrize("user", USERS)
+def test_no_edit_is_told_that_changes_what_is_made_when_the_file_is_read(tmp_path, capsys, monkeypatch, user):
+    monkeypatch.chdir(tmp_path)
+    made, used = USERS[user]
+    right = REFERENCE.replace("def travelled", f"{made}\n\ndef travelled").replace("SLOPE)", f"SLOPE * {used})")
+    (tmp_path / "ref.py").write_text(right.replace(used, "(-65 / 15)"), encoding="utf-8")
+    (tmp_path / "port.py").write_text(right.replace("-56 / 15", "-65 / 15"), encoding="utf-8")
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert all(line["line"] != 9 for line in (origin["edit"] or {"lines": []})["lines"])
+
+
+@pytest.mark.parametrize("way", ["from tables import STEPS", "import tables", "from tables import STEPS as KEPT"])
+def test_no_edit_is_told_of_a_table_that_another_file_has_taken(tmp_path, capsys, monkeypatch, way):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "tables", raising=False)
+    start, end = REFERENCE.index("STEPS ="), REFERENCE.index("class Net")
+    tables = f"import torch\n\n{REFERENCE[start:end]}".replace("SLOPE", "0.3").replace("-56 / 15", "-65 / 15")
+    (tmp_path / "tables.py").write_text(tables, encoding="utf-8")
+    name = {"import tables": "tables.STEPS"}.get(way, way.split()[-1])
+    first, net = REFERENCE[:start], REFERENCE[end:].replace("self.one((", f"self.one({name}[2][1] * (")
+    port = f"{first}\n{way}\nfrom tables import spread, travelled\n\n\n{net}"
+    (tmp_path / "port.py").write_text(port, encoding="utf-8")
+    right = REFERENCE.replace("self.one((", "self.one(-65 / 15 * (")
+    (tmp_path / "ref.py").write_text(right, encoding="utf-8")
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert all(line["line"] != 3 for line in (origin["edit"] or {"lines": []})["lines"])

@@ -80,3 +80,28 @@ def test_what_is_given_another_value_is_none(more):
 def test_a_name_of_the_files_own_is_not_what_the_language_means_by_it():
     assert "LIMITS" in constants("LIMITS = max(1, 2)\n")
     assert "LIMITS" not in constants("def max(*some): return others()\nLIMITS = max(1, 2)\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "stays"),
+    [
+        ("TABLE = others.tensor(LIMITS)", False),
+        ("class Net:\n    size = LIMITS[0]", False),
+        ("class Net(LIMITS.kind):\n    pass", False),
+        ("def cut(x, by=LIMITS[0]):\n    return x", False),
+        ("others.register(LIMITS)", False),
+        ("HALF = LIMITS[0] / 2\nclass Net:\n    size = HALF", False),
+        ("def cut(x, by=LIMITS):\n    return x", True),
+        ("HALF = LIMITS[0] / 2", True),
+        ("class Net:\n    def run(self):\n        return LIMITS", True),
+        ("assert len(LIMITS) == 1", True),
+        ("if __name__ == '__main__':\n    print(LIMITS)", True),
+    ],
+)
+def test_what_something_else_is_made_of_when_the_file_is_read_is_none(more, stays):
+    assert ("LIMITS" in constants(f"{HEAD}LIMITS = [1]\n{more}\n")) == stays
+
+
+def test_a_large_one_is_not_kept():
+    assert "LIMITS" in constants(f"{HEAD}LIMITS = [0] * 4096\n")
+    assert "LIMITS" not in constants(f"{HEAD}LIMITS = [0] * 4097\n")
