@@ -24,6 +24,8 @@ def in_other_order(wanted: Held, found: Held, limit: float) -> bool:
     if wanted.shape != found.shape or math.prod(found.shape) > MOST or DTYPES[found.dtype].exact:
         return False
     one, other = wanted.load(), found.load()
+    if not np.isfinite(np.asarray(other)).all():
+        return False  # of what overflowed no order tells
     for axis, size in enumerate(one.shape):
         width = one.size // size if size >= LEAST else 1
         if width < 2:

@@ -53,3 +53,8 @@ def test_numbers_in_one_row_and_whole_ones_are_no_rows():
     assert not in_other_order(held(row), held(row[::-1].copy()), 1e-5)
     whole = np.arange(12).reshape(4, 3)
     assert not in_other_order(held(whole), held(whole[::-1].copy()), 1e-5)
+
+
+@pytest.mark.parametrize("limit", [1e-5, np.inf])
+def test_what_overflowed_has_no_order(limit):
+    assert not in_other_order(held(VALUES), held(np.full_like(VALUES, np.inf)), limit)
