@@ -6,7 +6,7 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-from aligner.words.spelling import MINDSPORE, NUMPY, TORCH
+from aligner.words.templates import MINDSPORE, NUMPY, TORCH
 
 _MODULES: Mapping[str, Mapping[str, str]] = {
     MINDSPORE: {"ops": "mindspore.ops", "ms": "mindspore"},

@@ -37,7 +37,7 @@ from aligner.mending.texts import Texts
 from aligner.mending.theirs import Theirs
 from aligner.mending.witness import Caught, Witness
 from aligner.record import Key
-from aligner.words.spelling import MINDSPORE, TORCH
+from aligner.words.templates import MINDSPORE, TORCH
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump

@@ -21,7 +21,8 @@ from aligner.mending.modules import modules
 from aligner.mending.sources import Sources
 from aligner.words.calls import Constant, Operand
 from aligner.words.operations import arguments
-from aligner.words.spelling import MINDSPORE, NUMPY, bracketed, number_text, spelled, unshaped, widened, written
+from aligner.words.spelling import bracketed, number_text, spelled, unshaped, widened, written
+from aligner.words.templates import MINDSPORE, NUMPY
 
 DEEPEST = 8
 """Operations in one expression that is written."""

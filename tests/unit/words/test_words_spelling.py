@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from aligner.words.spelling import MINDSPORE, TORCH, bracketed, index_text, number_text, spelled, unshaped
+from aligner.words.spelling import bracketed, index_text, number_text, spelled, unshaped
+from aligner.words.templates import MINDSPORE, TORCH
 
 torch = pytest.importorskip("torch")
 
@@ -187,6 +189,27 @@ CALLS = [
         lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()),
     ),
     ("std", ["x"], {"axis": 1, "correction": 0, "keepdims": True}, lambda x, y: x.std(1, correction=0, keepdim=True)),
+    ("elu", ["x"], {"alpha": 1.0}, lambda x, y: F.elu(x)),
+    ("elu", ["x - y"], {"alpha": 2.0}, lambda x, y: F.elu(x - y, 2.0)),
+    ("celu", ["x"], {"alpha": 2.0}, lambda x, y: F.celu(x, 2.0)),
+    ("celu", ["x"], {"alpha": 1.0}, lambda x, y: F.celu(x)),
+    ("leaky_relu", ["x"], {"slope": 1.0}, lambda x, y: F.leaky_relu(x, 1.0)),
+    ("softplus", ["x"], {"beta": 1, "threshold": 20}, lambda x, y: F.softplus(x)),
+    ("norm", ["x"], {"p": 2, "axis": -1, "keepdims": True}, lambda x, y: x.norm(dim=-1, keepdim=True)),
+    ("norm", ["x"], {"p": 2, "axis": (1, 2), "keepdims": False}, lambda x, y: x.norm(dim=(1, 2))),
+    ("normalize", ["x"], {"p": 2, "axis": (0, 1), "eps": 1e-12}, lambda x, y: F.normalize(x, dim=(0, 1))),
+    ("roll", ["x"], {"shifts": 1, "axis": 1}, lambda x, y: x.roll(1, 1)),
+    ("roll", ["x + y"], {"shifts": (-1, 2), "axis": (-1, 1)}, lambda x, y: (x + y).roll((-1, 2), (-1, 1))),
+    ("pad", ["x"], {"pad": (1, 2), "mode": "reflect", "value": 0}, lambda x, y: F.pad(x, (1, 2), "reflect")),
+    ("pad", ["x"], {"pad": (1, 2), "mode": "constant", "value": 2.0}, lambda x, y: F.pad(x, (1, 2), value=2.0)),
+    ("interpolate", ["x"], {"size": (8,), "mode": "nearest", "align_corners": False}, lambda x, y: F.interpolate(x, 8)),
+    (
+        "cross_entropy",
+        ["x", "y"],
+        {"ignore_index": -100, "reduction": "sum", "label_smoothing": 0.0},
+        lambda x, y: F.cross_entropy(x, y, reduction="sum"),
+    ),
+    ("addmm", ["x[:, :, :3]", "x", "y.swapaxes(1, 2)"], {"beta": 1, "alpha": 1}, lambda x, y: x[:, :, :3] + x @ y.mT),
 ]
 
 
@@ -196,7 +219,22 @@ CALLS = [
 def test_torch_source_does_what_is_meant(word, operands, given, wanted):
     x, y = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     text = spelled(word, operands, given, {}, MODULES, "torch")
-    assert torch.equal(eval(text, {"torch": torch, "x": x, "y": y}), wanted(x, y))
+    assert torch.allclose(eval(text, {"torch": torch, "x": x, "y": y}), wanted(x, y), rtol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("word", "operands", "given", "wanted"), CALLS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_mindspore_source_does_what_is_meant_and_writes_into_nothing(word, operands, given, wanted):
+    mindspore = pytest.importorskip("mindspore")
+    sides = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    x, y = (mindspore.Tensor(side.numpy().copy()) for side in sides)
+    text = spelled(word, operands, given, {}, {"ops": "ops", "ms": "mindspore"}, MINDSPORE)
+    found = eval(text, {"ops": mindspore.ops, "mindspore": mindspore, "x": x, "y": y}).asnumpy()
+    expected = wanted(*sides).numpy()
+    assert (found.shape, found.dtype.kind) == (expected.shape, expected.dtype.kind)
+    assert np.allclose(found, expected, atol=1e-5, equal_nan=True)
+    assert all((one.asnumpy() == side.numpy()).all() for one, side in zip((x, y), sides))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,193 @@
+"""How each side writes an operation: what MindSpore 2.5 to 2.10 take alike, what torch takes, and numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+TORCH, MINDSPORE, NUMPY = "torch", "mindspore", "numpy"
+
+_FUNCTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("mse_loss", "l1_loss", "binary_cross_entropy"), "{word}({0}, {1}, reduction={reduction})"),
+    "smooth_l1_loss": "{word}({0}, {1}, beta={beta}, reduction={reduction})",
+    "nll_loss": "{word}({0}, {1}, ignore_index={ignore_index}, reduction={reduction})",
+    "cross_entropy": "{word}({0}, {1}, ignore_index={ignore_index}, reduction={reduction}, "
+    "label_smoothing={label_smoothing})",
+    "adaptive_avg_pool": "adaptive_avg_pool2d({0}, {size})",
+    "adaptive_max_pool": "adaptive_max_pool2d({0}, {size})",
+    "celu": "celu({0}, {alpha})",
+    "cosine_similarity": "cosine_similarity({0}, {1}, {axis}, {eps})",
+    "one_hot": "one_hot({0}, {n})",
+    "grid_sample": "grid_sample({0}, {1}, {mode}, {pad_mode}, {align_corners})",
+    "unfold": "unfold({0}, {kernel}, {dilation}, {pad}, {stride})",
+    "layer_norm": "layer_norm({0}, {shape}{more}, eps={eps})",
+    "group_norm": "group_norm({0}, {groups}{more}, eps={eps})",
+    **dict.fromkeys(("binary_cross_entropy_with_logits", "kl_div"), "{word}({0}, {1}, reduction={reduction})"),
+}
+"""Functions that both frameworks have, each in a module of its own."""
+
+_MINDSPORE: Mapping[str, str] = {
+    **{word: f"{{ops}}.{text}" for word, text in _FUNCTIONS.items()},
+    **dict.fromkeys(("prod", "any", "all"), "{0}.{word}({axis}, {keepdims})"),
+    "argmin": "{ops}.argmin({0}, {axis}, {keepdims})",
+    "transpose": "{0}.transpose({perm})",
+    "cat": "{ops}.cat(({all}), axis={axis})",
+    "stack": "{ops}.stack(({all}), axis={axis})",
+    "mean": "{ops}.mean({0}, {axis}, {keepdims})",
+    "sum": "{0}.sum({axis}, keepdims={keepdims})",
+    "max": "{0}.max(axis={axis}, keepdims={keepdims})",
+    "min": "{0}.min(axis={axis}, keepdims={keepdims})",
+    "linear": "{ops}.matmul({0}, {1}.swapaxes(0, 1))",
+    "fill": "{ops}.full({shape}, {value})",
+    "floats": "({ops}.ones({shape}) * {value})",
+    "cast": "{0}.astype({ms}.{dtype})",
+    "repeat_interleave": "{ops}.repeat_interleave({0}, {repeats}, axis={axis})",
+    "tile": "{ops}.tile({0}, {reps})",
+    "expand": "{ops}.broadcast_to({0}, {shape})",
+    "elu": "({ops}.relu({0}) - {alpha} * {ops}.relu(1 - {ops}.exp({0})))",
+    "index_add": "{0}.copy().index_add({axis}, {1}.int(), {2})",
+    "interpolate": "{ops}.interpolate({0}, size={size}, mode={mode}, align_corners={align_corners})",
+    "argmax": "{ops}.argmax({0}, dim={axis})",
+    "gather": "{ops}.gather_elements({0}, {axis}, {1})",
+    "scatter": "{ops}.tensor_scatter_elements({0}, {1}, {2}, {axis})",
+    "scatter_add": "{ops}.tensor_scatter_elements({0}, {1}, {2}, {axis}, 'add')",
+    "std": "{0}.std({axis}, {correction}, {keepdims})",
+    "var": "{0}.var({axis}, {correction}, {keepdims})",
+    "softmax": "{ops}.softmax({0}, axis={axis})",
+    "log_softmax": "{ops}.log_softmax({0}, axis={axis})",
+    **dict.fromkeys(("avg_pool", "max_pool"), "{ops}.{word}2d({0}, {kernel}, {stride}{rest})"),
+    "normalize": "({0} / {ops}.clamp({ops}.norm({0}, {p}, {axis}, True), {eps}, None))",
+    **dict.fromkeys(("segment_sum", "segment_max", "segment_min"), "{ops}.unsorted_{word}({0}, {1}, {n})"),
+    "complex": "{ops}.Complex()({0}, {1})",
+    "layer_norm": "{ops}.LayerNorm(-1, -1, {eps})({0}, {1}, {2})[0]",
+    **dict.fromkeys(("fft", "ifft", "rfft", "irfft"), "{ops}.{word}({0}, {n}, {axis}, {norm})"),
+    **dict.fromkeys(("fft2", "ifft2", "rfft2", "irfft2"), "{ops}.{word}({0}, {s}, {axis}, {norm})"),
+}
+_ROWS = "{1}.reshape((-1,) + (1,) * ({0}.dim() - 1)).expand_as({0})"
+"""The number of its segment beside each element."""
+
+_TORCH: Mapping[str, str] = {
+    **{word: f"{{ops}}.nn.functional.{text}" for word, text in _FUNCTIONS.items()},
+    **dict.fromkeys(("prod", "any", "all", "argmin"), "{0}.{word}({axis}, keepdim={keepdims})"),
+    "transpose": "{0}.permute({perm})",
+    "cat": "{ops}.cat(({all}), dim={axis})",
+    "stack": "{ops}.stack(({all}), dim={axis})",
+    "mean": "{0}.mean({axis}, keepdim={keepdims})",
+    "sum": "{0}.sum({axis}, keepdim={keepdims})",
+    "max": "{0}.amax({axis}, keepdim={keepdims})",
+    "min": "{0}.amin({axis}, keepdim={keepdims})",
+    "linear": "{ops}.matmul({0}, {1}.transpose(0, 1))",
+    "fill": "{ops}.full({shape}, {value})",
+    "cast": "{0}.to({ms}.{dtype})",
+    "repeat_interleave": "{ops}.repeat_interleave({0}, {repeats}, dim={axis})",
+    "tile": "{ops}.tile({0}, {reps})",
+    "expand": "{0}.expand({shape})",
+    "interpolate": "{ops}.nn.functional.interpolate({0}, size={size}, mode={mode}, align_corners={align_corners})",
+    "argmax": "{0}.argmax({axis})",
+    "gather": "{0}.gather({axis}, {1})",
+    **dict.fromkeys(("scatter", "scatter_add"), "{0}.{word}({axis}, {1}, {2})"),
+    "std": "{0}.std({axis}, correction={correction}, keepdim={keepdims})",
+    "var": "{0}.var({axis}, correction={correction}, keepdim={keepdims})",
+    "softmax": "{0}.softmax({axis})",
+    "log_softmax": "{0}.log_softmax({axis})",
+    **dict.fromkeys(("avg_pool", "max_pool"), "{ops}.nn.functional.{word}2d({0}, {kernel}, {stride}{rest})"),
+    "normalize": "{ops}.nn.functional.normalize({0}, {p}, {axis}, {eps})",
+    "gelu": "{ops}.nn.functional.gelu({0}, approximate={approximate})",
+    "softplus": "{ops}.nn.functional.softplus({0}, {beta}, {threshold})",
+    "segment_sum": "{ops}.zeros(({n},) + {0}.shape[1:]).index_add(0, {1}, {0})",
+    "segment_max": "{ops}.full(({n},) + {0}.shape[1:], -{ops}.inf).scatter_reduce(0, " + _ROWS + ", {0}, 'amax')",
+    "segment_min": "{ops}.full(({n},) + {0}.shape[1:], {ops}.inf).scatter_reduce(0, " + _ROWS + ", {0}, 'amin')",
+    "leaky_relu": "{ops}.nn.functional.leaky_relu({0}, {slope})",
+    "elu": "{ops}.nn.functional.elu({0}, {alpha})",
+    "roll": "{ops}.roll({0}, {shifts}, {axis})",
+    "index_add": "{0}.index_add({axis}, {1}.int(), {2})",
+    "glu": "{ops}.nn.functional.glu({0}, {axis})",
+    "pad": "{ops}.nn.functional.pad({0}, {pad}, {mode}, {value})",
+    **dict.fromkeys(
+        ("silu", "mish", "hardswish", "hardsigmoid", "relu6", "softsign"), "{ops}.nn.functional.{word}({0})"
+    ),
+    **dict.fromkeys(("fft", "ifft", "rfft", "irfft"), "{ops}.fft.{word}({0}, {n}, {axis}, {norm})"),
+    **dict.fromkeys(("fft2", "ifft2", "rfft2", "irfft2"), "{ops}.fft.{word}({0}, {s}, {axis}, {norm})"),
+}
+_NUMPY: Mapping[str, str] = {
+    "transpose": "{0}.transpose({perm})",
+    "cat": "{ops}.concatenate(({all}), axis={axis})",
+    "stack": "{ops}.stack(({all}), axis={axis})",
+    "mean": "{0}.mean({axis}, keepdims={keepdims})",
+    "sum": "{0}.sum({axis}, keepdims={keepdims})",
+    "max": "{0}.max({axis}, keepdims={keepdims})",
+    "min": "{0}.min({axis}, keepdims={keepdims})",
+    "std": "{0}.std({axis}, ddof={correction}, keepdims={keepdims})",
+    "var": "{0}.var({axis}, ddof={correction}, keepdims={keepdims})",
+    "argmax": "{0}.argmax({axis})",
+    "fill": "{ops}.full({shape}, {value})",
+    "cast": "{0}.astype({ops}.{dtype})",
+    "repeat_interleave": "{ops}.repeat({0}, {repeats}, axis={axis})",
+    "tile": "{ops}.tile({0}, {reps})",
+    "expand": "{ops}.broadcast_to({0}, {shape})",
+    "linspace": "{ops}.linspace({start}, {end}, {steps})",
+    "clamp": "{ops}.clip({0}, {min}, {max})",
+    "atan2": "{ops}.arctan2({0}, {1})",
+    **{word: f"{{ops}}.arc{word[1:]}({{0}})" for word in ("asin", "acos", "atan", "asinh", "acosh", "atanh")},
+    "inverse": "{ops}.linalg.inv({0})",
+    "cross": "{ops}.cross({0}, {1}, axis={axis})",
+    "masked_fill": "{ops}.where({1}, {value}, {0})",
+}
+BOTH: Mapping[str, str] = {
+    "bucketize": "{ops}.searchsorted({1}, {0}, right={right})",
+    "cross": "{ops}.cross({0}, {1}, dim={axis})",
+    "cdist": "{ops}.cdist({0}, {1}, float({p}))",
+    "diagonal": "{0}.diagonal({offset}, {axis1}, {axis2})",
+    "index_select": "{ops}.index_select({0}, {axis}, {1})",
+    "linspace": "{ops}.linspace({start}, {end}, {steps})",
+    "eye": "{ops}.eye({n})",
+    "cumprod": "{ops}.cumprod({0}, {axis})",
+    **dict.fromkeys(("pixel_shuffle", "pixel_unshuffle"), "{ops}.{word}({0}, {r})"),
+    "zeros": "{ops}.zeros({shape})",
+    "ones": "{ops}.ones({shape})",
+    "reshape": "{0}.reshape({shape})",
+    "getitem": "{0}[{index}]",
+    "masked_fill": "{0}.masked_fill({1}, {value})",
+    "triu": "{ops}.triu({0}, {diagonal})",
+    "tril": "{ops}.tril({0}, {diagonal})",
+    "arange": "{ops}.arange({start}, {end}, {step})",
+    "clamp": "{ops}.clamp({0}, {min}, {max})",
+    "pad": "{ops}.pad({0}, {pad}, mode={mode}, value={value})",
+    "where": "{ops}.where({0}, {1}, {2})",
+    "gelu": "{ops}.gelu({0}, approximate={approximate})",
+    "softplus": "{ops}.softplus({0}, {beta}, {threshold})",
+    "leaky_relu": "{ops}.leaky_relu({0}, {slope})",
+    "square": "{0} * {0}",
+    "neg": "-{0}",
+    "norm": "{ops}.norm({0}, {p}, {axis}, {keepdims})",
+    "meshgrid": "{ops}.meshgrid({all}, indexing={indexing})",
+    "logsumexp": "{ops}.logsumexp({0}, {axis}, {keepdims})",
+    "flip": "{ops}.flip({0}, ({axis},))",
+    "cumsum": "{0}.cumsum({axis})",
+    **dict.fromkeys(("argsort", "sort"), "{ops}.{word}({0}, {axis}, {descending})"),
+    "topk": "{ops}.topk({0}, {k}, {axis}, {largest})",
+    **dict.fromkeys(("cummax", "cummin"), "{ops}.{word}({0}, {axis})"),
+    "div": "{ops}.div({0}, {1}, rounding_mode={rounding_mode})",
+    "addmm": "({0} * {beta} + {ops}.matmul({1}, {2}) * {alpha})",
+    "diff": "{ops}.diff({0}, 1, {axis}{more})",
+    "not": "{ops}.logical_not({0})",
+    "glu": "{ops}.glu({0}, {axis})",
+    "einsum": "{ops}.einsum({equation}, {all})",
+}
+
+OWN: Mapping[str, Mapping[str, str]] = {TORCH: _TORCH, MINDSPORE: _MINDSPORE, NUMPY: _NUMPY}
+
+LEFT_OUT: Mapping[str, Sequence[tuple[str, str, Sequence[Any]]]] = {
+    "interpolate": [("align_corners", ", align_corners={align_corners}", (None, False))],
+    "elu": [("alpha", ", {alpha}", (1,))],
+    "celu": [("alpha", ", {alpha}", (1,))],
+    "cross_entropy": [("label_smoothing", ", label_smoothing={label_smoothing}", (0,))],
+    "addmm": [("beta", " * {beta}", (1,)), ("alpha", " * {alpha}", (1,))],
+}
+"""Arguments, how they stand in the source, and with what they are left out: MindSpore takes some in some ways only."""
+
+OVER_SEVERAL: Mapping[tuple[str, Any], str] = {
+    ("norm", 2): "{ops}.sqrt(({0} * {0}).sum({axis}, keepdims={keepdims}))",
+    ("normalize", 2): "({0} / {ops}.clamp({ops}.sqrt(({0} * {0}).sum({axis}, keepdims=True)), {eps}, None))",
+}
+"""Over several axes at once; MindSpore's own are of a matrix there."""
