@@ -68,5 +68,8 @@ class Ground(Protocol):
     def before(self, call: Call) -> Mapping[str, int]:
         """How often each layer had run when this call began."""
 
+    def takes(self, call: Call) -> bool:
+        """Whether the port's layer makes of the reference's arguments what the reference's makes of them."""
+
     def others(self, call: Call, this: CallId, found: Tensors) -> Mapping[str, object]:
         """The reference's values for those of one call inside `call`."""

@@ -5,6 +5,7 @@ factor, an operand inside of a call.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import Optional
@@ -160,18 +161,23 @@ def gathered(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
 
 @lru_cache(maxsize=64)
 def _overwritten(text: str, line: int) -> Sequence[tuple[str, ast.expr]]:
-    """What each turn of a loop around a line gives a variable that has a value before, and that it does not use."""
+    """What each turn of a loop around a line gives a variable that has a value before, and that it has not used yet."""
     found: list[tuple[str, ast.expr]] = []
     for node in walked(parsed(text)):
         if not isinstance(node, ast.FunctionDef) or not node.lineno < line <= (node.end_lineno or 0):
             continue
-        named = {target.id: each.lineno for each, target in reversed([*_targets(node)])}
+        stored = (each for each in walked(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store))
+        named = {each.id: each.lineno for each in sorted(stored, key=lambda each: -each.lineno)}
         for loop in (each for each in walked(node) if isinstance(each, ast.For)):
-            used = {each.id for each in walked(loop) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+            used: dict[str, int] = {}
+            for each in walked(loop):
+                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
+                    used[each.id] = min(each.lineno, used.get(each.id, each.lineno))
             found += [
                 (target.id, each.value)
                 for each, target in _targets(loop)
-                if target.id not in used and named.get(target.id, loop.lineno) < loop.lineno
+                if used.get(target.id, math.inf) > (each.end_lineno or 0)
+                and named.get(target.id, loop.lineno) < loop.lineno
             ]
     return found
 

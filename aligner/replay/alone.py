@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from contextlib import ExitStack
 from functools import partial
 from types import MappingProxyType
@@ -18,7 +18,6 @@ from aligner.compare.held import Held, held
 from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
 from aligner.compare.reading import LOW_PRECISION, read
-from aligner.compare.reformed import Part, parts
 from aligner.compare.tolerance import Tolerance
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.explain.suspect import Suspect
@@ -31,11 +30,11 @@ from aligner.replay.frames import Plan
 from aligner.replay.judgement import as_entry, judged
 from aligner.replay.masks import as_mask
 from aligner.replay.objects import copied
+from aligner.replay.weights import Weights
 from aligner.source.owning import is_own
 from aligner.structure import Tensors, flatten_result, rebuild_arguments
 
 if TYPE_CHECKING:
-    from aligner.compare.formed import Formed
     from aligner.dump.reader import Dump
 
 WHOLE = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)) | {"bool"}
@@ -59,11 +58,9 @@ class Alone:
         self._layers = dict(adapter.layers(model))
         self._calls = {(c.step, c.layer, c.number): c for c in port.calls if c.phase is Phase.FORWARD}
         self._ports = {one: other for other, one in reversed([*plan.layers.items()])}
-        self._owners = {id(p.tensor): (p.layer, p.role) for p in adapter.parameters(model)}
-        """A tied weight is known by the first of its layers."""
         self._single = self._singles()
         self._rule = Tolerance()
-        self._reformed = _reformed(parts(reference, port))
+        self._weights = Weights(adapter, model, reference, port, plan)
 
     def arguments(self, call: Call) -> tuple[tuple[object, ...], dict[str, object]]:
         """The reference's arguments of a call of the port's, in the port's form.
@@ -123,6 +120,15 @@ class Alone:
                 return math.inf
             wanted = laid(wanted, order, found.shape)
         return judged(self.plan.short, wanted, found, (check.where, check.owner, check.between), False).error
+
+    def takes(self, call: Call) -> bool:
+        """Whether the port's layer makes of the reference's arguments what the reference's makes of them."""
+        try:
+            copy = self._adapter.respecified(self._layers[call.layer], {}, None)
+            args, kwargs = self.arguments(call)
+            return self._deviation(call, self._run(copy, args, kwargs), None) <= 1.0
+        except Exception:  # the user's code may raise anything; it does not take them then
+            return False
 
     def _singles(self) -> Container[Made]:
         """Calls of the port's that hand on one tensor, of the type and shape of the reference's."""
@@ -189,15 +195,15 @@ class Alone:
         if suspect is not None and suspect.built:
             made = built(self._adapter, suspect.built)
             self._adapter.set_training(made, self._adapter.training(layer))
-            self._load(made, ours, [p.role for p in self._adapter.parameters(made)])
+            self._weights.load(made, ours, [p.role for p in self._adapter.parameters(made)])
             return made
         copy = self._adapter.respecified(layer, {} if suspect is None else suspect.change, dtype)
         if suspect is not None:
-            self._load(copy, ours, suspect.parameters)
-            self._load_inside(copy, layer, ours)
-            self._load(copy, ours, list(suspect.turned), suspect.turned)
+            self._weights.load(copy, ours, suspect.parameters)
+            self._weights.load_inside(copy, layer, ours)
+            self._weights.load(copy, ours, list(suspect.turned), suspect.turned)
         if dtype is not None:
-            self._load_all(copy, path)
+            self._weights.load_all(copy, path)
         return copy
 
     @property
@@ -230,7 +236,7 @@ class Alone:
             ValueError: it cannot be copied.
         """
         copy = self._adapter.respecified(self._layers[""], {}, dtype)
-        self._load_all(copy, "")
+        self._weights.load_all(copy, "")
 
         def run(step: int) -> None:
             for call in sorted(self._calls.values(), key=lambda call: call.first):
@@ -304,51 +310,6 @@ class Alone:
             value = value.reshape(own.shape)
         return self._adapter.from_numpy(value, word)
 
-    def _load(
-        self,
-        copy: object,
-        layer: str,
-        roles: Sequence[str],
-        turned: Mapping[str, tuple[int, ...]] = MappingProxyType({}),
-    ) -> None:
-        """Values of the reference's parameters, with the axes of some in another order."""
-        own = {p.role: p for p in self._adapter.parameters(copy) if p.layer == ""}
-        for role in roles:
-            entry = self._reference.find(Key(0, Phase.PARAMETER, layer, 0, role))
-            if entry is None or role not in own:
-                raise ValueError(f"no parameter {role}")
-            value = np.ascontiguousarray(entry.raw().transpose(turned[role])) if role in turned else entry.raw()
-            self._adapter.load(own[role], value, entry.dtype)
-
-    def _load_inside(self, copy: object, layer: object, ours: str) -> None:
-        """Values of the reference's for parameters that layers inside the copy have for the first time."""
-        known = {(p.layer, p.role) for p in self._adapter.parameters(layer)}
-        for parameter in self._adapter.parameters(copy):
-            key = Key(0, Phase.PARAMETER, f"{ours}.{parameter.layer}".lstrip("."), 0, parameter.role)
-            entry = self._reference.find(key) if parameter.layer else None
-            if entry is not None and (parameter.layer, parameter.role) not in known and entry.shape == parameter.shape:
-                self._adapter.load(parameter, entry.raw(), entry.dtype)
-
-    def _load_all(self, copy: object, path: str) -> None:
-        """The reference's own weights for those that the port has rounded to a shorter type."""
-        shared = {
-            (p.layer, p.role): self._owners.get(id(p.tensor)) for p in self._adapter.parameters(self._layers[path])
-        }
-        for parameter in self._adapter.parameters(copy):
-            owner = shared.get((parameter.layer, parameter.role))
-            if owner is None:
-                continue
-            layer = self.plan.layers.get(owner[0], owner[0])
-            key = Key(0, Phase.PARAMETER, owner[0], 0, owner[1])
-            if key in self._reformed:
-                part = self._reformed[key]
-                if part is not None and part.shape == parameter.shape:
-                    self._adapter.load(parameter, part.raw(), part.dtype)
-                continue
-            entry = self._reference.find(key._replace(layer=layer))
-            if entry is not None and entry.shape == parameter.shape and not DTYPES[entry.dtype].exact:
-                self._adapter.load(parameter, entry.raw(), entry.dtype)
-
     def _deviation(
         self,
         call: Call,
@@ -388,12 +349,3 @@ class Alone:
             if order is not None:
                 return read(Pair(as_entry(laid(wanted, order, found.shape)), found), self._rule).severity
         return read(Pair(entry, found), self._rule).severity
-
-
-def _reformed(parts: Iterable[Part]) -> Mapping[Key, Optional[Formed]]:
-    """By the port's record of a parameter in another form: the reference's so; None where that is no single one."""
-    found: dict[Key, Optional[Formed]] = {}
-    for part in parts:
-        whole = part.port.key == part.whole[1] and part.port.key not in found
-        found.update(dict.fromkeys(part.keys(1), part.reference if whole else None))
-    return found

@@ -311,3 +311,50 @@ def test_a_value_that_was_right_in_the_first_turn_is_put_right_where_it_is_taken
     origin = answer(tmp_path, capsys)["origins"][0]
     assert "slots.reshape(-1, width))" in origin["edit"]["lines"][0]["before"]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+SINCE = """
+import torch
+from torch import nn
+
+
+class Fill(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rate = nn.Parameter(torch.rand(6))
+
+    def forward(self, x, present, last, since):
+        kept = torch.exp(-since * self.rate)
+        return torch.where(present > 0, x, kept * last)
+
+
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fill, self.cell = Fill(), nn.GRUCell(6, 6)
+
+    def forward(self, x, present, times):
+        last, since, state = torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0]), torch.zeros_like(x[:, 0])
+        before = times[:, :1] - 0.3
+        for at in range(x.shape[1]):
+            now, there = times[:, at : at + 1], present[:, at]
+            since = since + (now - before)
+            state = self.cell(self.fill(x[:, at], there, last, since), state)
+            last = torch.where(there > 0, x[:, at], last)
+            since = torch.where(there > 0, torch.zeros_like(since), since)
+            before = now
+        return state
+
+
+def build():
+    torch.manual_seed(5)
+    return Reader().eval(), (torch.randn(4, 7, 6), (torch.rand(4, 7, 6) > 0.5).float(), torch.rand(4, 7).cumsum(1))
+"""
+
+
+def test_a_sum_over_turns_that_has_one_number_for_each_row_in_its_stead(tmp_path, capsys):
+    """What the layer is given has another size then, and is spread over the columns inside."""
+    ported(tmp_path, SINCE, [("since = since + (now - before)", "since = now - before")])
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert "since = since + " in origin["edit"]["lines"][0]["after"]
+    assert is_right_with_the_patch(tmp_path, capsys)
