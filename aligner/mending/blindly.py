@@ -13,11 +13,13 @@ import numpy as np
 from aligner.mending.anchor import Anchor
 from aligner.mending.callers import around, forgotten, told
 from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OTHER, Candidate
+from aligner.mending.columns import columns
 from aligner.mending.constants import as_wanted, reordered, tabled
 from aligner.mending.constructor import set_up
+from aligner.mending.directions import backwards, turned_round
 from aligner.mending.dropped import dropped
 from aligner.mending.events import HELPER, Event, Site, values_of
-from aligner.mending.figures import backwards, counted, operated, resized, rounded, sliced, valued
+from aligner.mending.figures import counted, operated, resized, rounded, sliced, valued
 from aligner.mending.grouped import grouped
 from aligner.mending.halves import paired, spread
 from aligner.mending.kinds import alike, is_factor, is_mask, is_same
@@ -44,6 +46,7 @@ from aligner.mending.variations import (
     swapped,
     turned_out,
 )
+from aligner.mending.worked import worked
 from aligner.source.written import walked
 from aligner.words.calls import Constant
 from aligner.words.spelling import bracketed
@@ -83,6 +86,9 @@ COUNTED, COUNT = 40, 3.0
 
 UNREAD, NUMBERED, CHAINED = 1.5, 5.0, 4.5
 """What it costs to read a variable that nobody reads, to take a number with a step's, two steps in the other order."""
+
+WORKED = 0.9
+"""What it costs to work out a number otherwise, so that it is as wanted."""
 
 SCALED = 96
 """Ways to take a number times another one that is a size."""
@@ -295,6 +301,7 @@ class Blindly:
         for way in (drawn_out, drawn_in, gathered, turned_out, moved):
             found = (edits for file, line in places for edits in way(self._sources, file, line))
             yield from _tried(found, MOVED, EXCHANGE, 0.05, MISSING)
+        yield from _tried(worked(self._sources, self._matching.figures), SWAPPED, WORKED, 0.05, ARGUMENT)
         for site in self._sites()[:FUNCTIONS]:
             at = self._sources, site.file, site.line
             around = statements(self._sources.text(site.file), site.line)
@@ -310,20 +317,8 @@ class Blindly:
             ways = (counted, switched, reduced, resized, sliced, rounded, dropped, set_up, chosen, carried, accumulated)
             for way in ways:
                 yield from _tried(way(*at), COUNTED, COUNT, 0.05, ARGUMENT)
-            for way in (
-                unread,
-                likewise,
-                compared,
-                advanced,
-                offset,
-                looped,
-                told,
-                untold,
-                of_each,
-                by_turn,
-                spaced,
-                backwards,
-            ):
+            ways = (unread, likewise, compared, advanced, offset, looped, told, untold, of_each, by_turn, spaced)
+            for way in (*ways, backwards, turned_round, columns):
                 yield from _tried(way(*at), COUNTED, UNREAD, 0.05, OTHER)
             for way in (chained, decided):
                 yield from _tried(way(*at), COUNTED, CHAINED, 0.05, OTHER)

@@ -241,24 +241,6 @@ def _from_other_side(end: ast.expr, said: str, form: str) -> str:
     )
 
 
-def backwards(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """Items by the number of a loop's turn, counted from the last one: x[n - 1 - i] for x[i], x[n - i] for x[i + 1]."""
-    for statement in statements(sources.text(file), line):
-        loop = statement if isinstance(statement, ast.For) else None
-        turns = loop.iter if loop is not None and isinstance(loop.iter, ast.Call) else None
-        counts = turns is not None and ast.unparse(turns.func) == "range" and turns.args and not turns.keywords
-        if loop is None or turns is None or not counts or not isinstance(loop.target, ast.Name):
-            continue
-        name, count = loop.target.id, ast.unparse(turns.args[min(1, len(turns.args) - 1)])
-        for node in walked(loop):
-            index = node.slice if isinstance(node, ast.Subscript) else None
-            for part in index.elts if isinstance(index, ast.Tuple) else [] if index is None else [index]:
-                used = part.left if isinstance(part, ast.BinOp) and isinstance(part.right, ast.Constant) else part
-                if isinstance(used, ast.Name) and used.id == name:
-                    for text in (f"{count} - 1 - {name}", f"{count} - {name}"):
-                        yield (Edit(file, *sources.span(file, part), text),)
-
-
 def resized(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
     """A size that is taken apart beside others in the place of one of these, rows for columns: in all of a statement,
     the nearest first, then each alone.

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
-from typing import Optional
+from typing import Any, Optional
 
 from aligner.fingerprint import Prints, apart
 from aligner.mending.events import KEPT, LAYER, RETURN, WIDENED, Event, Story, makers
@@ -124,24 +124,27 @@ class Matching:
         return [one for event in missing if len(one := event.arguments.get("numbers", ())) > 1]
 
     @cached_property
-    def others(self) -> Sequence[tuple[float, float]]:
-        """Numbers that wrong steps are given, and those that such steps of the reference are given that the port lacks:
-        none that is small and whole, which may be anything."""
+    def figures(self) -> Sequence[tuple[Event, float, float]]:
+        """Wrong steps with numbers that they are given, and those that such steps of the reference are given that the
+        port lacks."""
         steps = [theirs for _, theirs in self.wrong[:EARLY] if theirs is not None]
         models = [ours for _, ours in self.missing[:EARLY] if ours is not None]
-        pairs = [
-            (a, b)
-            for one, other in itertools.product(steps, models)
-            if one.word == other.word
-            for a in one.operands
-            for b in other.operands
-        ]
-        numbers = [(a.value, b.value) for a, b in pairs if isinstance(a, Constant) and isinstance(b, Constant)]
-        return [
-            *dict.fromkeys(
-                (a, b) for a, b in numbers if not equal(a, b) and not (float(a).is_integer() and abs(a) < SMALL)
-            )
-        ]
+        found: dict[tuple[Event, float, float], None] = {}
+        for one, other in itertools.product(steps, models):
+            if one.word == other.word:
+                given = [[each.value for each in step.operands if isinstance(each, Constant)] for step in (one, other)]
+                pairs: list[tuple[Any, Any]] = [(a, b) for a in given[0] for b in given[1]]
+                pairs += [(value, other.arguments.get(key)) for key, value in one.arguments.items()]
+                plain = ((a, b) for a, b in pairs if all(type(each) in (int, float) for each in (a, b)))
+                finite = ((a, b) for a, b in plain if math.isfinite(a) and math.isfinite(b))
+                found.update(((one, a, b), None) for a, b in finite if not equal(a, b))
+        return [*found]
+
+    @property
+    def others(self) -> Sequence[tuple[float, float]]:
+        """These numbers alone, but for small whole ones, which may be anything."""
+        pairs = dict.fromkeys((found, wanted) for _, found, wanted in self.figures)
+        return [pair for pair in pairs if pair[0] != int(pair[0]) or abs(pair[0]) >= SMALL]
 
     @cached_property
     def numbers(self) -> Sequence[float]:

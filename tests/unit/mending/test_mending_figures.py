@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligner.mending.figures import backwards, counted, operated, resized, rounded, sliced
+from aligner.mending.figures import counted, operated, resized, rounded, sliced
 from aligner.mending.sources import Sources
 
 
@@ -102,20 +102,6 @@ def test_slices_and_items(tmp_path, line, others):
 )
 def test_roundings(tmp_path, line, others):
     assert set(others) <= set(texts(tmp_path, rounded, line))
-
-
-@pytest.mark.parametrize(
-    ("item", "others"),
-    [("x[:, i + 1]", ["x[:, n - 1 - 1 - i]", "x[:, n - 1 - i]"]), ("x[k]", []), ("x[i]", ["x[n - 1 - i]"])],
-)
-def test_items_from_the_last_one_on(tmp_path, item, others):
-    file = tmp_path / "net.py"
-    file.write_text(
-        f"def f(x, n, k):\n    for i in range(n - 1):\n        y = {item}\n    return y\n", encoding="utf-8"
-    )
-    found = [Sources({}).edited(edits).text(str(file)) for edits in backwards(Sources({}), str(file), 3)]
-    assert all(any(f"y = {other}\n" in one for one in found) for other in others)
-    assert len(found) == 2 * bool(others)
 
 
 def test_sizes_in_each_others_places(tmp_path):
