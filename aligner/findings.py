@@ -32,5 +32,8 @@ CAST = "cast"
 EDIT = "edit"
 """An edit of a port's own code that was run (aligner.mending): layer, at, edits, why, before, after, proved, broken."""
 
+CLEARED = "cleared"
+"""Of a place that the forced pass found to be wrong: right in the net as a whole with the edits that others need."""
+
 OPERATION = "operation."
 """How the slots of records begin that hold what a framework's operation was given (Phase.FORCED)."""

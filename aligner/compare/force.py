@@ -10,7 +10,7 @@ from aligner.compare.checks import Check, by_record, from_facts
 from aligner.compare.expected import Expectations
 from aligner.compare.mixup import captured_from
 from aligner.errors import DumpError, Reason, because
-from aligner.findings import CHECK
+from aligner.findings import CHECK, CLEARED
 from aligner.record import Key
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ def found_by_force(reference: Dump, port: Dump, expectations: Expectations) -> M
         checks = [from_facts(facts) for kind, facts in port.findings if kind == CHECK]
     except Reason as error:
         raise DumpError("dump-bad", path=port.path, reason=because(error)) from error
+    cleared = [facts.get("at") for kind, facts in port.findings if kind == CLEARED]
     for place, check in enumerate(checks):
+        if cleared and [check.key.step, check.key.layer, check.key.call, check.key.slot] in cleared:
+            checks[place] = check = replace(check, follows=True)
         known = expectations.of(check.key)
         if known is not None and known.own > check.expected:
             checks[place] = replace(check, expected=known.own)

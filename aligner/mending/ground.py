@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Optional, Protocol, Union
+from typing import TYPE_CHECKING, Any, Optional, Protocol, Union
 
 from aligner.compare.checks import Check
 from aligner.compare.net import CallId
@@ -12,6 +12,7 @@ from aligner.structure import Tensors
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Entry
+    from aligner.mending.memory import Arguments
 
 
 class Plan(Protocol):
@@ -73,3 +74,18 @@ class Ground(Protocol):
 
     def others(self, call: Call, this: CallId, found: Tensors) -> Mapping[str, object]:
         """The reference's values for those of one call inside `call`."""
+
+
+class UnderWay(Protocol):
+    """A run of a call."""
+
+    @property
+    def call(self) -> Call:
+        """Which one."""
+
+    @property
+    def arguments(self) -> Arguments:
+        """What it is given."""
+
+    def called(self, path: str, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A layer is called in it."""

@@ -21,6 +21,7 @@ from aligner.adapter import Adapter
 from aligner.compare.checks import LIMIT, Check
 from aligner.compare.net import CallId
 from aligner.dtypes import DTYPES
+from aligner.mending.afterwards import Afterwards
 from aligner.mending.attributes import Instances
 from aligner.mending.chosen import NO_ROWS, told_of_all
 from aligner.mending.events import Story
@@ -89,11 +90,14 @@ class Mending:
         self._progress, self._trials = progress, 0
         self._sources = Sources({})
         self._others, self._instances = Others(self._running, self._groups), Instances(adapter, model)
+        self._afterwards = Afterwards(self._running, checks, calls)
         self._proved: list[tuple[Group, Mended]] = []
         self._until, self._kernels = (time.monotonic() + seconds * share for share in (1.0, KERNELS))
         self.failed: Optional[Exception] = None
         self.spent = False
         """The time was over before all was looked into."""
+        self.cleared: Sequence[Key] = ()
+        """Values that are right with all edits, and that none of these was found for: the reference's addresses."""
 
     def mended(self) -> Sequence[Mended]:
         """What came of each wrong call, in the order of the run."""
@@ -105,7 +109,7 @@ class Mending:
                     found += self._by_kernels(group) if time.monotonic() < self._kernels else ()
             for group in self._groups:
                 kind = group.kind
-                if not group.fails or (kind in in_vain and not self._sources.texts):
+                if not group.fails or (kind in in_vain and not self._sources.texts) or self._is_cleared(group):
                     continue
                 if self._is_over() and not self._sources.texts:
                     break
@@ -123,7 +127,15 @@ class Mending:
                 wrong = [check for check in group.checks if check.fails]
                 right = {check.port for check in wrong if not one.right or check.key in one.right} | {one.check.port}
                 one.broken = [*one.broken, *self._others.left(group, right, self._sources)]
+            own = {id(group) for group, _ in self._proved}
+            left = [group for group in self._groups if id(group) not in own and self._is_cleared(group)]
+            self.cleared = [check.key for group in left for check in group.checks if check.fails]
         return found
+
+    def _is_cleared(self, group: Group) -> bool:
+        """Whether all that is wrong in it is right in the net as a whole with the edits so far."""
+        wrong = {check.port for check in group.checks if check.fails}
+        return bool(wrong) and wrong <= self._afterwards.cleared(self._sources)
 
     @contextmanager
     def _trying(self) -> Iterator[None]:

@@ -4,6 +4,7 @@ call that the edit was found in should be put right by it too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from types import FunctionType
@@ -74,7 +75,7 @@ class Others:
     def left(self, group: Group, values: Collection[Key], sources: Sources) -> Iterator[str]:
         """Other calls of the same code in which a value that was put right is as wrong as it was: what does in one
         turn may be right by chance, as a rotation that is none yet. Of those that hand on values of their own, as a
-        cache, nobody can tell: they are given what the wrong code made.
+        cache, or of another size, nobody can tell.
         """
         alike = [one for one in self._groups if one is not group and one.fails and one.kind is group.kind]
         alike = [one for one in alike if all(check.reason != OTHER_BORDER for check in one.checks)]
@@ -86,7 +87,7 @@ class Others:
                 for check in wrong_of(other.checks, errors[0]):
                     same = (check.port.layer, check.port.slot) in right
                     before, after = (each.get(check.port, 0.0) for each in errors)
-                    if same and after >= STAYS * before > 0.0:
+                    if same and math.isfinite(before) and after >= STAYS * before > 0.0:
                         yield f"{other.owner} #{other.call.number}"
                         break
 

@@ -23,7 +23,7 @@ from aligner.fingerprint import Fingerprint
 from aligner.mending.care import Care, Tables
 from aligner.mending.chosen import NO_ROWS
 from aligner.mending.failing import EnoughError, FailedError, InVainError, LostError
-from aligner.mending.ground import Ground
+from aligner.mending.ground import Ground, UnderWay
 from aligner.mending.heard import Heard
 from aligner.mending.memory import Arguments
 from aligner.mending.rerun import Rerun, Vain
@@ -57,7 +57,7 @@ class Running:
         self.ending = ending
         """Layers with a counterpart that end elsewhere: what they do after it is code of those around them."""
         self._paths = {id(layer): path for path, layer in adapter.layers(model)}
-        self._state: Optional[Rerun] = None
+        self._state: Optional[UnderWay] = None
         self._buildings: dict[str, Optional[Building]] = {}
         self._known: dict[Building, bool] = {}
         """Whether layers have what these make."""
@@ -138,7 +138,7 @@ class Running:
                 self._known[building] = building.heard(self.ear(Deaf(), Sources({}), None))
         return self._known[building]
 
-    def run(self, state: Rerun, anew: bool) -> None:
+    def run(self, state: UnderWay, anew: bool) -> None:
         """Run a call once; `anew`: what the user's files keep from call to call is made again."""
         self._state = state
         layer = self.ground.layer(state.call.layer)

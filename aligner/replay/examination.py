@@ -30,7 +30,7 @@ from aligner.compare.worded import Axed
 from aligner.dtypes import DTYPES
 from aligner.dump.reader import Dump, open_dump
 from aligner.errors import AlignerError, DumpError
-from aligner.findings import CHECK, EDIT
+from aligner.findings import CHECK, CLEARED, EDIT
 from aligner.mending.mend import Mending
 from aligner.mending.rounding import explained
 from aligner.mending.settings import Settings
@@ -369,16 +369,9 @@ def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink
             alone = _lonely(subject, port, plan)
             with as_it_was(adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
                 checks = passed_on(read_otherwise(checks, adapter, port, alone), port, plan)
+            sides = subject.reference, port
             mending = Mending(
-                adapter,
-                subject.model,
-                alone,
-                subject.reference,
-                port,
-                checks,
-                alone.is_own,
-                subject.search,
-                subject.progress,
+                adapter, subject.model, alone, *sides, checks, alone.is_own, subject.search, subject.progress
             )
             with as_it_was(adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
                 for found in mending.mended():
@@ -388,6 +381,8 @@ def _mend(subject: Subject, path: str, plan: Plan, checks: Sequence[Check], sink
                         order = record.order
                     made += found.trials
                     proved += found.proved
+            for key in mending.cleared:
+                sink.finding(CLEARED, {"at": [key.step, key.layer, key.call, key.slot]})
             failed = mending.failed
             if mending.spent:
                 sink.note(Note("", "edits-spent", {"seconds": round(subject.search)}))
