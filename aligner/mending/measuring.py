@@ -14,7 +14,7 @@ from aligner.mending.candidate import ARGUMENT, Candidate
 from aligner.mending.events import Event
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.source.written import definition, optional
-from aligner.words.spelling import bracketed
+from aligner.words.spelling import bracketed, written
 
 COST, FEW, DEEP = 0.3, 3, 2
 """What it costs more than the number; sizes that are tried for one; how deep what has them stands in lists."""
@@ -38,6 +38,13 @@ def _within(said: str, value: Any, deep: int = 0) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, dict) and deep < DEEP:
         for key, item in islice(value.items(), FEW):
             yield from _within(f'{said}["{key}"]', item, deep + 1) if isinstance(key, str) else ()
+
+
+def count(number: Any, names: Mapping[str, Any]) -> str:
+    """How many there are of something: by its name, or by what has that many."""
+    known = [name for name, one in names.items() if type(one) is int and one == number]
+    said = (text for _, text in sizes(number, names)) if type(number) is int and number > 1 else iter(())
+    return known[0] if known else next(said, None) or written("end", number)
 
 
 def by_size(one: Candidate, sources: Sources) -> Iterator[Candidate]:

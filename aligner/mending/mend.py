@@ -109,12 +109,12 @@ class Mending:
                     found += self._by_kernels(group) if time.monotonic() < self._kernels else ()
             for group in self._groups:
                 kind = group.kind
-                if not group.fails or (kind in in_vain and not self._sources.texts) or self._is_cleared(group):
+                if not group.fails or (kind in in_vain and not self._sources.texts):
                     continue
                 if self._is_over() and not self._sources.texts:
                     break
                 with self._trying():
-                    for one in self._of(group, kind not in in_vain):
+                    for one in self._of(group, not (kind in in_vain or self._is_cleared(group))):
                         found.append(one)
                         made += [(group, one)] if one.proved and one.edits else []
                         if one.proved and not one.broken:
@@ -127,15 +127,15 @@ class Mending:
                 wrong = [check for check in group.checks if check.fails]
                 right = {check.port for check in wrong if not one.right or check.key in one.right} | {one.check.port}
                 one.broken = [*one.broken, *self._others.left(group, right, self._sources)]
-            own = {id(group) for group, _ in self._proved}
-            left = [group for group in self._groups if id(group) not in own and self._is_cleared(group)]
+            left = [group for group in self._groups if self._is_cleared(group)]
             self.cleared = [check.key for group in left for check in group.checks if check.fails]
         return found
 
     def _is_cleared(self, group: Group) -> bool:
-        """Whether all that is wrong in it is right in the net as a whole with the edits so far."""
+        """Whether all that is wrong in it is right in the net as a whole with the edits so far, none its own."""
         wrong = {check.port for check in group.checks if check.fails}
-        return bool(wrong) and wrong <= self._afterwards.cleared(self._sources)
+        own = any(group is other or group.kind is other.kind for other, _ in self._proved)
+        return bool(wrong) and not own and wrong <= self._afterwards.cleared(self._sources)
 
     @contextmanager
     def _trying(self) -> Iterator[None]:

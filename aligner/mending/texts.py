@@ -17,6 +17,7 @@ from aligner.mending.anchor import Anchor, Parts
 from aligner.mending.events import LAYER, Event, is_idle
 from aligner.mending.heard import Heard
 from aligner.mending.matching import Matching
+from aligner.mending.measuring import count
 from aligner.mending.modules import modules
 from aligner.mending.sources import Sources
 from aligner.words.calls import Constant, Operand
@@ -283,7 +284,7 @@ class Texts:
         if key == "shape" and model.word == "reshape":
             return self.shape(event, model, value)
         if key == "n":
-            return next((name for name, one in event.names.items() if type(one) is int and one == value), str(value))
+            return count(value, event.names)
         if key == "index":
             sizes = self._matching.ours.shapes[model.operands[0]] if isinstance(model.operands[0], int) else ()
             return words.index(model.text, value, sizes, event.known, event.names)
@@ -295,7 +296,7 @@ class Texts:
             other = said if fits else words.renamed(said, value, event.names, event.known)
             if other is not None:
                 return other
-        return written(key, value)
+        return count(value, event.names) if key == "end" and model.word == "arange" else written(key, value)
 
     @staticmethod
     def _is_axis(said: str, value: Any, key: str, event: Event) -> bool:

@@ -78,6 +78,9 @@ def _worked_out(node: ast.expr, names: Mapping[str, Any]) -> Any:
         return math.pow(base, power)
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "math.sqrt" and "math" in names and not node.keywords:
         return math.sqrt(_number(_worked_out(node.args[0], names)))
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "len" and len(node.args) == 1 and not node.keywords:
+        found = _worked_out(node.args[0], names)
+        return int(found.shape[0]) if hasattr(found, "shape") else len(found)
     raise LookupError(ast.dump(node))
 
 

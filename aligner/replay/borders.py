@@ -148,6 +148,7 @@ class Borders:
         around = check.port.layer in self._uses.around
         own = bool(check.port.layer) and not is_input(check.port.slot)
         own = own and not any(_one_call(port, check.port) for port in self._spoiled)
+        own = own or any(one.code == code and not one.comparable for one in self._open)  # it is made of such
         other_size = found.raw().size != math.prod(entry.shape) and (around or own)
         if other_size and is_input(check.port.slot) and check.port.slot != FIRST and not self._begun(check.port):
             return None  # a mask or a table beside the values: what comes next need not be made of it

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
 from aligner.compare.held import Held
 from aligner.compare.reading import HIDDEN
-from aligner.dtypes import DTYPES, decode
+from aligner.dtypes import DTYPES, decode, encode
 from aligner.record import Array
 from aligner.replay.forms import FEW, mask_like, squeezed
 
@@ -100,6 +101,22 @@ def says_otherwise(wanted: Array, found: Array) -> bool:
 def in_its_words(wanted: Array, found: Array) -> Array:
     """A mask of true and false the way round in which most of another one says the same."""
     return np.logical_not(wanted) if says_otherwise(wanted, found) else wanted
+
+
+def as_added(wanted: Held, found: Held) -> Held:
+    """A mask of true and false in the words of the port's own, which hides by what is added: the way round in which
+    most of that says the same. As it is where it is no such mask, or the other is none.
+    """
+    if wanted.dtype != "bool" or DTYPES[found.dtype].exact or not is_additive(found.load()):
+        return wanted
+    own, told = _numbers(found.load()), wanted.load()
+    values = np.unique(own)
+    with suppress(ValueError):  # they cannot stand for each other
+        hides = np.mean((own <= -HIDDEN) == told) > HALF
+        if values.size == TWO and values[1] == 0:
+            added = np.where(told if hides else ~told, values[0], values[1])
+            return Held(wanted.key, wanted.order, found.dtype, encode(added, found.dtype))
+    return wanted
 
 
 def is_additive(mask: Array) -> bool:

@@ -37,7 +37,7 @@ from aligner.replay.forms import (
 from aligner.replay.frames import Frame, Plan
 from aligner.replay.judgement import Place, judged, unexcused, without_effect
 from aligner.replay.lent import Lent
-from aligner.replay.masks import in_its_words
+from aligner.replay.masks import as_added, in_its_words
 from aligner.replay.overflow import Overflow
 from aligner.replay.own import Own
 from aligner.replay.portions import Portions
@@ -383,7 +383,7 @@ class Values:
         """What is handed on in the place of an argument in another form; None for what it is."""
         self.own.look(found)
         if self.instead[found.key]:
-            return self._other(wanted, found.raw(), found.dtype, as_it_is=True)
+            return self._other(as_added(wanted, found), found.raw(), found.dtype, as_it_is=True)
         flat = found.raw().reshape(-1)
         other = next((o for o in (flat[::-1], np.roll(flat, 1)) if not np.array_equal(o, flat)), None)
         if other is None:

@@ -8,7 +8,7 @@ import pytest
 from aligner.compare.held import Held
 from aligner.record import Key, Phase
 from aligner.replay.forms import in_other_words
-from aligner.replay.masks import in_its_words, say_the_same
+from aligner.replay.masks import as_added, in_its_words, say_the_same
 
 SEEN = np.random.default_rng(2).random((3, 4, 5)) > 0.4
 
@@ -50,3 +50,18 @@ def test_true_may_mean_either_where_whole_rows_are_hidden(padded):
     wanted = Held(Key(0, Phase.FORWARD, "", 0, "input.1"), 0, "float32", additive)
     assert say_the_same(wanted, seen, "bool") == say_the_same(wanted, ~seen, "bool") == padded
     assert not say_the_same(wanted, seen[::-1], "bool")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_mask_in_the_words_of_one_that_is_wrong(turned):
+    wanted = held(turned != SEEN)
+    own = np.where(SEEN[:, :1], np.float32(0), np.float32(-1e4))  # it hides the same from all
+    added = as_added(wanted, Held(wanted.key, 0, "float32", own))
+    assert (added.dtype, added.shape) == ("float32", SEEN.shape)
+    assert np.array_equal(added.load(), np.where(SEEN, 0, -1e4))
+
+
+@pytest.mark.parametrize("own", [SEEN, np.zeros((3, 4, 5), np.float32), np.full((2, 2), -1e4, np.float32)])
+def test_there_may_be_no_such_words(own):
+    wanted = held(SEEN)
+    assert as_added(wanted, Held(wanted.key, 0, own.dtype.name, own)) is wanted

@@ -1,0 +1,103 @@
+"""A port that calls its layers once for all rows where the reference calls them for a few at a time: nothing can be
+held in that call, and what is wrong in it is the mistake of the calls that can.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.endtoend.test_edits_of_ports import _here, answer, is_right_with_the_patch, ported  # noqa: E402, F401
+
+PORT = """
+import torch
+from torch import nn
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.norm, self.mix = nn.Embedding(9, 6), nn.LayerNorm(6), nn.Linear(6, 6)
+
+    def forward(self, ids):
+        end = (ids == 8).int().argmax(-1)
+        x = self.mix(self.norm(self.words(ids)).cumsum(1))
+        return x[torch.arange(len(ids)), end]
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 12), nn.Linear(12, 5)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x)))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tower, self.head = Tower(), Head()
+
+    def embed(self, ids):
+        return self.head(self.tower(ids))
+
+    def classes(self, prompts):
+        kinds, many, length = prompts.shape
+        used = (prompts[:, :, :1] == 1).float()
+        found = self.embed(prompts.reshape(-1, length)).reshape(kinds, many, -1)
+        return (found * used).sum(1) / used.sum(1)
+
+    def forward(self, texts, prompts):
+        return self.embed(texts) @ self.classes(prompts).T
+
+
+def build():
+    torch.manual_seed(3)
+    net = Net()
+    texts, prompts = torch.randint(2, 8, (4, 7)), torch.randint(2, 8, (3, 5, 7))
+    texts[:, 5], prompts[:, :, 4], prompts[:, :, 0] = 8, 8, 1
+    texts[1, 3] = 8
+    prompts[0, 3:, 0] = prompts[2, 4:, 0] = 0
+    return net.eval(), (texts, prompts)
+"""
+
+ONE_BY_ONE = """        found = []
+        for rows in prompts:
+            found.append(self.embed(rows[rows[:, 0] == 1]).mean(0))
+        return torch.stack(found)
+"""
+AT_ONCE = PORT[PORT.index("        kinds, many") : PORT.index("    def forward(self, texts, prompts)")]
+REFERENCE = PORT.replace(AT_ONCE, ONE_BY_ONE + "\n")
+
+
+def planted(folder, *changes):
+    ported(folder, PORT, changes)
+    (folder / "ref.py").write_text(REFERENCE, encoding="utf-8")
+
+
+def test_the_right_port_is_right(tmp_path, capsys):
+    planted(tmp_path)
+    assert answer(tmp_path, capsys)["outcome"] == "aligned"
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("x[torch.arange(len(ids)), end]", "x[:, -1]"),
+        ("self.last(torch.relu(self.first(x)))", "self.last(self.first(x))"),
+    ],
+)
+def test_one_mistake_is_one_origin(tmp_path, capsys, right, wrong):
+    planted(tmp_path, (right, wrong))
+    origins = answer(tmp_path, capsys)["origins"]
+    assert len({str(one["edit"] and one["edit"]["lines"]) for one in origins}) == 1
+    assert not origins[0]["edit"]["only_here"]
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
+def test_a_mistake_beside_it_is_told_as_well(tmp_path, capsys):
+    planted(tmp_path, ("x[torch.arange(len(ids)), end]", "x[:, -1]"), ("torch.relu(self.first(x))", "self.first(x)"))
+    assert {one["layer"] for one in answer(tmp_path, capsys)["origins"]} == {"tower", "head"}
+    assert is_right_with_the_patch(tmp_path, capsys)
