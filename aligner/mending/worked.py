@@ -53,11 +53,13 @@ def worked(sources: Sources, figures: Iterable[tuple[Event, float, float]]) -> I
         file, known = event.site.file, _Known(event.names)
         nodes = [node for node in walked(event.node) if isinstance(node, ast.expr) and known.has(node, found)]
         named = {node.id for node in nodes if isinstance(node, ast.Name)}
-        nodes = [node for node in nodes if not isinstance(node, (ast.Name, ast.Constant))]
+        nodes = [node for node in nodes if isinstance(node, (ast.BinOp, ast.Call))]  # what is kept is set elsewhere
         for one in statements(sources.text(file), event.site.line) if named else ():
             target = one.targets[0] if isinstance(one, ast.Assign) and len(one.targets) == 1 else None
             if isinstance(one, ast.Assign) and isinstance(target, ast.Name) and target.id in named:
-                nodes += [one.value] if known.has(one.value, found) else []
+                nodes += (
+                    [one.value] if isinstance(one.value, (ast.BinOp, ast.Call)) and known.has(one.value, found) else []
+                )
         for node in nodes:
             for part, text in _ways(sources, file, node, known, wanted):
                 yield (Edit(file, *sources.span(file, part), text),)

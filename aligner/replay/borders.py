@@ -97,6 +97,8 @@ class Borders:
         """Values that may be wrong after all: a later value of the code that was given them is, or they are at another
         border what was wrong at this one."""
         self._uses = uses
+        self.chains = True
+        """What is made of values of another size waits as well; not where the port stops at such a one."""
         self._given: list[_Waiting] = []
         """Those that a layer was given, that went for right, and that could be held as well."""
         self._due: dict[object, Check] = {}
@@ -148,7 +150,8 @@ class Borders:
         around = check.port.layer in self._uses.around
         own = bool(check.port.layer) and not is_input(check.port.slot)
         own = own and not any(_one_call(port, check.port) for port in self._spoiled)
-        own = own or any(one.code == code and not one.comparable for one in self._open)  # it is made of such
+        made_of = any(one.code == code and not one.comparable for one in self._open)
+        own = own or (self.chains and made_of)
         other_size = found.raw().size != math.prod(entry.shape) and (around or own)
         if other_size and is_input(check.port.slot) and check.port.slot != FIRST and not self._begun(check.port):
             return None  # a mask or a table beside the values: what comes next need not be made of it

@@ -49,6 +49,7 @@ class Holding:
         self.values, self._written = Values(adapter, plan, sink, order), Written(adapter)
         self._answers = Answers(adapter, model, plan)
         self._adapter, self._model, self._stopped = adapter, model, stopped
+        self.values.borders.chains = stopped is None
         self._step, self._stack = 0, list[Frame]()
         self._numbers: dict[str, int] = {}
         self._trusted: set[Key] = set()
