@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Optional
 
-from aligner.compare.checks import Check
+from aligner.compare.checks import OTHER_SHAPE, Check
 from aligner.compare.net import is_input
 from aligner.mending.care import Care, Tables
 from aligner.mending.sources import Sources
@@ -36,11 +36,11 @@ class Afterwards:
         self._whole = [call for call in whole if steps.count(call.step) == 1]
         self._known: Optional[tuple[Sources, Set[Key]]] = None
 
-    def cleared(self, sources: Sources) -> Set[Key]:
-        """Values that are right with these edits, by the port's address."""
+    def cleared(self, sources: Sources, anew: bool) -> Set[Key]:
+        """Values that are right with these edits, by the port's address; as known before where nothing runs `anew`."""
         if not sources.texts:
             return set()
-        if self._known is None or self._known[0] is not sources:
+        if self._known is None or (anew and self._known[0] is not sources):
             self._known = sources, {key for call in self._whole for key in self._of(call, sources)}
         return self._known[1]
 
@@ -55,7 +55,7 @@ class Afterwards:
         return {
             check.port
             for check in wrong
-            if (all_right and check.deviation is None)
+            if (all_right and check.reason == OTHER_SHAPE)
             or errors.get(check.port, math.inf) <= min(RIGHT, SHARE * check.error)
         }
 

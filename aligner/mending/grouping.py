@@ -47,6 +47,8 @@ def grouped(checks: Iterable[Check], port: Dump, ground: Ground, own: Callable[[
     known = {(call.step, call.layer, call.number): call for call in port.calls if call.phase is Phase.FORWARD}
     ports = {one: other for other, one in reversed([*ground.plan.layers.items()])}
     found: dict[int, Group] = {}
+    takes: dict[str, bool] = {}
+    """By layer, asked in the first call that needs it: what it takes in one, it takes in all."""
     checks = [*checks]
     made = [(check, (check.port.layer, check.port.call)) for check in checks if not is_input(check.port.slot)]
     sound = {call for _, call in made} - {call for check, call in made if check.suspicious or check.reason}
@@ -56,7 +58,9 @@ def grouped(checks: Iterable[Check], port: Dump, ground: Ground, own: Callable[[
             continue
         strange = is_input(check.port.slot) and own(check.port.layer) and _is_other_size(check, port, ground)
         made_right = check.by_effect or (check.port.layer, check.port.call) in sound
-        if strange and not made_right and not (check.fails and ground.takes(call)):
+        if strange and not made_right and check.fails and call.layer not in takes:
+            takes[call.layer] = ground.takes(call)
+        if strange and not made_right and not (check.fails and takes[call.layer]):
             continue  # what the reference's layer is given is not what the port's takes: no value proves it right
         if check.where == "glue":
             try:

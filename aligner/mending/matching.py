@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from aligner.fingerprint import Prints, apart
 from aligner.mending.events import KEPT, LAYER, RETURN, WIDENED, Event, Story, makers
@@ -24,6 +24,16 @@ EARLY = 4
 
 SMALL = 16
 """Whole numbers below this stand in many places."""
+
+
+class Figure(NamedTuple):
+    """A wrong step, the reference's step like it that the port lacks, and numbers that these are given."""
+
+    step: Event
+    model: Event
+    found: float
+    wanted: float
+
 
 Step = tuple[int, Optional[Event]]
 """A value and what made it."""
@@ -124,12 +134,11 @@ class Matching:
         return [one for event in missing if len(one := event.arguments.get("numbers", ())) > 1]
 
     @cached_property
-    def figures(self) -> Sequence[tuple[Event, float, float]]:
-        """Wrong steps with numbers that they are given, and those that such steps of the reference are given that the
-        port lacks."""
+    def figures(self) -> Sequence[Figure]:
+        """Numbers that the first wrong steps are given and the reference's are not."""
         steps = [theirs for _, theirs in self.wrong[:EARLY] if theirs is not None]
         models = [ours for _, ours in self.missing[:EARLY] if ours is not None]
-        found: dict[tuple[Event, float, float], None] = {}
+        found: dict[Figure, None] = {}
         for one, other in itertools.product(steps, models):
             if one.word == other.word:
                 given = [[each.value for each in step.operands if isinstance(each, Constant)] for step in (one, other)]
@@ -137,13 +146,13 @@ class Matching:
                 pairs += [(value, other.arguments.get(key)) for key, value in one.arguments.items()]
                 plain = ((a, b) for a, b in pairs if all(type(each) in (int, float) for each in (a, b)))
                 finite = ((a, b) for a, b in plain if math.isfinite(a) and math.isfinite(b))
-                found.update(((one, a, b), None) for a, b in finite if not equal(a, b))
+                found.update((Figure(one, other, a, b), None) for a, b in finite if not equal(a, b))
         return [*found]
 
     @property
     def others(self) -> Sequence[tuple[float, float]]:
         """These numbers alone, but for small whole ones, which may be anything."""
-        pairs = dict.fromkeys((found, wanted) for _, found, wanted in self.figures)
+        pairs = dict.fromkeys((found, wanted) for _, _, found, wanted in self.figures)
         return [pair for pair in pairs if pair[0] != int(pair[0]) or abs(pair[0]) >= SMALL]
 
     @cached_property

@@ -41,10 +41,12 @@ def _within(said: str, value: Any, deep: int = 0) -> Iterator[tuple[str, Any]]:
 
 
 def count(number: Any, names: Mapping[str, Any]) -> str:
-    """How many there are of something: by its name, or by what has that many."""
+    """How many there are of something: by its name, or by what has that many, along one axis and no other."""
     known = [name for name, one in names.items() if type(one) is int and one == number]
-    said = (text for _, text in sizes(number, names)) if type(number) is int and number > 1 else iter(())
-    return known[0] if known else next(said, None) or written("end", number)
+    said = [text for _, text in sizes(number, names)] if type(number) is int and number > 1 else []
+    shapes = [[*one.shape] for name, value in names.items() for _, one in _within(name, value) if name != "self"]
+    axes = {axis for shape in shapes for axis, size in enumerate(shape) if size == number}
+    return known[0] if known else said[0] if said and len(axes) == 1 else written("end", number)
 
 
 def by_size(one: Candidate, sources: Sources) -> Iterator[Candidate]:

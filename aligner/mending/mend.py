@@ -114,7 +114,7 @@ class Mending:
                 if self._is_over() and not self._sources.texts:
                     break
                 with self._trying():
-                    for one in self._of(group, not (kind in in_vain or self._is_cleared(group))):
+                    for one in self._of(group, not (kind in in_vain or self._is_cleared(group, not self._is_over()))):
                         found.append(one)
                         made += [(group, one)] if one.proved and one.edits else []
                         if one.proved and not one.broken:
@@ -127,15 +127,15 @@ class Mending:
                 wrong = [check for check in group.checks if check.fails]
                 right = {check.port for check in wrong if not one.right or check.key in one.right} | {one.check.port}
                 one.broken = [*one.broken, *self._others.left(group, right, self._sources)]
-            left = [group for group in self._groups if self._is_cleared(group)]
+            left = [group for group in self._groups if self._is_cleared(group, anew=True)]
             self.cleared = [check.key for group in left for check in group.checks if check.fails]
         return found
 
-    def _is_cleared(self, group: Group) -> bool:
+    def _is_cleared(self, group: Group, anew: bool) -> bool:
         """Whether all that is wrong in it is right in the net as a whole with the edits so far, none its own."""
         wrong = {check.port for check in group.checks if check.fails}
         own = any(group is other or group.kind is other.kind for other, _ in self._proved)
-        return bool(wrong) and not own and wrong <= self._afterwards.cleared(self._sources)
+        return bool(wrong) and not own and wrong <= self._afterwards.cleared(self._sources, anew)
 
     @contextmanager
     def _trying(self) -> Iterator[None]:

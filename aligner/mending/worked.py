@@ -12,20 +12,17 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Union
 
-from aligner.mending.events import Event
 from aligner.mending.kinds import is_factor
+from aligner.mending.matching import SMALL, Figure
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import statements
 from aligner.source.written import walked
-from aligner.words.spelling import bracketed
+from aligner.words.spelling import bracketed, number_text
 
 Number = Union[int, float]
 
 SAME = 1e-6
 """Numbers whose ratio is nearer to one than this are the same."""
-
-MOST = 64
-"""Sizes that are tried, but for all that have a name."""
 
 _SIGNS: Mapping[type, tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Add: ("+", operator.add),
@@ -43,12 +40,14 @@ _VARIED = (("{}", 0.0), ("{} - 1", -1.0), ("{} + 1", 1.0))
 """How a size is written in the place of another one, and by how much that is off it; its half and its double, too."""
 
 
-def worked(sources: Sources, figures: Iterable[tuple[Event, float, float]]) -> Iterator[tuple[Edit, ...]]:
-    """What a step is given that is the first number and should be the second, written so that it is; where it has a
-    name, what that was given.
+def worked(sources: Sources, figures: Iterable[Figure]) -> Iterator[tuple[Edit, ...]]:
+    """What a step is given that is another number than the reference's, written so that it is that; where it has a
+    name, what that was given. What the reference's line writes out is no size of anything, and a small whole number may
+    be the size of much.
     """
-    for event, found, wanted in figures:
-        if event.site is None or not isinstance(event.node, ast.expr):
+    for event, model, found, wanted in figures:
+        plain = (wanted == int(wanted) and abs(wanted) < SMALL) or number_text(wanted) in model.text
+        if event.site is None or not isinstance(event.node, ast.expr) or plain:
             continue
         file, known = event.site.file, _Known(event.names)
         nodes = [node for node in walked(event.node) if isinstance(node, ast.expr) and known.has(node, found)]
@@ -73,11 +72,6 @@ class _Known:
         own = getattr(names.get("self"), "__dict__", {})
         local = [(name, one) for name, one in names.items() if is_factor(one) and name.strip("_")]
         self.sizes = local + [(f"self.{name}", one) for name, one in own.items() if is_factor(one) and name[:1] != "_"]
-        shapes = [(name, getattr(one, "shape", None)) for name, one in names.items() if name.strip("_")]
-        for name, shape in shapes:
-            if isinstance(shape, tuple) and len(self.sizes) < MOST:
-                self.sizes += [(f"{name}.shape[{at}]", one) for at, one in enumerate(shape[:-1])]
-                self.sizes += [(f"{name}.shape[-1]", one) for one in shape[-1:]]
 
     def has(self, node: ast.expr, number: float) -> bool:
         """Whether an expression is this number."""

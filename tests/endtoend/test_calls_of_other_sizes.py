@@ -101,3 +101,11 @@ def test_a_mistake_beside_it_is_told_as_well(tmp_path, capsys):
     planted(tmp_path, ("x[torch.arange(len(ids)), end]", "x[:, -1]"), ("torch.relu(self.first(x))", "self.first(x)"))
     assert {one["layer"] for one in answer(tmp_path, capsys)["origins"]} == {"tower", "head"}
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+def test_what_is_wrong_by_little_stays_told_beside_a_mistake_that_is_mended(tmp_path, capsys):
+    """The net is right within the tolerance then; the norm is not."""
+    net = PORT.replace("nn.LayerNorm(6)", "nn.LayerNorm(6, eps=1e-5)")
+    ported(tmp_path, net, [("x[torch.arange(len(ids)), end]", "x[:, -1]"), ("eps=1e-5", "eps=2e-4")])
+    found = answer(tmp_path, capsys)
+    assert {one["layer"] for one in (*found["origins"], *found["suspects"])} == {"tower", "tower.norm"}

@@ -9,7 +9,7 @@ import pytest
 
 from aligner.mending.candidate import Candidate
 from aligner.mending.events import Event, Site
-from aligner.mending.measuring import by_size, counted_on, sizes
+from aligner.mending.measuring import by_size, count, counted_on, sizes
 from aligner.mending.sources import Edit, Sources
 
 NET = """
@@ -34,6 +34,22 @@ def place(tmp_path):
 def test_sizes_are_looked_for_in_what_the_code_has_a_name_for():
     assert [*sizes(6, NAMES)] == [("past", "past[0][0].shape[1]"), ("table", 'table["rows"].shape[0]')]
     assert not [*sizes(5, NAMES)]
+
+
+@pytest.mark.parametrize(
+    ("number", "more", "said"),
+    [
+        (4, {}, "x.shape[1]"),
+        (8, {}, "x.shape[2]"),
+        (6, {}, "6"),  # rows of one table, steps of another
+        (6, {"steps": 6}, "steps"),
+        (5, {}, "5"),
+        (1, {"y": np.zeros((1, 2))}, "1"),
+        (4.5, {}, "4.5"),
+    ],
+)
+def test_a_count_is_what_has_that_many_along_one_axis_alone(number, more, said):
+    assert count(number, {**NAMES, **more}) == said
 
 
 def test_what_may_not_be_given_leaves_what_stands_there(place):

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from aligner.explain.line import Spot
 from aligner.mending.events import Event, Site
+from aligner.mending.matching import Figure
 from aligner.mending.sources import Sources
 from aligner.mending.worked import worked
 
@@ -18,15 +20,17 @@ NAMES = {
     "half": 1 / 255,
 }
 
+MODEL = Event("add", (), ())
+
 
 @pytest.mark.parametrize(
     ("given", "step", "found", "wanted", "given_to_be", "step_to_be"),
     [
         ("1.0 / 255.0", "x + half", 1 / 255, 1 / 31, "1.0 / (levels - 1)", None),
         ("0", "x * self.dim ** -0.5", 24**-0.5, 4**-0.5, None, "x * self.heads ** -0.5"),
-        ("0", "x / (self.dim * self.heads)", 96, 6, None, "x / (self.dim / self.heads)"),
-        ("0", "x * (1 / self.dim)", 1 / 24, 1 / 7, None, "x * (1 / x.shape[1])"),
-        ("0", "x * (self.dim + 1)", 25, 5, None, "x * (self.heads + 1)"),
+        ("0", "x / (self.dim * self.heads)", 96, 28, None, "x / (self.dim + self.heads)"),
+        ("0", "x * (1 / self.dim)", 1 / 24, 1 / 8, None, "x * (1 / (2 * self.heads))"),
+        ("0", "x * (self.dim + 1)", 25, 33, None, "x * (levels + 1)"),
         ("0", "x * (2.0 * self.dim)", 48, 48 / 32, None, "x * ((2.0 * self.dim) / levels)"),
     ],
 )
@@ -36,7 +40,8 @@ def test_what_leads_to_the_number(tmp_path, given, step, found, wanted, given_to
     file.write_text(text.format(given, step), encoding="utf-8")
     node = ast.parse(file.read_text()).body[0].body[1].value
     event = Event("add", (), (), site=Site(str(file), 3, 11, 3, 11 + len(step)), node=node, names=NAMES)
-    texts = [Sources({}).edited(edits).text(str(file)) for edits in worked(Sources({}), [(event, found, wanted)])]
+    figure = Figure(event, MODEL, found, wanted)
+    texts = [Sources({}).edited(edits).text(str(file)) for edits in worked(Sources({}), [figure])]
     assert text.format(given_to_be or given, step_to_be or step) in texts
 
 
@@ -45,4 +50,14 @@ def test_what_is_no_number_or_leads_nowhere(tmp_path):
     file.write_text("def f(self, x):\n    return x * g(x) + self.dim * 3\n", encoding="utf-8")
     node = ast.parse(file.read_text()).body[0].body[0].value
     event = Event("mul", (), (), site=Site(str(file), 2, 11, 2, 30), node=node, names=NAMES)
-    assert not [*worked(Sources({}), [(event, 72.0, 71.7)])]
+    assert not [*worked(Sources({}), [Figure(event, MODEL, 72.0, 71.7)])]
+
+
+@pytest.mark.parametrize(("wanted", "line"), [(4.0, "x * y"), (0.25, "x * 0.25")])
+def test_a_small_number_and_one_that_is_written_out_are_no_sizes(tmp_path, wanted, line):
+    file = tmp_path / "net.py"
+    file.write_text("def f(self, x):\n    return x * (1 / self.dim)\n", encoding="utf-8")
+    node = ast.parse(file.read_text()).body[0].body[0].value
+    event = Event("mul", (), (), site=Site(str(file), 2, 11, 2, 30), node=node, names=NAMES)
+    model = Event("mul", (), (), spot=Spot("ref.py", 1, line, "mul"))
+    assert not [*worked(Sources({}), [Figure(event, model, 1 / 24, wanted)])]
