@@ -6,9 +6,10 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
-from typing import Any, NamedTuple, Optional
+from typing import Optional
 
 from aligner.fingerprint import Prints, apart
+from aligner.mending.differing_numbers import Figure, figures
 from aligner.mending.events import KEPT, LAYER, RETURN, WIDENED, Event, Story, makers
 from aligner.words.calls import Constant, Operand, equal
 from aligner.words.spelling import number_text
@@ -24,15 +25,6 @@ EARLY = 4
 
 SMALL = 16
 """Whole numbers below this stand in many places."""
-
-
-class Figure(NamedTuple):
-    """A wrong step, the reference's step like it that the port lacks, and numbers that these are given."""
-
-    step: Event
-    model: Event
-    found: float
-    wanted: float
 
 
 Step = tuple[int, Optional[Event]]
@@ -135,19 +127,8 @@ class Matching:
 
     @cached_property
     def figures(self) -> Sequence[Figure]:
-        """Numbers that the first wrong steps are given and the reference's are not."""
-        steps = [theirs for _, theirs in self.wrong[:EARLY] if theirs is not None]
-        models = [ours for _, ours in self.missing[:EARLY] if ours is not None]
-        found: dict[Figure, None] = {}
-        for one, other in itertools.product(steps, models):
-            if one.word == other.word:
-                given = [[each.value for each in step.operands if isinstance(each, Constant)] for step in (one, other)]
-                pairs: list[tuple[Any, Any]] = [(a, b) for a in given[0] for b in given[1]]
-                pairs += [(value, other.arguments.get(key)) for key, value in one.arguments.items()]
-                plain = ((a, b) for a, b in pairs if all(type(each) in (int, float) for each in (a, b)))
-                finite = ((a, b) for a, b in plain if math.isfinite(a) and math.isfinite(b))
-                found.update((Figure(one, other, a, b), None) for a, b in finite if not equal(a, b))
-        return [*found]
+        """Numbers that wrong steps are given and the reference's are not."""
+        return figures(self.wrong, self.missing, EARLY, (self.heard, self.ours.events))
 
     @property
     def others(self) -> Sequence[tuple[float, float]]:

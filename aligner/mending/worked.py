@@ -12,8 +12,9 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Union
 
+from aligner.mending.differing_numbers import Figure
 from aligner.mending.kinds import is_factor
-from aligner.mending.matching import SMALL, Figure
+from aligner.mending.matching import SMALL
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import statements
 from aligner.source.written import walked

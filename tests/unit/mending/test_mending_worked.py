@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from aligner.explain.line import Spot
+from aligner.mending.differing_numbers import Figure
 from aligner.mending.events import Event, Site
-from aligner.mending.matching import Figure
 from aligner.mending.sources import Sources
 from aligner.mending.worked import worked
 
