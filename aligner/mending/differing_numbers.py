@@ -42,7 +42,9 @@ def _pairs(steps: Iterable[Event], models: Sequence[Event]) -> Iterator[Figure]:
     """Different numbers that two steps of one kind are given: as operands, or as the same argument."""
     for one, other in itertools.product(steps, models):
         if one.word == other.word:
-            pairs = [(a.value, b.value) for a, b in itertools.product(*map(_constants, (one, other)))]
+            pairs: list[tuple[Any, Any]] = [
+                (a.value, b.value) for a, b in itertools.product(*map(_constants, (one, other)))
+            ]
             pairs += [(value, other.arguments.get(key)) for key, value in one.arguments.items()]
             plain = ((a, b) for a, b in pairs if _is_plain(a) and _is_plain(b) and not equal(a, b))
             yield from (Figure(one, other, a, b) for a, b in plain)
