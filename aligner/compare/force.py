@@ -25,9 +25,9 @@ def found_by_force(reference: Dump, port: Dump, expectations: Expectations) -> M
         checks = [from_facts(facts) for kind, facts in port.findings if kind == CHECK]
     except Reason as error:
         raise DumpError("dump-bad", path=port.path, reason=because(error)) from error
-    cleared = [facts.get("at") for kind, facts in port.findings if kind == CLEARED]
+    cleared = {repr(facts.get("at")) for kind, facts in port.findings if kind == CLEARED}
     for place, check in enumerate(checks):
-        if cleared and [check.key.step, check.key.layer, check.key.call, check.key.slot] in cleared:
+        if cleared and repr([check.key.step, check.key.layer, check.key.call, check.key.slot]) in cleared:
             checks[place] = check = replace(check, follows=True)
         known = expectations.of(check.key)
         if known is not None and known.own > check.expected:
