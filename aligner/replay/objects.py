@@ -8,11 +8,12 @@ call, when others have put them there, and for the second, if nothing was wrong 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Optional
 
 from aligner.compare.net import CallId
 from aligner.record import Call, Key
+from aligner.source.functions import plain, remade
 from aligner.structure import Form, kept
 
 MOST = 1000
@@ -54,7 +55,10 @@ class Objects:
 
 
 def copied(value: object, is_tensor: Callable[[object], bool], tensors: int = TENSORS) -> Optional[object]:
-    """Another object that holds the same; None for what is of a framework's, is large, or holds more tensors."""
+    """Another object that holds the same; None for what is of a framework's, is large, or holds more tensors.
+
+    A function is another one that sees what this one sees by now: its caller goes on. Layers are shared.
+    """
     if isinstance(value, Form):
         return value
     known: dict[int, object] = {}
@@ -64,12 +68,18 @@ def copied(value: object, is_tensor: Callable[[object], bool], tensors: int = TE
         left[is_tensor(one)] -= 1
         if min(left) >= 0 and is_tensor(one):
             return one
-        if min(left) < 0 or isinstance(one, (type, ModuleType, FunctionType)) or callable(one):
+        if min(left) < 0 or isinstance(one, ModuleType):
             raise Lost
-        if one is None or isinstance(one, (bool, int, float, str, bytes)):
+        if one is None or isinstance(one, (bool, int, float, str, bytes, type, BuiltinFunctionType)):
             return one
         if id(one) in known:
             return known[id(one)]
+        if isinstance(one, FunctionType):
+            return anew(one)
+        if isinstance(one, MethodType):
+            return MethodType(one.__func__, copy(one.__self__))
+        if callable(one):
+            return one
         if type(one) is tuple:
             return tuple(map(copy, one))
         if type(one) is list:
@@ -88,7 +98,20 @@ def copied(value: object, is_tensor: Callable[[object], bool], tensors: int = TE
         made.__dict__.update((key, copy(item)) for key, item in vars(one).items())
         return made
 
+    def anew(one: FunctionType) -> FunctionType:
+        written = plain(one)
+        if written is None:
+            raise Lost
+        old = written.__closure__ or ()
+        if not old:
+            return written
+        cells = tuple(CellType() for _ in old)
+        made = known[id(one)] = remade(written, written.__code__, cells)
+        for cell, seen in zip(cells, old):
+            cell.cell_contents = copy(seen.cell_contents)
+        return made
+
     try:
         return copy(value)
-    except (Lost, TypeError, RecursionError):
+    except (Lost, TypeError, ValueError, RecursionError):  # of a cell in which nothing is
         return None

@@ -123,6 +123,31 @@ def is_told(function: FunctionType) -> bool:
     return EAR in function.__code__.co_freevars
 
 
+def plain(function: FunctionType) -> Optional[FunctionType]:
+    """The function as its author wrote it, where it was made in such a form; None if its code is not found."""
+    if not is_told(function):
+        return function
+    code, file = function.__code__, function.__code__.co_filename
+    known = dict(zip(code.co_freevars, function.__closure__ or ()))
+    for one in _within(_whole(source(file), file)):
+        alike = (one.co_name, one.co_firstlineno, one.co_varnames) == (
+            code.co_name,
+            code.co_firstlineno,
+            code.co_varnames,
+        )
+        if alike and {*one.co_freevars} == known.keys() - {EAR}:
+            return remade(function, one, tuple(known[name] for name in one.co_freevars))
+    return None
+
+
+def remade(function: FunctionType, code: CodeType, cells: tuple[CellType, ...]) -> FunctionType:
+    """A function like this one, of other code or with other cells."""
+    made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, cells)
+    made.__kwdefaults__, made.__qualname__ = function.__kwdefaults__, function.__qualname__
+    made.__dict__.update(function.__dict__)
+    return made
+
+
 @lru_cache(maxsize=4096)
 def _code(code: CodeType, file: str, name: str, text: Optional[str]) -> Optional[CodeType]:
     """Code of two files may be equal. A function that stands in another text as it does in its file is made once."""

@@ -10,12 +10,16 @@ import pytest
 from aligner.compare.net import CallId
 from aligner.record import Call, Key, Phase
 from aligner.replay.objects import Objects, copied
+from aligner.source.functions import is_told, told
 
 
 class Cache:
     def __init__(self, *values):
         self.seen, self.own = [*values], {"name": "cache", "parts": ("a", None, 2.5)}
         self.same = self.seen
+
+    def note(self, value):
+        return [*self.seen, value]
 
 
 def is_tensor(value):
@@ -39,10 +43,73 @@ def test_tensors_are_shared():
 
 @pytest.mark.parametrize(
     "value",
-    [Cache(lambda: 1), Cache(np), Cache(range(3)), Cache([0] * 2000), Cache(*(np.ones(1) for _ in range(100)))],
+    [Cache(np), Cache(range(3)), Cache([0] * 2000), Cache(*(np.ones(1) for _ in range(100)))],
 )
 def test_what_is_no_plain_object_is_lost(value):
     assert copied(value, is_tensor) is None
+
+
+def scaled(rows):
+    factor, seen = 3, [1]
+
+    def of(number):
+        return [number * factor * row for row in rows] if number > 0 else of(-number)
+
+    def change():
+        nonlocal factor
+        factor = 7
+        seen.append(factor)
+
+    return of, change, lambda: seen
+
+
+def test_a_function_sees_what_its_caller_had_for_it_then():
+    rows = np.ones(2)
+    of, change, seen = scaled(rows)
+    other, others = copied(of, is_tensor), copied(seen, is_tensor)
+    change()
+    assert other(2) == [6, 6]
+    assert other(-2) == [6, 6]
+    assert of(-2) == [14, 14]
+    assert others() == [1]
+    assert other.__closure__[-1].cell_contents is rows
+    assert copied(scaled, is_tensor) is scaled
+
+
+def test_a_method_is_its_owners_copy():
+    cache = Cache(1)
+    other = copied(cache.note, is_tensor)
+    cache.seen.append(2)
+    assert other(5) == [1, 5]
+    assert cache.seen == [1, 2]
+
+
+def test_a_function_that_was_heard_is_as_its_author_wrote_it_again():
+    class Deaf:
+        def call(self, place, function, *args):
+            raise AssertionError("it is heard")
+
+        back = named = lambda self, place, value: value
+
+    def caller(number):
+        def inner(one):
+            return abs(one) + number
+
+        return inner
+
+    heard = told(caller, Deaf())(2)
+    assert is_told(heard)
+    other = copied(heard, is_tensor)
+    assert not is_told(other)
+    assert other(-3) == 5
+
+
+def test_a_function_that_sees_a_name_without_a_value_is_lost():
+    def of():
+        return later
+
+    assert copied(of, is_tensor) is None
+    later = 1
 
 
 def test_a_cache_with_values_is_kept_for_the_first_call_of_a_layer_and_while_nothing_is_wrong():
