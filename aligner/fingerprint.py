@@ -6,7 +6,7 @@
     plain     sum, root of the squares, sum of magnitudes, least and greatest: unchanged by any other order
 
 Numbers beyond HUGE count as one of their sign: masks are written with -inf, with -1e9, with the least float, and with
--1e4, which is added to scores.
+-1e4, which is added to scores. Not where all are, and not alike: sums are that large, and they are no mask.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ LARGEST = 1 << 22
 
 HUGE, HUGE_AS = 5e3, 1.3247179572
 """Numbers that count as one, and what they count as: none that a mask has beside them."""
+
+SUMS = 1e8
+"""Numbers that are all large, and smaller than this, are sums."""
 
 BLOCK = 1 << 16
 PART = 1 << 16
@@ -101,7 +104,7 @@ def fingerprint(array: Array) -> Optional[Fingerprint]:
         if np.isnan(plain).any():
             return None
         values = np.ascontiguousarray(array)
-        if max(-plain[3], plain[4]) >= HUGE and array.dtype.kind == "f":
+        if max(-plain[3], plain[4]) >= HUGE and array.dtype.kind == "f" and not _are_sums(values):
             values = np.where(np.abs(values) >= HUGE, HUGE_AS * np.sign(values), values)
             plain[3], plain[4] = values.min(), values.max()
         flat = np.zeros(FLAT)
@@ -112,6 +115,12 @@ def fingerprint(array: Array) -> Optional[Fingerprint]:
             plain[:3] += block.sum(), np.dot(block, block), np.abs(block).sum()
         plain[1] = math.sqrt(plain[1])
         return Fingerprint(tuple(array.shape), array.dtype.kind != "f", flat, _turned(values), plain)
+
+
+def _are_sums(values: Array) -> bool:
+    magnitudes = np.abs(values)
+    least, most = float(magnitudes.min()), float(magnitudes.max())
+    return least >= HUGE and most < SUMS and (values.size == 1 or least != most)
 
 
 def _projected(block: Floats) -> Floats:

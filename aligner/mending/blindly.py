@@ -327,7 +327,7 @@ class Blindly:
             whole = [name for name, one in self._local(site).items() if type(one) is int]
             yield from _tried(begun(*at, whole, self._whole(site)), COUNTED, COUNT, 0.05, ARGUMENT)
             yield from _tried(scaled(*at, self._whole(site)), SCALED, COUNT, 0.02, ARGUMENT)
-            yield from _tried(valued(*at, self._matching.numbers), MOVED, COUNT, 0.1, ARGUMENT)
+            yield from _tried(valued(*at, self._matching.numbers, self._own(site)), 2 * MOVED, COUNT, 0.1, ARGUMENT)
             yield from _tried(tabled(*at, self._matching.tables), MOVED, UNREAD, 0.05, ARGUMENT)
             yield from _tried(as_wanted(*at[:2], self._matching.others), MOVED, UNREAD, 0.05, ARGUMENT)
             yield from _tried(reordered(*at, self._matching.numbers), CONSTANTS, EXCHANGE, 0.05, ARGUMENT)
@@ -344,12 +344,16 @@ class Blindly:
         """What the code has by name there."""
         return next((event.names for event in self._matching.heard if event.site == site), {})
 
+    def _own(self, site: Site) -> Mapping[str, Any]:
+        """The numbers of the layer whose code stands there, as the code calls them."""
+        own = vars(self._owners.get(site)) if hasattr(self._owners.get(site), "__dict__") else {}
+        plain = ((name, one) for name, one in own.items() if type(one) in (int, float) and not name.startswith("_"))
+        return {f"self.{name}": one for name, one in plain}
+
     def _whole(self, site: Site) -> list[str]:
         """What the code calls its whole numbers there, those of the layer first."""
-        own = vars(self._owners.get(site)) if hasattr(self._owners.get(site), "__dict__") else {}
-        local = self._local(site)
-        found = [f"self.{name}" for name, one in own.items() if is_factor(one) and not name.startswith("_")]
-        return found + [name for name, one in local.items() if is_factor(one)]
+        found = {**self._own(site), **self._local(site)}
+        return [name for name, one in found.items() if is_factor(one)]
 
     def _with_numbers(self) -> Iterator[Candidate]:
         """What the first wrong steps are given, with a number that the reference adds, or multiplies with."""

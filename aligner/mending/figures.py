@@ -9,7 +9,7 @@ import ast
 import builtins
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Optional
 
 from aligner.mending.sources import Edit, Sources
@@ -94,14 +94,20 @@ def _is_named(node: ast.expr) -> bool:
     return isinstance(node.value if isinstance(node, ast.Attribute) else node, ast.Name)
 
 
-def valued(sources: Sources, file: str, line: int, numbers: Sequence[float]) -> Iterator[tuple[Edit, ...]]:
-    """Numbers of the function around this line that are no whole ones, as one of these, the nearest size first."""
-    written = [
+def valued(
+    sources: Sources, file: str, line: int, numbers: Sequence[float], attributes: Mapping[str, float]
+) -> Iterator[tuple[Edit, ...]]:
+    """Numbers of the function around this line that are no whole ones, and those that it has by the name of an
+    attribute, as one of these, the nearest size first.
+    """
+    nodes = [node for statement in statements(sources.text(file), line) for node in own(statement)]
+    written: list[tuple[ast.expr, float]] = [
         (node, node.value)
-        for statement in statements(sources.text(file), line)
-        for node in own(statement)
+        for node in nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value > 0
     ]
+    named = ((node, ast.unparse(node)) for node in nodes if isinstance(node, ast.Attribute))
+    written += [(node, attributes[name]) for node, name in named if attributes.get(name, 0.0) > 0.0]
     pairs = [(node, number, abs(math.log(number / value))) for node, value in written for number in numbers]
     for node, number, apart in sorted(pairs, key=lambda pair: pair[2]):
         if apart > SAME:

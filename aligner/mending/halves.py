@@ -19,6 +19,9 @@ JOINING, STACKING = ("cat", "concat", "concatenate"), "stack"
 
 TILING, REPEATING, RANKS = ("tile", "repeat"), "repeat_interleave", (3, 4, 5)
 
+NUMPY = ("np.", "numpy.")
+"""Which repeats element by element under the name by which torch repeats as a whole."""
+
 EVEN, ODD = ("0::2", "::2"), "1::2"
 
 
@@ -54,17 +57,18 @@ def _repeated(sources: Sources, file: str, node: ast.AST) -> Iterator[Edit]:
         return
     prefix = "" if owner is node.func.value else sources.words(file, node.func.value) + "."
     base, span = sources.words(file, owner), sources.span(file, node)
-    if node.func.attr in TILING:
+    of_numpy = prefix in NUMPY
+    if node.func.attr in (TILING[:1] if of_numpy else TILING):
         sizes = list(given[0].elts) if isinstance(given[0], (ast.Tuple, ast.List)) else given
         more = [(at, one) for at, one in enumerate(sizes) if whole_number(one) != 1]
         if len(more) == 1:
             at, times = more[0][0], sources.words(file, more[0][1])
             last = at == len(sizes) - 1
             inside = f"{base}, {times}, {-1 if last else at}" if prefix else f"{times}, {-1 if last else at}"
-            yield Edit(file, *span, f"{prefix or base + '.'}{REPEATING}({inside})")
+            yield Edit(file, *span, f"{prefix or base + '.'}{TILING[1] if of_numpy else REPEATING}({inside})")
             if prefix == "mint." and "ops" in modules(sources.text(file)):  # which has no such kernel everywhere
                 yield Edit(file, *span, f"ops.{REPEATING}({inside})")
-    elif node.func.attr == REPEATING:
+    elif node.func.attr == (TILING[1] if of_numpy else REPEATING):
         axes = [*given[1:2], *(one.value for one in node.keywords if one.arg in ("axis", "dim"))]
         axis = whole_number(axes[0]) if axes else None
         times = sources.words(file, given[0])
@@ -189,7 +193,7 @@ def _joined(sources: Sources, file: str, node: ast.AST) -> Iterator[tuple[Edit, 
         axes = [*node.args[1:2], *(one.value for one in node.keywords if one.arg in ("axis", "dim"))]
         if axes and whole_number(axes[0]) == -1:
             name, first = _name(sources, file, node.func, STACKING), sources.words(file, two.elts[0])
-            numpy = ast.unparse(inner) in ("np", "numpy")
+            numpy = f"{ast.unparse(inner)}." in NUMPY
             rest = f".reshape({first}.shape[:-1] + (-1,))" if numpy else ".flatten(start_dim=-2)"
             yield name, Edit(file, end, end, rest)
             yield (name,)

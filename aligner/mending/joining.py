@@ -14,6 +14,9 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 PLACES, MORE, RUNS = 4, 0.5, 12
 """Places in which the same is changed, and what each costs after the first; of so many places neighbours are tried."""
 
+NEAR, PARALLEL = 3, 60
+"""Lines between statements that do the same to several things; edits of such that are thought of."""
+
 
 def each_others(found: Sequence[Candidate]) -> Iterator[Candidate]:
     """Two places that get what stands in the other: alone, either makes it worse."""
@@ -65,6 +68,28 @@ def alongside(found: Sequence[Candidate], sources: Sources) -> Iterator[Candidat
         edits = tuple(one.edits[0] for one in some)
         if 1 < len(some) <= PLACES and apart(edits):
             yield replace(some[0], cost=min(one.cost for one in some) + MORE, edits=edits, old="")
+
+
+def in_parallel(found: Sequence[Candidate], sources: Sources) -> Iterator[Candidate]:
+    """The same done to the calls of statements near each other that are written alike: queries and keys."""
+    known: dict[tuple[str, ...], list[tuple[int, Candidate]]] = {}
+    for one in found:
+        if len(one.edits) == 1 and one.old.endswith(")"):
+            edit = one.edits[0]
+            line = sources.text(edit.file).count("\n", 0, edit.start)
+            known.setdefault((edit.file, *_nameless(one.old, edit.new)), []).append((line, one))
+    for places in known.values():
+        places.sort(key=lambda place: place[1].edits)
+        for (line, one), (after, other) in zip(places, places[1:]):
+            edits = (one.edits[0], other.edits[0])
+            if line < after <= line + NEAR and one.old != other.old and apart(edits):
+                yield replace(one, cost=min(one.cost, other.cost) + MORE, edits=edits, moves=(), old="")
+
+
+def _nameless(*texts: str) -> tuple[str, ...]:
+    """These with a number in the place of each name."""
+    names = {name: f"_{at}" for at, name in enumerate(dict.fromkeys(_NAME.findall(" ".join(texts))))}
+    return tuple(_NAME.sub(lambda word: names[word[0]], text) for text in texts)
 
 
 def apart(edits: Sequence[Edit]) -> bool:

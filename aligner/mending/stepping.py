@@ -22,7 +22,7 @@ from aligner.mending.frameworks import ByFramework, Differing, differing
 from aligner.mending.ground import Ground
 from aligner.mending.handing import lacking
 from aligner.mending.heard import Heard
-from aligner.mending.joining import alongside, each_others, everywhere
+from aligner.mending.joining import PARALLEL, alongside, each_others, everywhere, in_parallel
 from aligner.mending.leaving import Leaving, leaving
 from aligner.mending.matching import Matching
 from aligner.mending.ran import witnessed
@@ -63,7 +63,7 @@ be left that is much less, and what it costs that nothing else speaks for it."""
 
 TURNS, MORE, FEW, PLAIN = 5, 100, 30, 8.0
 """Turns of a loop of which it is looked which has most to tell; edits that are tried when there is one already, and
-when that is a plain one, by what it costs at most."""
+when that is a plain one that leaves nothing wrong, by what it costs at most."""
 
 ALIKE = 2.0
 """What it costs to change a line that stands in the reference's code as it is."""
@@ -208,7 +208,8 @@ class Stepping:
         """
         others, trials, since = {bad.port for bad in look.wrong} - {check.port}, 0, 0
         for one in self._candidates(check, look, story):
-            late = best is not None and (one.cost >= best.price or since >= (FEW if best.price < PLAIN else MORE))
+            few = FEW if best is not None and best.price < PLAIN and not best.left else MORE
+            late = best is not None and (one.cost >= best.price or since >= few)
             if late or not self._goes_on(look.parent.call.layer):
                 continue
             trials, since = trials + 1, since + (best is not None)
@@ -302,7 +303,8 @@ class Stepping:
         candidates, blind = search.candidates(), [*Blindly(search, matching, texts, sources, end).candidates()]
         for one in blind:
             one.old = one.old or (sources.words_at(one.edits[0]) if len(one.edits) == 1 else "")
-        blind += [*everywhere(blind), *alongside(blind, sources), *islice(each_others(blind), EACH_OTHERS)]
+        parallel = islice(in_parallel(blind, sources), PARALLEL)
+        blind += [*everywhere(blind), *alongside(blind, sources), *parallel, *islice(each_others(blind), EACH_OTHERS)]
         for one in (*candidates, *blind):
             one.cost += ALIKE * all(sources.line(edit) in lines for edit in one.edits)
         found_now = Ranking(matching, end).ranked(sorted(candidates, key=lambda one: one.cost)[:MOST])

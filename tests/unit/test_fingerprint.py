@@ -55,6 +55,12 @@ def test_masks_agree_whatever_stands_for_minus_infinity():
     assert apart(taken(ones), taken(most)) > 0.1
 
 
+def test_sums_are_told_from_each_other_however_large():
+    assert apart(taken(np.array(52832.0)), taken(np.array(7040.0))) > 0.1
+    assert apart(taken(1e4 + NUMBERS), taken(1e4 + 3000 * np.abs(NUMBERS))) > 0.01
+    assert apart(taken(np.full(5, -1e9)), taken(np.full(5, -np.inf))) < 1e-6
+
+
 @pytest.mark.parametrize("array", [np.array([1.0, np.nan]), np.zeros((0, 3)), np.array([complex("nan")])])
 def test_what_cannot_be_told_has_none(array):
     assert fingerprint(array) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aligner.mending.sources import Sources
 
-NET = """
+NET = """import numpy as np
 from mindspore import mint, ops
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligner.mending.figures import counted, operated, resized, rounded, sliced
+from aligner.mending.figures import counted, operated, resized, rounded, sliced, valued
 from aligner.mending.sources import Sources
 
 
@@ -112,3 +112,15 @@ def test_sizes_in_each_others_places(tmp_path):
     assert found[:3] == ["c, i // h, i % h", "h, i // h, i % h", "w, i // h, i % h"]
     assert found[3:5] == ["b, i // c, i % c", "b, i // w, i % w"]
     assert "b, i // w, i % h" in found
+
+
+def test_numbers_and_attributes_that_are_numbers_as_the_references_the_nearest_first(tmp_path):
+    attributes = {"self.reach": 8, "self.sign": -1.0}
+
+    def way(sources, file, line):
+        return valued(sources, file, line, [7.5, 0.01], attributes)
+
+    found = texts(tmp_path, way, "(x + 0.02 < self.reach**2) * self.sign * self.other")
+    assert found[0] == "(x + 0.02 < 7.5**2) * self.sign * self.other"
+    assert found[1] == "(x + 0.01 < self.reach**2) * self.sign * self.other"
+    assert len(found) == 4

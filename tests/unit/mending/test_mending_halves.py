@@ -55,6 +55,8 @@ def test_nothing_is_made_of_what_is_not_cut_into_two(tmp_path, line):
     [
         ("y = ops.tile(x, (1, n, 1, 1))", "y = ops.repeat_interleave(x, n, 1)"),
         ("y = x.repeat(1, 1, 2)", "y = x.repeat_interleave(2, -1)"),
+        ("y = np.tile(x, (1, 2))", "y = np.repeat(x, 2, -1)"),
+        ("y = np.repeat(x, 2, axis=-1)", "y = np.tile(x, (2,))"),
         ("y = mint.repeat_interleave(x, n // 2, dim=1)", "y = mint.tile(x, (1, n // 2, 1, 1))"),
         ("y = x.repeat_interleave(2, -1)", "y = x.tile((2,))"),
         (

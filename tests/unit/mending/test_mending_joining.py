@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aligner.mending.candidate import OTHER, Candidate
-from aligner.mending.joining import alongside, everywhere
+from aligner.mending.joining import alongside, everywhere, in_parallel
 from aligner.mending.sources import Edit, Sources
 
 
@@ -50,3 +50,29 @@ def test_the_same_argument_is_told_everywhere(tmp_path):
     ends = (9, 20)
     some = [Candidate(2.0, (Edit(str(path), end, end, ", axis=1"),), OTHER, (), 9, old="") for end in ends]
     assert texts(sources, path, everywhere(some)) == ["a = std(x, axis=1)\nb = std(y, axis=1)\n"]
+
+
+QUERIES = """q = self.q_norm(turned(q, cos))
+k = self.k_norm(turned(k, cos))
+v = self.v_norm(v)
+
+
+
+u = self.u_norm(turned(u, cos))
+"""
+
+
+def test_the_same_is_done_to_calls_on_lines_near_each_other_that_are_written_alike(tmp_path):
+    path, sources = tmp_path / "code.py", Sources({})
+    pairs = [(f"self.{n}_norm(turned({n}, cos))", f"turned(self.{n}_norm({n}), cos)") for n in "qk"]
+    pairs.append(("self.v_norm(v)", "v"))
+    some = candidates(path, QUERIES, [*pairs, ("self.u_norm(turned(u, cos))", "turned(self.u_norm(u), cos)")])
+    right = "q = turned(self.q_norm(q), cos)\nk = turned(self.k_norm(k), cos)\n"
+    assert texts(sources, path, in_parallel(some, sources)) == [right + QUERIES.partition("k, cos))\n")[2]]
+
+
+def test_what_is_written_alike_and_changed_otherwise_is_left(tmp_path):
+    path, sources = tmp_path / "code.py", Sources({})
+    some = candidates(path, "q = f(q)\nk = f(k)\nq = f(q)\n", [("f(q)", "q"), ("f(k)", "f(q)"), ("f(q)", "f(k)")])
+    assert not [*in_parallel(some[:2], sources)]
+    assert texts(sources, path, in_parallel(some, sources)) == ["q = f(q)\nk = f(q)\nq = f(k)\n"]
