@@ -109,6 +109,11 @@ class Borders:
         """Those that went for right at the end."""
         self._against: dict[Key, Sequence[Check]] = {}
         """Values of another size or order that are held, as what was made of them was wrong: and that."""
+        self.accused: dict[Key, set[Key]] = {}
+        """Values of another size that are to be held since this run, and wrong values that tell so: what they are made
+        of."""
+        self._apart: set[tuple[Key, Key]] = set()
+        """Such pairs where it is not made of them, as it turned out."""
         self._came: dict[Key, tuple[object, prints.Print]] = {}
         """Wrong values that calls were given: what their counterparts are, and what they are."""
         self._spoiled: set[Key] = set()
@@ -122,6 +127,7 @@ class Borders:
         self._given.clear()
         self._let_go.clear()
         self._came.clear()
+        self.accused.clear()
         self._spoiled.clear()
         self.doubted.clear()
         self.elsewhere.clear()
@@ -222,7 +228,12 @@ class Borders:
         if check.suspicious and self._refuses(check):
             return (), replace(check, follows=True)
         mine = [one for one in self._open if one.code == code and not _one_call(one.check.port, check.port)]
-        mine = [one for one in mine if not check.suspicious or one.check.port not in self._kept]
+        if check.suspicious:
+            mine = [
+                one
+                for one in mine
+                if one.check.port not in self._kept and (one.check.port, check.port) not in self._apart
+            ]
         if not mine or check.where != "glue":
             return (), check
         ends = outer != code
@@ -234,6 +245,8 @@ class Borders:
             self._open = [one for one in self._open if all(one is not other for other in mine)]
             held = [one for one in mine if one.comparable or not self._ends_late(one.check.port)]
             self.refuted.update(one.check.port for one in held)
+            for one in (one for one in mine if not one.comparable):
+                self.accused.setdefault(one.check.port, set()).add(check.port)
             for at, one in enumerate(mine):
                 if one.shuffled or not (one.comparable or is_input(one.check.port.slot)):
                     later = (check, *(other.check for other in mine[at + 1 :]))
@@ -262,6 +275,17 @@ class Borders:
         else:
             self._known = self._held, frozenset(c.port for c in checks if not (c.suspicious or c.reason))
         return self.refuted != self._held
+
+    def acquit(self, before: Sequence[Check], after: Sequence[Check]) -> bool:
+        """Whether there are any among the accused of which nothing comes that tells against them: it is as wrong as
+        `before` where their numbers stand in other places (`after`)."""
+        errors, others = ({check.port: check.error for check in checks} for checks in (before, after))
+        known = len(self._apart)
+        for port, telling in self.accused.items():
+            same = {one for one in telling if one in others and others[one] == errors.get(one, math.inf) < math.inf}
+            self._apart |= {(port, one) for one in same}
+            self.refuted -= {port} if same == telling else set()
+        return len(self._apart) > known
 
     def left(self, code: Code, outer: Code) -> Sequence[Check]:
         """`code` has ended, and all that it hands on was looked at: the checks of those that were right all along."""

@@ -54,7 +54,8 @@ class ForcedPass(Holding):
         """Run the step, and once more while values turn out to be held that had been left as they were."""
         for _ in range(RERUNS):
             self._held_run(step, call)
-            if not self.values.borders.learned(self.checks[known:]):
+            acquitted = self._acquitting(step, call, known)
+            if not self.values.borders.learned(self.checks[known:]) and not acquitted:
                 break
             del self.checks[known:]
         else:
@@ -62,6 +63,19 @@ class ForcedPass(Holding):
         if self._doubts.blamed & self.values.masks.understood:  # somebody later on made the right thing of such a mask
             del self.checks[known:]
             self._held_run(step, call)
+
+    def _acquitting(self, step: int, call: Callable[[], object], known: int) -> bool:
+        """Where values of another size are told by wrong ones to be what these are made of: run the step with their
+        numbers in other places, to see whether they are."""
+        borders = self.values.borders
+        asked = {*borders.accused}
+        if not asked:
+            return False
+        accused, refuted = {**borders.accused}, {*borders.refuted}
+        borders.refuted -= asked
+        after = self._tried(step, call, known, asked, lent=False)
+        borders.accused, borders.refuted = accused, refuted
+        return borders.acquit(self.checks[known:], after)
 
     def _asking(self, step: int, call: Callable[[], object], known: int) -> None:
         """Where arguments are blamed for their form: run the step with their numbers in other places, to see what is

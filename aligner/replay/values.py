@@ -150,7 +150,7 @@ class Values:
             check, other = (check, entry) if nearly else self._at_border(check, entry, found, place, frame)
             if other is None:
                 self.checks.append(check)
-                return None
+                return self._instead(wanted, found) if address in self.instead else None
             wanted = wanted if other is entry else held(other)
         check, doubtful = self._doubted(frame, check, wanted, found, same)
         if frame.around is not None:
@@ -207,8 +207,8 @@ class Values:
 
     def _found(self, address: Key, tensor: object) -> Optional[Held]:
         """The port's value, if it can be looked at."""
-        dtype = self._adapter.dtype(tensor)
         with suppress(ValueError):
+            dtype = self._adapter.dtype(tensor)
             return Held(address, 0, dtype, self._adapter.to_numpy(tensor)) if dtype in DTYPES else None
         return None
 
@@ -230,9 +230,8 @@ class Values:
         if not check.suspicious:
             return check, False
         self.masks.learn(check.port, wanted, array, dtype)
-        if (blind or mask_like(wanted)) and without_effect(
-            self.plan.results.get((self._step, CallId(frame.path, frame.number)), ()), check
-        ):
+        results = self.plan.results.get((self._step, CallId(frame.path, frame.number)), ())
+        if (blind or mask_like(wanted)) and without_effect(results, check):
             return replace(check, error=0.0, reason=OTHER_FORM), False
         if not (blind or other_form(wanted, array, dtype)):
             return check, False
@@ -385,7 +384,8 @@ class Values:
         if self.instead[found.key]:
             return self._other(as_added(wanted, found), found.raw(), found.dtype, as_it_is=True)
         flat = found.raw().reshape(-1)
-        other = next((o for o in (flat[::-1], np.roll(flat, 1)) if not np.array_equal(o, flat)), None)
+        ways = (flat[::-1], np.roll(flat, 1))[:: 1 if flat.size == math.prod(wanted.shape) else -1]  # may come again
+        other = next((o for o in ways if not np.array_equal(o, flat)), None)
         if other is None:
             return None
         self.moved |= {found.key} - self.masks.words.keys()

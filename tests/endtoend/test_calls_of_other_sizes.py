@@ -109,3 +109,27 @@ def test_what_is_wrong_by_little_stays_told_beside_a_mistake_that_is_mended(tmp_
     ported(tmp_path, net, [("x[torch.arange(len(ids)), end]", "x[:, -1]"), ("eps=1e-5", "eps=2e-4")])
     found = answer(tmp_path, capsys)
     assert {one["layer"] for one in (*found["origins"], *found["suspects"])} == {"tower", "tower.norm"}
+
+
+BESIDE = """    def forward(self, texts, prompts):
+        found, classes = self.embed(texts), self.classes(prompts)
+        near = torch.softmax(found @ found.T, -1)
+        return found @ classes.T, -(torch.eye(len(found)) * near.log()).sum(-1).mean(), near
+"""
+
+
+def test_a_loss_beside_such_a_call_that_is_not_made_of_it_is_told_where_it_is_made(tmp_path, capsys):
+    net = PORT[: PORT.index("    def forward(self, texts, prompts)")] + BESIDE + PORT[PORT.index("\n\ndef build()") :]
+    ported(tmp_path, net, [("near.log()).sum(-1).mean()", "near.log()).sum(-1).sum()")])
+    (tmp_path / "ref.py").write_text(net.replace(AT_ONCE, ONE_BY_ONE + "\n"), encoding="utf-8")
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert origin["layer"] == ""
+    assert "mean()" in origin["edit"]["lines"][0]["after"]
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
+def test_one_that_is_made_of_it_comes_of_it(tmp_path, capsys):
+    net = PORT[: PORT.index("    def forward(self, texts, prompts)")] + BESIDE + PORT[PORT.index("\n\ndef build()") :]
+    ported(tmp_path, net.replace("near.log())", "classes.mean() * near.log())"), [("/ used.sum(1)", "/ 5")])
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert "used.sum(1" in origin["edit"]["lines"][0]["after"]
