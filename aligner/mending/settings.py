@@ -69,6 +69,33 @@ class Settings:
             return self._given(path, aim, changes, for_all=False)
         return self._made(path, built, text, aim, wanted, changes)
 
+    def of_own_kind(self, path: str, like: Sequence[str], name: str) -> Optional[tuple[str, Any]]:
+        """A layer of a class of the user's in the place of this one, and its text: of the class of one of those that it
+        should be `like`, built as that is, else of this name in that file, built of nothing.
+        """
+        built = sites.built(self._layers[path]) if path in self._layers else None
+        if built is None:
+            return None
+        texts = [said for one in like if one in self._layers and (said := self._said(self._layers[one]))]
+        for text in dict.fromkeys((*texts, f"{name}()")):
+            kind: Any = built.scope.get(text.partition("(")[0])
+            if kind is None or kind is type(self._layers[path]):
+                continue
+            with suppress(Exception), undrawn(self._adapter):  # it takes other arguments, or is no layer
+                made = eval(text, {**built.scope, **built.names})  # the user's own words
+                if is_own(self._adapter, made):
+                    return text, made
+        return None
+
+    @staticmethod
+    def _said(layer: Any) -> str:
+        """The call that builds a layer, on one line; "" where that is not known, or is of a module's."""
+        built = sites.built(layer)
+        call = None if built is None else sites.call(built.place, type(layer).__name__)
+        if built is None or call is None or not isinstance(call.func, ast.Name):
+            return ""
+        return " ".join(Sources({}).words(built.place.file, call).split())
+
     def given(self, path: str, change: Mapping[str, Attribute], alike: Set[str]) -> Optional[Written]:
         """A layer of the user's with other attributes, by what the call that builds it is given; `alike` are those that
         are to have the same. None if that is not right for all that it builds.
@@ -237,6 +264,9 @@ def _replaced(built: sites.Built, call: ast.Call, text: str) -> Sequence[Edit]:
     """Another layer in its place, by the name that the code has for the framework's module."""
     module, _, rest = text.partition(".")
     kind = rest.partition("(")[0]
+    if "(" in module:  # a class of the user's
+        edit = edit_of(Sources({}), built.place.file, call, text)
+        return () if edit is None else (edit,)
     own = ast.unparse(call.func).rpartition(".")[0]
     if not own and hasattr(built.scope.get(module), kind):
         own = module

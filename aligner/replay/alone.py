@@ -61,6 +61,8 @@ class Alone:
         self._single = self._singles()
         self._rule = Tolerance()
         self._weights = Weights(adapter, model, reference, port, plan)
+        self.instead: dict[str, object] = {}
+        """Layers of the user's classes that may stand in the place of others, by the text that builds them."""
 
     def arguments(self, call: Call) -> tuple[tuple[object, ...], dict[str, object]]:
         """The reference's arguments of a call of the port's, in the port's form.
@@ -193,7 +195,7 @@ class Alone:
         """A copy of the port's layer at `path` with that undone, or the layer that the suspect builds in its place."""
         layer = self._layers[path]
         if suspect is not None and suspect.built:
-            made = built(self._adapter, suspect.built)
+            made = self.instead[text] if (text := suspect.built) in self.instead else built(self._adapter, text)
             self._adapter.set_training(made, self._adapter.training(layer))
             self._weights.load(made, ours, [p.role for p in self._adapter.parameters(made)])
             return made

@@ -66,8 +66,24 @@ class Rewriting:
             known = {} if spec is None else spec.attributes
             return {n: known[n] for n in suspect.change} if set(suspect.change) <= set(known) else None
 
-        aim = LayerSpec(theirs.kind, suspect.change) if suspect.change else LayerSpec(ours.kind, {})
+        kind = text.partition("(")[0] if text in self._alone.instead else ours.kind
+        aim = LayerSpec(theirs.kind, suspect.change) if suspect.change else LayerSpec(kind, {})
         yield from self._told(check, suspect, facts, self._settings.written(path, text, aim, wanted, changes))
+
+    def of_own_kind(self, check: Check) -> str:
+        """What builds a layer of a class of the user's in the place of this one: the one that stands for the
+        reference's elsewhere, or that is called as that is; "" if there is none.
+        """
+        ours = self._spec(check.key.layer)
+        path = self._alone.port_of(check.key.layer)
+        if ours is None or check.key.layer in self.layers:
+            return ""
+        like = [port for port, layer in self._alone.plan.layers.items() if self._spec(layer) == ours and port != path]
+        found = self._settings.of_own_kind(path, like, ours.kind)
+        if found is None:
+            return ""
+        self._alone.instead[found[0]] = found[1]
+        return found[0]
 
     def _told(
         self, check: Check, suspect: Suspect, facts: Mapping[str, Any], written: Optional[Written]

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Optional
 
 from aligner.adapter import Adapter
@@ -20,8 +21,9 @@ from aligner.compare.place import Place
 from aligner.errors import because
 from aligner.explain.case import Case
 from aligner.explain.inquiry import Allowance, Inquiry
+from aligner.explain.kinds import KIND
 from aligner.explain.suspect import Suspect
-from aligner.explain.suspects import IN_SHORT, suspects, tried_as
+from aligner.explain.suspects import IN_SHORT, OTHER_FUNCTION, suspects, tried_as
 from aligner.findings import LAYER, REPEAT, TRIAL
 from aligner.replay.alone import Alone
 from aligner.replay.repeats import repeated
@@ -102,6 +104,14 @@ def tried(
             if suspect.cause != IN_SHORT or math.isfinite(facts.get("after", 0.0)):  # else a constant is short itself
                 yield TRIAL, facts
                 yield from written.edits(check, suspect, facts)
+        text = written.of_own_kind(check)
+        found = (
+            one for one in (asking.all_of(cases.case(place)) if text else ()) if one.cause in {*OTHER_FUNCTION, KIND}
+        )
+        for suspect in islice(found, 1):
+            facts = _trial(check, replace(suspect, built=text), alone)
+            yield TRIAL, {**facts, "suspect": suspect.name}  # as who reads the dumps knows it
+            yield from written.edits(check, replace(suspect, built=text), facts)
 
 
 def _place(check: Check, kept: bool) -> Place:
@@ -129,8 +139,8 @@ class _Asking:
         kin.add(case.layer, _told(found), inquiry)
         return found
 
-    def of_code(self, case: Case) -> Sequence[Suspect]:
-        """All of them, for code between layers."""
+    def all_of(self, case: Case) -> Sequence[Suspect]:
+        """All of them."""
         with self._allowance.inquiry() as inquiry:
             return suspects(case, inquiry=inquiry)
 
@@ -146,7 +156,7 @@ def _told(found: Iterable[Suspect]) -> Told:
 
 def _argument(check: Check, cases: Cases, alone: Alone, asking: _Asking) -> Iterable[tuple[str, dict[str, Any]]]:
     """The layer with the argument that the code around it forgot."""
-    for suspect in asking.of_code(cases.case(_place(check, False)))[:1]:
+    for suspect in asking.all_of(cases.case(_place(check, False)))[:1]:
         facts: dict[str, Any] = {"layer": check.owner, "suspect": suspect.name}
         try:
             facts["before"] = alone.error(check)
@@ -187,7 +197,7 @@ def _set_otherwise(
     if alone.is_own(around.layer) and alone.size(around.layer) > LARGE:  # it is copied with all that it calls
         return
     case = cases.case(_place(check, check.kept))
-    for suspect in [one for one in asking.of_code(case) if one.change][:SETTINGS]:
+    for suspect in [one for one in asking.all_of(case) if one.change][:SETTINGS]:
         facts: dict[str, Any] = {"layer": check.owner, "suspect": tried_as(suspect, case), "before": check.error}
         try:
             facts["after"] = alone.inside(check, None, None, suspect)[0]
