@@ -193,7 +193,9 @@ def _nested(text: str, line: int) -> Sequence[tuple[ast.stmt, ast.Call, str]]:
 
 
 def drawn_in(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """y = f(x), then z = g(y) + y as z = g(f(x)) + x: what is added is what there was before. The last ones first."""
+    """y = f(x), then z = g(y) + y as z = g(f(x)) + x: what is added is what there was before. The last ones first. And
+    x = f(x), then z = g(x[0], x[1]) as z = g(f(x[0]), x[1]): a part alone is meant.
+    """
     for statement, target, call, first, use in _used_twice(sources.text(file), line):
         said, after = bound(sources, file, call), sources.span(file, use)
         start, end = sources.span(file, statement)
@@ -204,6 +206,16 @@ def drawn_in(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
         else:
             own = Edit(file, *sources.span(file, call), first)
         yield own, Edit(file, *after, said)
+        part = _part(sources.text(file), use)
+        if target == first and part is not None:
+            given = [(one, sources.words(file, part)) for one in _names(call) if one.id == first]
+            yield own, Edit(file, *sources.span(file, part), instead(sources, file, call, given))
+
+
+def _part(text: str, name: ast.Name) -> Optional[ast.Subscript]:
+    """The item or slice that is taken of a variable there."""
+    parts = (one for one in walked(parsed(text)) if isinstance(one, ast.Subscript) and one.value is name)
+    return next(parts, None)
 
 
 @lru_cache(maxsize=64)

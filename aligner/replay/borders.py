@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Optional
 
-from aligner.compare.checks import LIMIT, OTHER_BORDER, Check
+from aligner.compare.checks import LIMIT, OTHER_BORDER, OTHER_SHAPE, Check
 from aligner.compare.held import held
 from aligner.compare.net import is_input
 from aligner.record import Key
@@ -299,7 +299,7 @@ class Borders:
         self._came[check.port] = entry.content, prints.taken(found.raw())
         self._spoiled |= set() if doubtful else {check.port}
 
-    def ended(self, checks: Iterable[Check], free: Set[tuple[str, int]] = frozenset()) -> Sequence[Check]:
+    def ended(self, checks: Sequence[Check], free: Set[tuple[str, int]] = frozenset()) -> Sequence[Check]:
         """A run has ended, which found `checks`: those of what still waits, where something right was made since.
         Calls that were `free` kept what is their own.
 
@@ -322,7 +322,8 @@ class Borders:
             if port in wrong and (due := made.get(came)) is not None:
                 self.elsewhere.pop(due.port, None)
                 back += [due, replace(wrong[port], follows=True)]
-        return [*right, *back]
+        told = {check.port: check for check in (*right, *back)}
+        return [*right, *back, *_with_their_results([told.get(check.port, check) for check in checks])]
 
     def _right(self, waiting: Sequence[_Waiting]) -> Sequence[Check]:
         self._open = [one for one in self._open if all(one is not other for other in waiting)]
@@ -353,6 +354,18 @@ class Borders:
 
 def _one_call(one: Key, other: Key) -> bool:
     return (one.layer, one.call) == (other.layer, other.call)
+
+
+def _with_their_results(checks: Sequence[Check]) -> Sequence[Check]:
+    """The checks of arguments of another size, as they are to be told, where all that the layer makes of them is right:
+    a norm of all, of which the code takes a part."""
+    results = [check for check in checks if not is_input(check.port.slot)]
+    right = {(one.port.layer, one.port.call) for one in results if one.reason == OTHER_BORDER}
+    right -= {(one.port.layer, one.port.call) for one in results if one.suspicious}
+    larger = (one for one in checks if one.suspicious and one.reason == OTHER_SHAPE and is_input(one.port.slot))
+    larger = (one for one in larger if (one.port.layer, one.port.call) in right)
+    layers = {check.port.layer for check in checks}
+    return [excused(one) for one in larger if not any(layer.startswith(f"{one.port.layer}.") for layer in layers)]
 
 
 def excused(check: Check) -> Check:

@@ -88,10 +88,16 @@ class ForcedPass(Holding):
             self._doubts.moved(part, self.checks[known:], self._tried(step, call, known, part, False))
         heard = self.values.own.heard  # what the reference makes anywhere may be what the layer is to be given
         left = {key for key in asked if heard.get(key) or key in self._doubts.strange} - self._doubts.right
+        untold: set[Key] = set()
         for part in self._doubts.by_value(left):
             after = self._tried(step, call, known, part, lent=True)
+            untold |= set() if after else part - self._doubts.right
             self._doubts.lent({k for k in part if after or heard.get(k) is not False}, self.checks[known:], after)
-        if asked & self._doubts.right:
+        acquitted = asked & self._doubts.right
+        if acquitted and acquitted <= untold:  # of what the code cannot take nothing is known: less is wrong then
+            if not self._better(step, call, known, 1):
+                self._doubts.right -= acquitted
+        elif acquitted:
             del self.checks[known:]
             self._held_run(step, call)
 

@@ -133,3 +133,56 @@ def test_one_that_is_made_of_it_comes_of_it(tmp_path, capsys):
     ported(tmp_path, net.replace("near.log())", "classes.mean() * near.log())"), [("/ used.sum(1)", "/ 5")])
     (origin,) = answer(tmp_path, capsys)["origins"]
     assert "used.sum(1" in origin["edit"]["lines"][0]["after"]
+
+
+NORMED = """
+import torch
+from torch import nn
+
+
+class Pool(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.score, self.last = nn.Linear(6, 1), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.last((x * self.score(x).softmax(1)).sum(1))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.norm, self.pool = nn.Linear(6, 6), nn.LayerNorm(6), Pool()
+        nn.init.normal_(self.norm.weight), nn.init.normal_(self.norm.bias)
+
+    def forward(self, x):
+        x = torch.relu(self.mix(x))
+        return self.norm(x[:, 0]), self.pool(x[:, 1:])
+
+
+def build():
+    torch.manual_seed(5)
+    return Net().eval(), (torch.randn(4, 7, 6),)
+"""
+
+
+def test_a_norm_of_all_where_one_part_is_meant_is_code_of_those_around_it(tmp_path, capsys):
+    right = "return self.norm(x[:, 0]), self.pool(x[:, 1:])"
+    ported(tmp_path, NORMED, [(right, "x = self.norm(x)\n        return x[:, 0], self.pool(x[:, 1:])")])
+    origins = answer(tmp_path, capsys)["origins"]
+    assert {(one["layer"], one["where"]) for one in origins} == {("", "glue")}
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("self.norm(x[:, 0])", "self.norm(x)[:, 0]"),
+        ("self.norm(x)[:, 0]", "self.norm(x[:, 0])"),
+        ("self.norm(self.mix(x))[:, 0]", "self.norm(self.mix(x)[:, 0])"),
+        ("self.norm(self.mix(x[:, 0]))", "self.norm(self.mix(x))[:, 0]"),
+    ],
+)
+def test_a_norm_of_all_of_which_a_part_is_taken_is_right(tmp_path, capsys, ours, theirs):
+    ported(tmp_path, NORMED.replace("self.norm(x[:, 0])", ours), [(ours, theirs)])
+    assert answer(tmp_path, capsys)["outcome"] == "aligned"

@@ -67,6 +67,7 @@ def test_what_is_made_inside_a_statement_is_made_before_it(tmp_path):
         ("y = self.f(x)\n    x = y.sum(-1)", "y = x\n    x = self.f(x).sum(-1)"),
         ("x = self.f(x.t()).t()\n    y = self.g(x)", "y = self.g(self.f(x.t()).t())"),
         ("x = x * self.f(x)\n    y = x.sum(-1)", "y = (x * self.f(x)).sum(-1)"),
+        ("x = self.f(x)\n    y = x[0], self.g(x[1:])", "y = self.f(x[0]), self.g(x[1:])"),
     ],
 )
 def test_what_is_made_before_a_statement_is_made_inside_it(tmp_path, wrong, right):
