@@ -147,6 +147,7 @@ def operation(
     name: str, args: Sequence[Any], kwargs: Mapping[str, Any], made: Sequence[Shape], dtype: str = ""
 ) -> Operation:
     """The call of an operation that made tensors of these shapes, the first of this type."""
+    name = _MINDSPORES[bare(name)] if bare(name) in _MINDSPORES and _is_mindspores(name, args, kwargs) else name
     known, plain = row(name), bare(name)
     word = known.word if known is not None else plain
     names = [*(known.arguments if known is not None else ())]
@@ -182,6 +183,16 @@ def operation(
     first = operands[0].shape if operands and isinstance(operands[0], Taken) else ()
     word, given = _in_one_form(word, plain, arguments, [*args, *kwargs.values()], first, made, operands, dtype)
     return Operation(word, tuple(_operand(one) for one in operands), given, places, known is not None)
+
+
+_MINDSPORES = {"select": "where", "gather": "index_select"}
+"""Names that mean another thing in MindSpore than in torch, and what they mean there."""
+
+
+def _is_mindspores(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether it is, by what it is given: torch's take an axis first."""
+    values = [*args[1:], *kwargs.values()] if bare(name) == "select" else [*args[1:2], kwargs.get("input_indices")]
+    return any(isinstance(value, float) or [*tensors(value)] for value in values)
 
 
 def _reordered(equation: str) -> Optional[tuple[int, ...]]:

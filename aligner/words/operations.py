@@ -1,7 +1,8 @@
 """The table of operations: a word, the names that mean it, the arguments that matter, in their order, with defaults.
 
-Names are lower case without underscores; the framework is not told, for none of them means two things. Operands are
-tensors wherever they stand among the arguments, so that these are the others only.
+Names are lower case without underscores; the framework is not told, for none of them means two things (but `select`
+and `gather`, whose arguments tell). Operands are tensors wherever they stand among the arguments, so that these are the
+others only.
 """
 
 from __future__ import annotations
