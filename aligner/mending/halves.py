@@ -17,7 +17,7 @@ CUTTING, SEEING = ("chunk", "split", "tensor_split"), ("reshape", "view")
 
 JOINING, STACKING = ("cat", "concat", "concatenate"), "stack"
 
-TILING, REPEATING, RANKS = ("tile", "repeat"), "repeat_interleave", (3, 4, 5)
+TILING, REPEATING, RANKS = ("tile", "repeat"), "repeat_interleave", (2, 3, 4, 5)
 
 NUMPY = ("np.", "numpy.")
 """Which repeats element by element under the name by which torch repeats as a whole."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Optional
 
-from aligner.compare.checks import Check
+from aligner.compare.checks import OTHER_SHAPE, Check
 from aligner.errors import DumpError
 from aligner.noise import Change
 from aligner.record import Array, Key
@@ -24,6 +24,9 @@ from aligner.replay.judgement import wrong_places
 
 ORDERS = 4
 """Other orders of axes that are tried for what a layer is given."""
+
+FAINT = 30.0
+"""What is off by less than so many times what rounding explains may be rounding: it is measured later."""
 
 RERUNS = 3
 """Runs of a step in which values are found to be held that had been taken for those of another border."""
@@ -88,16 +91,17 @@ class ForcedPass(Holding):
             self._doubts.moved(part, self.checks[known:], self._tried(step, call, known, part, False))
         heard = self.values.own.heard  # what the reference makes anywhere may be what the layer is to be given
         left = {key for key in asked if heard.get(key) or key in self._doubts.strange} - self._doubts.right
-        untold: set[Key] = set()
         for part in self._doubts.by_value(left):
             after = self._tried(step, call, known, part, lent=True)
-            untold |= set() if after else part - self._doubts.right
             self._doubts.lent({k for k in part if after or heard.get(k) is not False}, self.checks[known:], after)
-        acquitted = asked & self._doubts.right
-        if acquitted and acquitted <= untold:  # of what the code cannot take nothing is known: less is wrong then
-            if not self._better(step, call, known, 1):
-                self._doubts.right -= acquitted
-        elif acquitted:
+        if asked & self._doubts.right:
+            del self.checks[known:]
+            self._held_run(step, call)
+        strange = (c for c in self.checks[known:] if c.fails and c.where == "layer" and c.reason == OTHER_SHAPE)
+        calls = {(check.port.layer, check.port.call) for check in strange}
+        given = {key for key in asked & self._doubts.right if (key.layer, key.call) in calls}
+        if given:  # what it makes has another size as it is given such a one: that is wrong after all
+            self._doubts.right -= given
             del self.checks[known:]
             self._held_run(step, call)
 
@@ -133,7 +137,7 @@ class ForcedPass(Holding):
         if not doubted:
             return
         borders.refuted |= doubted
-        if not self._better(step, call, known, 0):
+        if not self._better(step, call, known, 0, faint=FAINT):
             borders.refuted -= doubted
             self._trusted |= doubted
 
@@ -184,14 +188,24 @@ class ForcedPass(Holding):
                 break
             self._steered.layers, self.values.plan = self._steered.layers - layers, plan
 
-    def _better(self, step: int, call: Callable[[], object], known: int, fewer: int, whole: bool = False) -> bool:
-        """Run the step in another reading: it stays where so many fewer places are wrong (`whole`: and all is held)."""
+    def _better(
+        self,
+        step: int,
+        call: Callable[[], object],
+        known: int,
+        fewer: int,
+        whole: bool = False,
+        faint: float = 0.0,
+    ) -> bool:
+        """Run the step in another reading: it stays where so many fewer places are wrong (`whole`: and all is held);
+        what is as `faint` as rounding does not count."""
         borders, checks = self.values.borders, self.checks[known:]
         elsewhere, refuted = dict(borders.elsewhere), set(borders.refuted)
         del self.checks[known:]
         try:
             self._run(step, call) if whole else self._settled(step, call, known)
-            better = wrong_places(self.checks[known:]) <= wrong_places(checks) - fewer
+            counts = [wrong_places(c for c in one if c.ratio >= faint) for one in (self.checks[known:], checks)]
+            better = counts[0] <= counts[1] - fewer
         except Exception as error:
             if isinstance(error, DumpError) or not whole:
                 raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Optional
 
@@ -108,7 +108,7 @@ def as_entry(held: Held) -> Any:
     return held
 
 
-def wrong_places(checks: Sequence[Check]) -> int:
+def wrong_places(checks: Iterable[Check]) -> int:
     """In how many places something is wrong, but for numbers that calls are given."""
     wrong = (check for check in checks if check.fails and check.reason != OTHER_NUMBER)
     return len({(c.key.layer, c.key.call, c.where, is_input(c.key.slot)) for c in wrong})

@@ -59,6 +59,7 @@ def test_nothing_is_made_of_what_is_not_cut_into_two(tmp_path, line):
         ("y = np.repeat(x, 2, axis=-1)", "y = np.tile(x, (2,))"),
         ("y = mint.repeat_interleave(x, n // 2, dim=1)", "y = mint.tile(x, (1, n // 2, 1, 1))"),
         ("y = x.repeat_interleave(2, -1)", "y = x.tile((2,))"),
+        ("y = ops.repeat_interleave(x, n, 0)", "y = ops.tile(x, (n, 1))"),
         (
             "y = mint.tile(x, (1, 2)), mint.tile(n, (2, 1))",
             "y = mint.repeat_interleave(x, 2, -1), mint.repeat_interleave(n, 2, 0)",
