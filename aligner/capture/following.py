@@ -10,6 +10,7 @@ from __future__ import annotations
 import linecache
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,10 +30,11 @@ from aligner.values import Values, is_array
 from aligner.words.calls import dtype_of
 from aligner.words.operations import bare, may_write
 
-MOST = 4000
-"""Operations of one layer that are kept."""
+MOST, FULL, OFTEN = 8000, 4000, 200
+"""Operations of one layer that are kept; from the second number on, those of a line only until there are as many of it
+as the third: a long loop leaves room for what follows."""
 
-ALL = 8000
+ALL = 16000
 """Operations of a net that are kept, and as many of second calls, and of all later ones together."""
 
 LATER = 2
@@ -106,6 +108,14 @@ class _Code:
     """Values that only go from code to code, each with its line."""
     built: int = 0
     """How many of the steps made its tables."""
+    lines: Counter[object] = field(default_factory=Counter)
+    """How many operations of each line there were."""
+
+    def has_room(self, where: Where) -> bool:
+        """Whether one more operation, of this line, is kept."""
+        line, count = where and where[:2], len(self.steps) + len(self.waiting)
+        self.lines[line] += 1
+        return count < FULL or (count < MOST and self.lines[line] <= OFTEN)
 
     def begun(self) -> _Code:
         """The layer's code, which begins where its constructor ended."""
@@ -207,7 +217,7 @@ class Following:
     ) -> Optional[Callable[[object], None]]:
         """An operation begins; what is returned is to be called with what it made."""
         code = self._stack[-1] if self._stack else None
-        if code is None or not code.followed or self._failed or len(code.steps) + len(code.waiting) >= MOST:
+        if code is None or not code.followed or self._failed or not code.has_room(where):
             return None
         given = self._found(args, kwargs)
         writes = not self._waits or may_write(name) or bool(kwargs.get("inplace"))

@@ -328,11 +328,11 @@ class _Forking:
         """What the port computes twice, and the reference once, where it computes something else besides."""
         for mine in ours.beginnings:
             for value in range(theirs.end):
-                its = _making(self.port, value)
+                its = self.port.making.get(value, ())
                 known = [
                     number
                     for row in np.flatnonzero(self._same[:, value])
-                    for number in _making(self.reference, int(row))
+                    for number in self.reference.making.get(int(row), ())
                 ]
                 if len(its) < 2 or not known or len(its) != len(set(known)) + 1:
                     continue
@@ -380,18 +380,14 @@ class _Forking:
 
 
 def _reshaped(reference: Trail, port: Trail) -> npt.NDArray[np.bool_]:
-    shapes = [
+    known: dict[object, int] = {}
+    forms = [
         [None if value is None else tuple(size for size in value.shape if size > 1) for value in trail.values]
         for trail in (reference, port)
     ]
-    return np.array([[one != other for other in shapes[1]] for one in shapes[0]], np.bool_).reshape(
-        len(shapes[0]), len(shapes[1])
-    )
+    ours, theirs = (np.array([known.setdefault(form, len(known)) for form in each], np.int64) for each in forms)
+    return np.asarray(ours[:, None] != theirs, np.bool_)
 
 
 def _lone(side: _Side) -> bool:
     return len({side.trail.steps[number].at for number in side.beginnings}) == 1
-
-
-def _making(trail: Trail, value: int) -> list[int]:
-    return [number for number, step in enumerate(trail.steps) if value in step.made]

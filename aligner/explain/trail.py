@@ -126,6 +126,15 @@ class Trail:
         return Prints(self.values)
 
     @cached_property
+    def making(self) -> Mapping[int, Sequence[int]]:
+        """All steps that make a value."""
+        found: dict[int, list[int]] = {}
+        for number, step in enumerate(self.steps):
+            for value in dict.fromkeys(step.made):
+                found.setdefault(value, []).append(number)
+        return found
+
+    @cached_property
     def makers(self) -> Mapping[int, int]:
         """The step that made a value first; none made what was given from outside.
 

@@ -7,6 +7,7 @@ ground    what a call is run on: the reference's values
 running   one call of a layer, run again from edited source, the layers in it handing on the reference's values
 texts     a value of the reference in the port's words
 search    edits that may put a wrong value right, the smallest first
+grafting  what the reference does in several statements, where one expression is too long
 ranking   what an edit would make of the rest, before it is run
 edits     a change of the source, and how much it changes
 mend      the edits that are proved

@@ -4,31 +4,44 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
+from aligner.mending.added import added
 from aligner.mending.anchor import Anchor
-from aligner.mending.callers import around, forgotten, told
+from aligner.mending.callers import forgotten, told
 from aligner.mending.candidate import ARGUMENT, EXCHANGE, EXCHANGED, MISSING, OTHER, Candidate
 from aligner.mending.columns import columns
 from aligner.mending.constants import as_wanted, reordered, tabled
 from aligner.mending.constructor import set_up
 from aligner.mending.directions import backwards, turned_round
 from aligner.mending.dropped import dropped
-from aligner.mending.events import HELPER, Event, Site, values_of
+from aligner.mending.events import HELPER, Event, values_of
 from aligner.mending.figures import counted, operated, resized, rounded, sliced, valued
 from aligner.mending.grouped import grouped
 from aligner.mending.halves import paired, spread
-from aligner.mending.kinds import alike, is_factor, is_mask, is_same
-from aligner.mending.lapses import advanced, begun, carried, chosen, gathered, likewise, looped, scaled, unread
+from aligner.mending.kinds import alike, is_mask
+from aligner.mending.lapses import (
+    advanced,
+    begun,
+    carried,
+    chosen,
+    gathered,
+    ignored,
+    likewise,
+    looped,
+    scaled,
+    unread,
+)
 from aligner.mending.matching import Matching
 from aligner.mending.options import compared, decided, reduced, switched, untold
 from aligner.mending.regrouped import moved_in, regrouped, unturned
 from aligner.mending.results import kept
 from aligner.mending.search import FAR, SHAPING, Search
+from aligner.mending.sites import Sites
 from aligner.mending.slips import accumulated, chained, of_each, offset, own_names
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.spacing import by_turn, spaced
@@ -48,7 +61,6 @@ from aligner.mending.variations import (
 )
 from aligner.mending.worked import worked
 from aligner.source.written import walked
-from aligner.words.calls import Constant
 from aligner.words.spelling import bracketed
 
 TURNED = 1.9
@@ -75,17 +87,14 @@ LINES, SWAPPED = 4, 24
 MOVED = 8
 """Pairs of statements, and of variables, that are exchanged."""
 
-SIGNS, LACKING = {"add": "+", "sub": "-", "mul": "*", "div": "/"}, 8
-"""How steps with a number are written, and of how many that the port lacks it is looked whether it lacks that."""
-
 STEPS, EACH = 40, 5
 """Wrong steps that are given other variables, and how many of these for each."""
 
 COUNTED, COUNT = 40, 3.0
 """Numbers of a function that are made one more or less, signs that are made others, and what it costs."""
 
-UNREAD, NUMBERED, CHAINED = 1.5, 5.0, 4.5
-"""What it costs to read a variable that nobody reads, to take a number with a step's, two steps in the other order."""
+UNREAD, CHAINED = 1.5, 4.5
+"""What it costs to read a variable that nobody reads, and to take two steps in the other order."""
 
 WORKED = 0.9
 """What it costs to work out a number otherwise, so that it is as wanted."""
@@ -99,6 +108,14 @@ CONSTANTS = 60
 FUNCTIONS = 4
 """Functions that are written in other ways."""
 
+_Way = Callable[[Sources, str, int], Iterator[tuple[Edit, ...]]]
+
+OF_FIGURES: Sequence[_Way] = (counted, switched, reduced, resized, sliced, rounded, dropped, set_up, chosen, carried)
+OF_FIGURES = (*OF_FIGURES, accumulated)
+OF_SLIPS: Sequence[_Way] = (unread, ignored, likewise, compared, advanced, offset, looped, told, untold, of_each)
+OF_SLIPS = (*OF_SLIPS, by_turn, spaced, backwards, turned_round, columns)
+"""Ways to write a function otherwise, told from its text alone."""
+
 BLIND = ("relu", "gelu", "sigmoid", "tanh", "silu", "sqrt", "exp", "abs", "log", "square")
 """What is tried around a wrong value where the reference does several steps in one."""
 
@@ -111,14 +128,13 @@ class Blindly:
     ) -> None:
         self._search = search
         self._matching, self._texts, self._sources, self._end = matching, texts, sources, end
-        self._owners: dict[Site, object] = {}
-        """The layer whose code stands there."""
+        self._sites = Sites(matching, sources, end)
 
     def candidates(self) -> Iterator[Candidate]:
         """What the reference's steps do not tell, where it does in one what the port does in several."""
         yield from self._of_helpers()
         yield from self._of_steps()
-        yield from self._with_numbers()
+        yield from added(self._search, self._matching, self._texts)
         yield from self._varied()
         start = self._start()
         for anchor in self._search.anchors():
@@ -172,7 +188,7 @@ class Blindly:
         """What is reshaped, with two of its axes in each other's places before."""
         for node, value in event.inputs[:1]:
             rank = len(self._matching.theirs.shapes[value]) if isinstance(value, int) else 0
-            pairs = dict.fromkeys(((1, 2), (2, 3), (rank - 2, rank - 1), (1, 3), (3, 4)))
+            pairs = dict.fromkeys(((1, 2), (2, 3), (rank - 2, rank - 1), (0, 1), (1, 3), (3, 4)))
             yield from self._with_axes(event, node, rank, (pair for pair in pairs if pair[1] < rank))
 
     def _exchanged(self, anchor: Anchor) -> Iterator[Edit]:
@@ -302,7 +318,7 @@ class Blindly:
             found = (edits for file, line in places for edits in way(self._sources, file, line))
             yield from _tried(found, MOVED, EXCHANGE, 0.05, MISSING)
         yield from _tried(worked(self._sources, self._matching.figures), SWAPPED, WORKED, 0.05, ARGUMENT)
-        for site in self._sites()[:FUNCTIONS]:
+        for site in self._sites.all()[:FUNCTIONS]:
             at = self._sources, site.file, site.line
             around = statements(self._sources.text(site.file), site.line)
             near = [one.lineno for one in around if (site.file, one.lineno) not in places]
@@ -313,73 +329,24 @@ class Blindly:
             for split in (unturned, spread, paired, regrouped, grouped):
                 yield from _tried(split(*at), SWAPPED, EXCHANGE, 0.05, EXCHANGED)
             yield from _tried(kept(*at), SWAPPED, EXCHANGE, 0.05, OTHER)
-            yield from _tried(renamed_own(*at, alike(self._owners.get(site))), MOVED, EXCHANGE, 0.1, OTHER)
-            ways = (counted, switched, reduced, resized, sliced, rounded, dropped, set_up, chosen, carried, accumulated)
-            for way in ways:
-                yield from _tried(way(*at), COUNTED, COUNT, 0.05, ARGUMENT)
-            ways = (unread, likewise, compared, advanced, offset, looped, told, untold, of_each, by_turn, spaced)
-            for way in (*ways, backwards, turned_round, columns):
-                yield from _tried(way(*at), COUNTED, UNREAD, 0.05, OTHER)
+            yield from _tried(renamed_own(*at, alike(self._sites.owner(site))), MOVED, EXCHANGE, 0.1, OTHER)
+            for write in OF_FIGURES:
+                yield from _tried(write(*at), COUNTED, COUNT, 0.05, ARGUMENT)
+            for write in OF_SLIPS:
+                yield from _tried(write(*at), COUNTED, UNREAD, 0.05, OTHER)
             for way in (chained, decided):
                 yield from _tried(way(*at), COUNTED, CHAINED, 0.05, OTHER)
-            yield from _tried(own_names(*at, self._of_both(site)), COUNTED, UNREAD, 0.05, OTHER)
-            yield from _tried(unused(*at, self._local(site)), COUNTED, UNREAD, 0.02, MISSING)
-            whole = [name for name, one in self._local(site).items() if type(one) is int]
-            yield from _tried(begun(*at, whole, self._whole(site)), COUNTED, COUNT, 0.05, ARGUMENT)
-            yield from _tried(scaled(*at, self._whole(site)), SCALED, COUNT, 0.02, ARGUMENT)
-            yield from _tried(valued(*at, self._matching.numbers, self._own(site)), 2 * MOVED, COUNT, 0.1, ARGUMENT)
+            yield from _tried(own_names(*at, self._sites.of_both(site)), COUNTED, UNREAD, 0.05, OTHER)
+            yield from _tried(unused(*at, self._sites.local(site)), COUNTED, UNREAD, 0.02, MISSING)
+            whole = [name for name, one in self._sites.local(site).items() if type(one) is int]
+            yield from _tried(begun(*at, whole, self._sites.whole(site)), COUNTED, COUNT, 0.05, ARGUMENT)
+            yield from _tried(scaled(*at, self._sites.whole(site)), SCALED, COUNT, 0.02, ARGUMENT)
+            own = self._sites.own(site)
+            yield from _tried(valued(*at, self._matching.numbers, own), 2 * MOVED, COUNT, 0.1, ARGUMENT)
             yield from _tried(tabled(*at, self._matching.tables), MOVED, UNREAD, 0.05, ARGUMENT)
             yield from _tried(as_wanted(*at[:2], self._matching.others), MOVED, UNREAD, 0.05, ARGUMENT)
             yield from _tried(reordered(*at, self._matching.numbers), CONSTANTS, EXCHANGE, 0.05, ARGUMENT)
             yield from _tried(operated(*at), COUNTED, COUNT, 0.05, OTHER)
-
-    def _of_both(self, site: Site) -> set[str]:
-        """What both the layer and its code there have under one name, each another thing."""
-        owner = self._owners.get(site)
-        local = self._local(site)
-        own = {name: one for name, one in local.items() if not name.startswith("_") and hasattr(owner, name)}
-        return {name for name, one in own.items() if not is_same(one, getattr(owner, name))}
-
-    def _local(self, site: Site) -> Mapping[str, Any]:
-        """What the code has by name there."""
-        return next((event.names for event in self._matching.heard if event.site == site), {})
-
-    def _own(self, site: Site) -> Mapping[str, Any]:
-        """The numbers of the layer whose code stands there, as the code calls them."""
-        own = vars(self._owners.get(site)) if hasattr(self._owners.get(site), "__dict__") else {}
-        plain = ((name, one) for name, one in own.items() if type(one) in (int, float) and not name.startswith("_"))
-        return {f"self.{name}": one for name, one in plain}
-
-    def _whole(self, site: Site) -> list[str]:
-        """What the code calls its whole numbers there, those of the layer first."""
-        found = {**self._own(site), **self._local(site)}
-        return [name for name, one in found.items() if is_factor(one)]
-
-    def _with_numbers(self) -> Iterator[Candidate]:
-        """What the first wrong steps are given, with a number that the reference adds, or multiplies with."""
-        lacking = [event for _, event in self._matching.missing[:LACKING] if event is not None]
-        pairs = [(SIGNS[one.word], number) for one in lacking if one.word in SIGNS for number in one.operands[1:]]
-        signs = [(sign, number.value) for sign, number in dict.fromkeys(pairs) if isinstance(number, Constant)]
-        steps = dict.fromkeys(event for _, event in self._matching.wrong if event is not None and event.word != HELPER)
-        for late, event in enumerate(itertools.islice(steps, LACKING)):
-            for sign, number in signs:
-                for node in (node for node, value in event.inputs if isinstance(value, int)):
-                    text = f"({self._texts.source(event, node)} {sign} {number:.9g})"
-                    edit = self._search.edit(event, node, text)
-                    yield from [Candidate(NUMBERED + 0.1 * late, (edit,), MISSING, (), 9)] if edit is not None else []
-
-    def _sites(self) -> list[Site]:
-        """Where the first wrong values are made, the last one of each other function, and where these are called."""
-        found: dict[object, Site] = {}
-        events = [event for _, event in self._matching.wrong if event is not None]
-        right = {one for twins in self._matching.twins.values() for one in twins}
-        telling = [event for event in events if right & {*event.operands}] or events
-        for event in (*telling[:1], *events[:1], *([self._end] if self._end is not None else []), *reversed(events)):
-            for one in (event, *around(event, self._matching.theirs.events)):
-                if one.site is not None:
-                    found.setdefault(self._sources.function(one.site.file, one.site.line), one.site)
-                    self._owners.setdefault(one.site, one.names.get("self"))
-        return [*found.values()]
 
     def _under_other_words(self, event: Event, node: ast.AST, inside: ast.AST) -> Iterator[Edit]:
         """An operation of one operand on what stands inside, in the place of `node`."""

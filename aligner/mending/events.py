@@ -166,6 +166,29 @@ def as_segments(event: Event, events: Sequence[Event], at: int, shapes: Sequence
         event.arguments, event.places = {"n": shapes[event.results[0]][0]}, {}
 
 
+CHOOSING = ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not", "isnan", "isinf", "isfinite", "any", "all")
+"""What makes true and false."""
+
+
+def as_filled(event: Event, events: Sequence[Event], at: int, shapes: Sequence[tuple[int, ...]]) -> None:
+    """`x[mask] = 0` is what other code says in one step, and so is it told; `x[mask] = y[mask]`, too. The mask is one
+    if an event before that place has made it as such.
+    """
+    if event.word != "setitem" or event.arguments.get("index") != ("tensor",) or len(event.operands) != 3:
+        return
+    into, mask, value = event.operands
+    if not (isinstance(into, int) and isinstance(mask, int) and shapes[into] == shapes[mask]):
+        return
+    makers = {made: one for one in reversed(events[:at]) for made in one.results if made in (mask, value)}
+    taken = makers.get(value) if isinstance(value, int) else None
+    if mask not in makers or makers[mask].word not in CHOOSING:
+        return
+    if isinstance(value, Constant):
+        event.word, event.operands, event.arguments = "masked_fill", (into, mask), {"value": value.value}
+    elif taken is not None and taken.word == "getitem" and taken.operands[1:] == (mask,):
+        event.word, event.operands, event.arguments = "where", (mask, taken.operands[0], into), {}
+
+
 def values_of(event: Optional[Event]) -> list[int]:
     """The values that it works on."""
     return [] if event is None else [one for one in event.operands if isinstance(one, int)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from aligner.compare.checks import OTHER_BORDER, Check
 from aligner.compare.net import is_input
 from aligner.mending.ground import Ground
+from aligner.mending.rerun import SMALL
 from aligner.record import Call, Phase
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ class Group:
     @property
     def fails(self) -> bool:
         return any(check.fails for check in self.checks)
+
+    @property
+    def is_little(self) -> bool:
+        """Whether all that is wrong in it is so little off that a kernel of the framework's may make it."""
+        return all(check.error <= SMALL for check in self.checks if check.fails)
 
 
 def ending(checks: Iterable[Check], own: Callable[[str], bool]) -> set[str]:

@@ -13,11 +13,15 @@ from aligner.mending.anchor import Anchor
 from aligner.mending.candidate import MISSING, Candidate
 from aligner.mending.events import Event
 from aligner.mending.matching import Matching
+from aligner.mending.results import kept
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.mending.texts import Texts
 
 FITTING = 12
 """Values of the code's that are tried as what a layer takes and is not given."""
+
+KEPT = 4.5
+"""What it costs to keep a result that the code throws away."""
 
 _RESHAPED = re.compile(r"\.reshape\([^()]*\)$")
 
@@ -46,6 +50,8 @@ def lacking(
             whole = content is not None and content.whole
             for text in (said, f"{said}.int()") if whole else (said,):
                 yield from handed(sources, event, parameter, text, 4.0 + 0.1 * late)
+    for edits in kept(sources, event.site.file, event.site.line):  # what it is given may be nothing in a first turn
+        yield Candidate(KEPT, edits, MISSING, ())
 
 
 def _taken(layer: Optional[object]) -> list[str]:

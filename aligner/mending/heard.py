@@ -18,7 +18,7 @@ from aligner.dtypes import DTYPES, decode
 from aligner.errors import Reason
 from aligner.fingerprint import HUGE, LARGEST, Fingerprint, fingerprint, print_of
 from aligner.mending.chosen import NO_ROWS, Rows, parts
-from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event, Site, Story, as_segments, pieces
+from aligner.mending.events import HELPER, KEPT, LAYER, RETURN, Event, Site, Story, as_filled, as_segments, pieces
 from aligner.mending.memory import Memory
 from aligner.mending.sources import Sources
 from aligner.source.listening import Place
@@ -99,7 +99,8 @@ class Heard:
                     self.story.events.append(_at(event, frame))
                 return
             event = _at(Event(told.word, operands, tuple(results), told.arguments, told.places, name), frame)
-            as_segments(event, self.story.events, len(self.story.events), self.story.shapes)
+            for form in (as_segments, as_filled):
+                form(event, self.story.events, len(self.story.events), self.story.shapes)
             if frame.node is not None and is_array(found[0]):
                 event.arrays = {**event.arrays, frame.node: self._values.dtype(found[0])}
             self.story.events.append(event)

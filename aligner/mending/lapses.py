@@ -46,6 +46,38 @@ def unread(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]
         yield from [(Edit(file, *sources.span(file, node), name),)] if not name.startswith("_") else []
 
 
+def ignored(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """What the function around this line is given and never reads, in the place of what it gives to others; in a loop
+    its item, first where others are taken by item as well.
+    """
+    tree = parsed(sources.text(file))
+    around = [one for one in walked(tree) if isinstance(one, ast.FunctionDef)]
+    around = [one for one in around if one.lineno < line <= (one.end_lineno or 0)]
+    nodes = [node for one in around[-1:] for node in walked(one)]
+    read = {node.id for node in nodes if isinstance(node, ast.Name)}
+    given = [one.arg for function in around[-1:] for one in function.args.args[1:] if one.arg not in read]
+    turns = [(loop, _counter(loop)) for loop in nodes if isinstance(loop, (ast.For, ast.ListComp, ast.GeneratorExp))]
+    places: list[tuple[int, ast.expr, str]] = []
+    for call in (one for one in nodes if isinstance(one, ast.Call)) if given else ():
+        at = [name for loop, name in turns if name and any(call is one for one in walked(loop))][-1:]
+        items = sum(isinstance(one, ast.Subscript) and ast.unparse(one.slice) in at for one in call.args)
+        plain: list[ast.expr] = [one for one in call.args if isinstance(one, (ast.Name, ast.Attribute))]
+        for argument in plain:
+            places += [(-items, argument, f"{name}[{at[0]}]") for name in given if at]
+            places += [(0, argument, name) for name in given]
+    for _, argument, text in sorted(places, key=lambda place: place[0]):
+        yield (Edit(file, *sources.span(file, argument), text),)
+
+
+def _counter(loop: ast.AST) -> str:
+    """The variable of a loop over whole numbers."""
+    part = loop.generators[0] if isinstance(loop, (ast.ListComp, ast.GeneratorExp)) else loop
+    target, over = getattr(part, "target", None), getattr(part, "iter", None)
+    name = ast.unparse(over.func) if isinstance(over, ast.Call) else ""
+    target = target.elts[0] if isinstance(target, ast.Tuple) and name == "enumerate" else target
+    return target.id if isinstance(target, ast.Name) and name in ("range", "enumerate") else ""
+
+
 def _is_small(node: ast.expr) -> bool:
     """Whether this is a variable, a number, or a sum or product of such."""
     if isinstance(node, ast.BinOp):

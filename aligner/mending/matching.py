@@ -98,10 +98,21 @@ class Matching:
         ]
         yield from (pair for _, pair in sorted(pairs, key=lambda pair: pair[0]))
 
-    @property
+    @cached_property
     def near(self) -> Sequence[Step]:
-        """Of what the port lacks, what is made first: there it went wrong."""
-        return self.missing[:NEAREST]
+        """Of what the port lacks, what is made first: there it went wrong. Then what else it may be made of."""
+        return [*self.missing, *self._otherwise][:NEAREST]
+
+    @cached_property
+    def _otherwise(self) -> Sequence[Step]:
+        """What lies behind values that lack where the reference makes them once more, of other values."""
+        lacking = {value for value, _ in self.missing}
+        others = (one for one in self.ours.events if lacking & {*one.results} and one.word != LAYER)
+        second = [one for one in others if all(self.makers[0].get(value) is not one for value in one.results)]
+        starts = [value for one in second for value in one.operands if isinstance(value, int)]
+        had = {value for value, twins in self.twins.items() if twins}
+        ways = [dict(_behind(start, self.makers[0], had, ())) for start in starts]
+        return [step for way in ways if not lacking & {*way} for step in way.items()]  # else it is taken out of them
 
     @cached_property
     def starts(self) -> Sequence[int]:

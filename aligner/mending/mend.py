@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.adapter import Adapter
@@ -38,7 +38,7 @@ from aligner.mending.running import Parent, Running
 from aligner.mending.sources import Sources
 from aligner.mending.stepping import Stepping
 from aligner.mending.theirs import Theirs
-from aligner.record import Call, Key, Phase, display
+from aligner.record import Key, Phase, display
 
 if TYPE_CHECKING:
     from aligner.capture.progress import Progress
@@ -107,7 +107,7 @@ class Mending:
             for group in self._groups:  # the search for edits of others may take all the time
                 with self._trying():
                     found += self._by_kernels(group) if time.monotonic() < self._kernels else ()
-            for group in self._groups:
+            for group in sorted(self._groups, key=lambda one: one.is_little):  # they are to take nobody's time
                 kind = group.kind
                 if not group.fails or (kind in in_vain and not self._sources.texts):
                     continue
@@ -148,7 +148,7 @@ class Mending:
 
     def _by_kernels(self, group: Group) -> Sequence[Mended]:
         """What the framework's operations make of one call that is a little off, and nothing more."""
-        ours = self._call(group.call.step, self._plan.calls.get(CallId(group.call.layer, group.call.number)))
+        ours = self._theirs.call(group.call.step, self._plan.calls.get(CallId(group.call.layer, group.call.number)))
         if ours is None or not group.fails or max(check.error for check in group.checks if check.fails) > SMALL:
             return ()
         parent, story = self._running.parent(group.call, group.checks), self._theirs.story(ours)
@@ -173,7 +173,7 @@ class Mending:
 
     def _of(self, group: Group, search: bool) -> Iterator[Mended]:
         """What came of one wrong call; without a search, whether the edits so far put it right as well."""
-        ours = self._call(group.call.step, self._plan.calls.get(CallId(group.call.layer, group.call.number)))
+        ours = self._theirs.call(group.call.step, self._plan.calls.get(CallId(group.call.layer, group.call.number)))
         if ours is None:
             return
         parent, story = self._running.parent(group.call, group.checks), self._theirs.story(ours)
@@ -295,7 +295,7 @@ class Mending:
             return known[-1] if known else None
         made = [*line_by_line(hunks(start, way.sources))]
         for one in made if len(made) > 1 and not start.texts else ():  # a part that was taken may be none
-            fewer = rebuilt(other for other in line_by_line(hunks(start, way.sources)) if other != one)
+            fewer = rebuilt(other for other in made if other != one)
             if fewer is not None and self._puts_right(group, fewer):
                 way = replace(way, sources=fewer)
         return way
@@ -320,6 +320,8 @@ class Mending:
         while since < DEPTH:
             try:
                 wrong = wrong or wrong_of(group.checks, parent.trial(way.sources))
+                if known is None and not wrong:
+                    return replace(way, whole=True)
                 begun = self._stepping.ahead(group.checks, parent, story, way.sources) if ahead else None
                 begun = None if begun and self._harm(group, begun[1]) >= BREAKING else begun
                 best, edited, trials = begun or self._stepping.step(
@@ -346,7 +348,8 @@ class Mending:
         if way is not sure:
             return self._right(group, parent, story, sure, result, known, ahead=False)
         if known is not None and since < DEPTH - 1:
-            for part, edited in self._stepping.parts(story):
+            grafts = self._stepping.grafts(group.checks, parent, story, way.sources)
+            for part, edited in chain(self._stepping.parts(story), grafts):
                 found = self._right(group, parent, story, _Way(edited, (*way.why, part.why)), result, None, ahead)
                 if found is not None:
                     return found
@@ -394,7 +397,3 @@ class Mending:
 
     def _harm(self, group: Group, sources: Sources) -> float:
         return self._others.harm(group, self._sources, sources)
-
-    def _call(self, step: int, wanted: Optional[CallId]) -> Optional[Call]:
-        calls = (call for call in self._reference.calls if call.phase is Phase.FORWARD and call.step == step)
-        return next((call for call in calls if wanted == CallId(call.layer, call.number)), None)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.adapter import Adapter
 from aligner.compare.checks import LIMIT, Check
@@ -19,11 +19,13 @@ from aligner.mending.events import Event, Story
 from aligner.mending.failing import FailedError, InVainError
 from aligner.mending.fitting import fitted
 from aligner.mending.frameworks import ByFramework, Differing, differing
+from aligner.mending.grafting import grafted
 from aligner.mending.ground import Ground
 from aligner.mending.handing import lacking
 from aligner.mending.heard import Heard
 from aligner.mending.joining import PARALLEL, alongside, each_others, everywhere, in_parallel
 from aligner.mending.leaving import Leaving, leaving
+from aligner.mending.looking import Best, Look
 from aligner.mending.matching import Matching
 from aligner.mending.ran import witnessed
 from aligner.mending.ranking import LONG, Ranking
@@ -48,9 +50,9 @@ MOST = 800
 BLINDLY, EACH_OTHERS = 800, 100
 """Candidates that nothing speaks for but that people make such mistakes; of these such as are each other's."""
 
-PARTS, BEST, DIFFERING = 60, 2, 8
+PARTS, BEST, DIFFERING, GRAFTS = 60, 2, 8, 6
 """Candidates of which it is looked whether they are part of what is to be done, and how many of these are taken; wrong
-values of one call that operations of the framework's may make."""
+values of one call that operations of the framework's may make; places where the reference's own steps are tried."""
 
 EARLY, AHEAD = 4, 8
 """In long code: first wrong steps, and first lacking ones, that may be each other's; and edits tried for each two."""
@@ -69,27 +71,6 @@ ALIKE = 2.0
 """What it costs to change a line that stands in the reference's code as it is."""
 
 
-class _Best(NamedTuple):
-    """An edit and what it costs, and what it leaves wrong."""
-
-    price: float
-    one: Candidate
-    sources: Sources
-    left: Collection[Key]
-
-
-class _Look:
-    """What is heard of a call with some edits, its wrong values in the order of the run, and what is thought of."""
-
-    def __init__(self, checks: list[Check], parent: Parent, sources: Sources) -> None:
-        self.checks, self.parent, self.sources = checks, parent, sources
-        self.heard, self.state = parent.heard(sources)
-        at, last = self.state.at, len(self.heard.story.events)
-        wrong = wrong_of(checks, self.state.errors)
-        self.wrong = sorted(wrong, key=lambda check: at[check.port][0] if check.port in at else last)
-        self.candidates: dict[Key, list[Candidate]] = {}
-
-
 class Stepping:
     """Makes steps, as long as it `goes_on`, which is asked with the layer before each trial."""
 
@@ -106,7 +87,7 @@ class Stepping:
         self._adapter, self._ground, self._reference = adapter, ground, reference
         self._plan, self._theirs = ground.plan, theirs
         self._ports = {one: other for other, one in reversed([*self._plan.layers.items()])}
-        self._look: Optional[_Look] = None
+        self._look: Optional[Look] = None
 
     def ahead(
         self, checks: list[Check], parent: Parent, story: Story, sources: Sources
@@ -129,7 +110,7 @@ class Stepping:
                     return one, edited, trials
         return None
 
-    def _first_candidates(self, check: Check, look: _Look, story: Story) -> Iterator[tuple[Candidate, int]]:
+    def _first_candidates(self, check: Check, look: Look, story: Story) -> Iterator[tuple[Candidate, int]]:
         """Edits that give one of the first wrong steps the value of one of the first steps that the port lacks."""
         matching, _ = self._matching(check, look.heard, look.state, story)
         if matching is None:
@@ -158,7 +139,7 @@ class Stepping:
         """
         look, trials = self._looked(checks, parent, sources), 0
         for check in look.wrong[:2]:
-            best: Optional[_Best] = None
+            best: Optional[Best] = None
             for one in (*self._telling(check, look, story), check):
                 if best is None or check.port in best.left:
                     best, tried = self._best(one, best, look, story, harm)
@@ -169,7 +150,7 @@ class Stepping:
                 return best.one, best.sources, trials
         return None, sources, trials
 
-    def _fitted(self, check: Check, look: _Look, story: Story) -> Optional[_Best]:
+    def _fitted(self, check: Check, look: Look, story: Story) -> Optional[Best]:
         """With another number, where it is told by nothing but how far off this and another one leave the value."""
         matching, _ = self._matching(check, look.heard, look.state, story)
         if matching is None:
@@ -189,10 +170,10 @@ class Stepping:
             if (edited := self._right(one, check, look, story)) is not None:
                 left = {bad.port for bad in wrong_of(look.checks, look.parent.trial(edited))}
                 if left < wrong:
-                    return _Best(one.cost, one, edited, left)
+                    return Best(one.cost, one, edited, left)
         return None
 
-    def _explain_left(self, best: _Best, look: _Look, story: Story) -> None:
+    def _explain_left(self, best: Best, look: Look, story: Story) -> None:
         """Of what an edit leaves wrong, and much less so, it may be seen that kernels of the framework's make it."""
         errors = look.parent.trial(best.sources)
         for check in [one for one in look.checks if one.port in best.left]:
@@ -201,8 +182,8 @@ class Stepping:
                 self._explains(check, error, best.sources, look, story)
 
     def _best(
-        self, check: Check, best: Optional[_Best], look: _Look, story: Story, harm: Callable[[Sources], float]
-    ) -> tuple[Optional[_Best], int]:
+        self, check: Check, best: Optional[Best], look: Look, story: Story, harm: Callable[[Sources], float]
+    ) -> tuple[Optional[Best], int]:
         """The least edit that puts this value right and no right one wrong, if it is less than the best one; and how
         many were tried.
         """
@@ -222,10 +203,10 @@ class Stepping:
                 price = one.cost + 6.0 * len(left) + 3.0 * (not witnessed(look.parent, story, edited, one))
                 price += harm(edited)
                 if best is None or price < best.price:
-                    best = _Best(price, one, edited, left)
+                    best = Best(price, one, edited, left)
         return best, trials
 
-    def _telling(self, check: Check, look: _Look, story: Story) -> Iterator[Check]:
+    def _telling(self, check: Check, look: Look, story: Story) -> Iterator[Check]:
         """The turn of a loop that has most of its way to tell, more than this first one, and all of it its own: in a
         first turn much is equal by chance.
         """
@@ -238,10 +219,10 @@ class Stepping:
         told = [(len(way), one) for way, one in ways if len(way) > len(own) > 0 and not own & way]
         yield from [max(told, key=lambda one: one[0])[1]] if told else []
 
-    def _looked(self, checks: list[Check], parent: Parent, sources: Sources) -> _Look:
+    def _looked(self, checks: list[Check], parent: Parent, sources: Sources) -> Look:
         known = self._look
         if known is None or known.parent is not parent or known.sources is not sources or known.checks is not checks:
-            self._look = known = _Look(checks, parent, sources)
+            self._look = known = Look(checks, parent, sources)
         return known
 
     def parts(self, story: Story) -> list[tuple[Candidate, Sources]]:
@@ -280,12 +261,30 @@ class Stepping:
                 found.append((FAR + less, number, one, trial))
         return [(one, trial) for *_, one, trial in sorted(found)[:BEST]]
 
+    def grafts(
+        self, checks: list[Check], parent: Parent, story: Story, sources: Sources
+    ) -> Iterator[tuple[Candidate, Sources]]:
+        """Where nothing else was found: what the reference does on the way to the first wrong value, step by step."""
+        look, until = self._looked(checks, parent, sources), time.monotonic() + self._patience
+        check = next((one for one in look.wrong if one.port in look.state.at), None)
+        matching, end = (None, None) if check is None else self._matching(check, look.heard, look.state, story)
+        if check is None or matching is None:
+            return
+        search, texts = self._search(matching, look.heard, sources, end)
+        found = sorted(grafted(matching, texts, sources, search.anchors()), key=lambda one: one.cost)
+        for one in Ranking(matching, end).ranked(found)[:GRAFTS]:
+            edited = self._right(one, check, look, story) if time.monotonic() < until else None
+            left = None if edited is None else {bad.port for bad in wrong_of(checks, parent.trial(edited))}
+            if edited is not None and left is not None and left < {bad.port for bad in look.wrong}:
+                yield one, edited
+                return
+
     def _lacking(self, check: Check, heard: Heard, state: Any, story: Story) -> set[int]:
         """What the port has not of the reference's way to a value."""
         matching = self._matching(check, heard, state, story)[0] if check.port in state.at else None
         return {value for value, _ in matching.missing} if matching is not None else {*range(len(story.values))}
 
-    def _candidates(self, check: Check, look: _Look, story: Story) -> list[Candidate]:
+    def _candidates(self, check: Check, look: Look, story: Story) -> list[Candidate]:
         if check.port not in look.candidates:
             look.candidates[check.port] = self._ranked(check, look.heard, look.state, story, look.sources)
         return look.candidates[check.port]
@@ -364,7 +363,7 @@ class Stepping:
         """The port's layer."""
         return self._ground.layer(self._ports.get(reference, reference))
 
-    def _right(self, one: Candidate, check: Check, look: _Look, story: Story) -> Optional[Sources]:
+    def _right(self, one: Candidate, check: Check, look: Look, story: Story) -> Optional[Sources]:
         """The sources with an edit, if the value is right then."""
         before = look.state.errors.get(check.port, math.inf)
         found: list[float] = []
@@ -382,7 +381,7 @@ class Stepping:
         except (FailedError, SyntaxError):
             return None
 
-    def _explains(self, check: Check, error: float, trial: Sources, look: _Look, story: Story) -> bool:
+    def _explains(self, check: Check, error: float, trial: Sources, look: Look, story: Story) -> bool:
         """Whether the little that an edit leaves is seen to be made by a kernel of the framework's: all that this code
         makes may be as far off from then on. Or by rounding, as noise moves the value as far.
         """

@@ -19,7 +19,7 @@ from aligner.compare.worded import Axed, Worded
 from aligner.explain.trail import EQUAL, Step, Trail
 from aligner.findings import CODE
 from aligner.fingerprint import LARGEST, Fingerprint, apart, fingerprint
-from aligner.mending.events import LAYER, Event, Story, as_segments, pieces
+from aligner.mending.events import LAYER, Event, Story, as_filled, as_segments, pieces
 from aligner.record import Call, Key, Phase
 from aligner.words.calls import Operand, Taken, listed, numbered, operation, parsed
 from aligner.words.operations import INVISIBLE, QUESTIONS, bare
@@ -52,6 +52,10 @@ class Theirs:
         """Values of each story by their shape and about their size, so that few are looked at."""
         self._calls = sorted((c for c in reference.calls if c.phase is Phase.FORWARD), key=lambda call: call.first)
 
+    def call(self, step: int, wanted: Optional[CallId]) -> Optional[Call]:
+        """One of the reference's calls."""
+        return next((one for one in self._calls if (one.step, one.layer, one.number) == (step, *(wanted or ()))), None)
+
     def story(self, call: Call) -> Story:
         """What happened in this call, as far as its code was followed: a layer's first calls are."""
         story = Story([], [], [])
@@ -64,6 +68,7 @@ class Theirs:
         story.events = _in_order(story.events, {*self._ends(story, call)[0]})
         for at, one in enumerate(story.events):
             as_segments(one, story.events, at, story.shapes)
+            as_filled(one, story.events, at, story.shapes)
         return story
 
     def _steps(self, story: Story, call: Call) -> list[Event]:

@@ -157,7 +157,7 @@ BOTH: Mapping[str, str] = {
     "gelu": "{ops}.gelu({0}, approximate={approximate})",
     "softplus": "{ops}.softplus({0}, {beta}, {threshold})",
     "leaky_relu": "{ops}.leaky_relu({0}, {slope})",
-    "square": "{0} * {0}",
+    "square": "{ops}.square({0})",
     "neg": "-{0}",
     "norm": "{ops}.norm({0}, {p}, {axis}, {keepdims})",
     "meshgrid": "{ops}.meshgrid({all}, indexing={indexing})",

@@ -1,0 +1,164 @@
+"""What the reference does, statement by statement, in the port's words before the line that it is for: where no smaller
+edit is right, and one expression would be too long.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Optional
+
+from aligner.mending.anchor import Anchor
+from aligner.mending.candidate import MISSING, Candidate
+from aligner.mending.events import LAYER, values_of
+from aligner.mending.matching import Matching
+from aligner.mending.sources import Edit, Sources, balanced, edit_of
+from aligner.mending.texts import DEEPEST, Texts
+from aligner.mending.variations import statements
+from aligner.source.written import walked
+
+LEAST, MOST = 3, 48
+"""Steps of the reference's that are written so."""
+
+VALUES, PLACES = 6, 12
+"""Values of the reference's that are written, and places at which they are."""
+
+HIGH = 4
+"""Steps in one expression, at most."""
+
+_PLAIN = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr)
+_INNER = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+class _Place(NamedTuple):
+    """Where statements may be written: the offset in the file's text, what stands before it on its line, and names that
+    the function has.
+    """
+
+    start: int
+    indent: str
+    names: set[str]
+
+
+def grafted(matching: Matching, texts: Texts, sources: Sources, anchors: Sequence[Anchor]) -> Iterator[Candidate]:
+    """Steps on the way to the wrong value, the last ones first, in the places of expressions of their shape."""
+    lacking = [value for value, made in reversed(matching.missing) if made is not None and made.word != LAYER]
+    for number, value in enumerate(lacking[:VALUES]):
+        alike = [one for one in anchors if _shape(matching, one) == matching.ours.shapes[value]]
+        for anchor in alike[:PLACES]:
+            edits = _graft(matching, texts, sources, replace(anchor, said={}, unsaid={}), value)
+            if edits is not None:
+                lines = edits[0].new.count("\n")
+                whole = anchor.node is anchor.event.node and bool(anchor.event.results)
+                move = anchor.event, None if whole else anchor.node, value, None
+                yield Candidate(10.0 + lines + 0.01 * len(edits[-1].new) + 0.1 * number, edits, MISSING, (move,))
+
+
+def _shape(matching: Matching, anchor: Anchor) -> Optional[tuple[int, ...]]:
+    return matching.theirs.shapes[anchor.value] if isinstance(anchor.value, int) else None
+
+
+def _graft(
+    matching: Matching, texts: Texts, sources: Sources, anchor: Anchor, value: int
+) -> Optional[tuple[Edit, ...]]:
+    """The statements, and what is made of them there."""
+    site = anchor.event.site
+    place = None if site is None else _place(sources, site.file, site.line, anchor)
+    order = [] if place is None else _steps(matching, texts, anchor, value)
+    if site is None or place is None or not LEAST <= len(order) <= MOST:
+        return None
+    makers, taken = matching.makers[0], {*place.names, *anchor.event.scope, *dir(builtins), *keyword.kwlist}
+    uses = Counter(operand for one in order for operand in values_of(makers[one]))
+    said, lines = _names(matching, order), list[str]()
+    for one in order[:-1]:
+        try:
+            text = texts.text(one, anchor)
+        except LookupError:
+            return None
+        if uses[one] > 1 or one in said or anchor.said[one][1] >= HIGH:
+            name = said.get(one, "part")
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            whole = text.startswith("(") and text.endswith(")") and balanced(text[1:-1])
+            lines.append(f"{name} = {text[1:-1] if whole else text}")
+            anchor.said[one] = name, 0
+    try:
+        last = edit_of(sources, site.file, anchor.node, texts.text(value, anchor))
+    except LookupError:
+        return None
+    if last is None or not lines or last.start < place.start:
+        return None
+    return Edit(site.file, place.start, place.start, "".join(f"{line}\n{place.indent}" for line in lines)), last
+
+
+def _steps(matching: Matching, texts: Texts, anchor: Anchor, value: int) -> list[int]:
+    """Values that have no words there, what they are made of before them; none where there are too many."""
+    order, seen, left = list[int](), set[int](), [(value, False)]
+    while left and len(seen) <= 2 * MOST:
+        one, over = left.pop()
+        if over:
+            order.append(one)
+        elif one not in seen:
+            seen.add(one)
+            made = matching.makers[0].get(one)
+            if made is not None and not _is_said(texts, anchor, one):
+                left.append((one, True))
+                left += [(other, False) for other in reversed(values_of(made))]
+    return order if not left else []
+
+
+def _is_said(texts: Texts, anchor: Anchor, value: int) -> bool:
+    try:
+        return bool(texts.text(value, anchor, DEEPEST))
+    except LookupError:
+        return False
+
+
+def _names(matching: Matching, values: Sequence[int]) -> dict[int, str]:
+    """What the reference calls those of them that it gives a name."""
+    made = {value: matching.makers[0][value] for value in values}
+    inner = {(operand, event.text) for event in made.values() for operand in values_of(event)}
+    places = {event: number for number, event in enumerate(matching.ours.events)}
+    found: dict[int, str] = {}
+    for text in dict.fromkeys(event.text for event in made.values()):
+        leaving = [v for v, event in made.items() if event.text == text and (v, text) not in inner]
+        leaving.sort(key=lambda value: places[made[value]])
+        targets = _targets(text)
+        found.update(zip(leaving, targets) if len(leaving) == len(targets) else ())
+    return found
+
+
+def _targets(text: str) -> list[str]:
+    try:
+        tree = ast.parse(text).body
+    except SyntaxError:
+        return []
+    target = tree[0].targets[0] if tree and isinstance(tree[0], ast.Assign) else None
+    each = target.elts if isinstance(target, ast.Tuple) else [target]
+    return [one.id for one in each if isinstance(one, ast.Name)] if len(tree) == 1 else []
+
+
+def _place(sources: Sources, file: str, line: int, anchor: Anchor) -> Optional[_Place]:
+    """Before the statement that the expression is in; none where that is no plain one, or it has names of its own."""
+    text, span = sources.text(file), sources.span(file, anchor.node)
+
+    def around(node: ast.AST) -> bool:
+        start, end = sources.span(file, node)
+        return start <= span[0] and span[1] <= end
+
+    found = statements(text, line)
+    inside = [one for one in found if around(one)]
+    innermost = max(inside, key=lambda one: (one.lineno, one.col_offset), default=None)
+    if innermost is None or not isinstance(innermost, _PLAIN):
+        return None
+    if any(isinstance(node, _INNER) and around(node) for node in walked(innermost)):
+        return None
+    start = sources.span(file, innermost)[0]
+    indent = text[text.rfind("\n", 0, start) + 1 : start]
+    names = {node.id for one in found for node in walked(one) if isinstance(node, ast.Name)}
+    return _Place(start, indent, {*names, *anchor.event.names}) if not indent.strip() else None
