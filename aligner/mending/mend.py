@@ -294,7 +294,8 @@ class Mending:
         if way is None:
             return known[-1] if known else None
         made = [*line_by_line(hunks(start, way.sources))]
-        for one in made if len(made) > 1 and not start.texts else ():  # a part that was taken may be none
+        parts = [one for one in made if any(one["after"])]  # what only goes is read by nobody any more
+        for one in parts if len(made) > 1 and not start.texts else ():  # a part that was taken may be none
             fewer = rebuilt(other for other in made if other != one)
             if fewer is not None and self._puts_right(group, fewer):
                 way = replace(way, sources=fewer)

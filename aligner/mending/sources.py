@@ -180,7 +180,7 @@ def edit_of(sources: Sources, file: str, node: ast.AST, new: str) -> Optional[Ed
     """
     text = sources.text(file)
     start, end = sources.span(file, node)
-    new = _bare(new)
+    new = bare(new)
     signs = tuple("+-*/@.%&|^~")
     whole = new.startswith("(") and new.endswith(")") and balanced(new[1:-1]) and not _is_tuple(new)
     if whole and not text[:start].rstrip().endswith(signs) and text[end : end + 2].strip()[:1] not in (*signs, "["):
@@ -193,10 +193,10 @@ def edit_of(sources: Sources, file: str, node: ast.AST, new: str) -> Optional[Ed
     return None if new == text[start:end] else Edit(file, start, end, new)
 
 
-def _bare(text: str) -> str:
+def bare(text: str) -> str:
     """Without brackets that change nothing inside it; those around it may."""
     if text.startswith("(") and text.endswith(")") and balanced(text[1:-1]) and not _is_tuple(text):
-        return f"({_bare(text[1:-1])})"
+        return f"({bare(text[1:-1])})"
     try:
         plain = ast.unparse(ast.parse(text, mode="eval").body)
     except SyntaxError:

@@ -45,7 +45,7 @@ class Texts:
         layers: Callable[[str], Optional[object]],
     ) -> None:
         self._adapter, self._matching, self._heard, self._sources = adapter, matching, heard, sources
-        self._side, self._layers = side, layers
+        self.side, self._layers = side, layers
         self._numbers: dict[tuple[float, Event, str], str] = {}
         self._called: dict[Event, list[tuple[str, int, bool]]] = {}
         self._owned: dict[tuple[int, bool], list[tuple[str, int]]] = {}
@@ -164,7 +164,7 @@ class Texts:
     def _step(self, made: Event, operands: Sequence[str], anchor: Anchor, part: Optional[int] = None) -> str:
         """What the reference does in one step, on these operands; which part of it, where it makes several values."""
         texts = {key: self.argument(anchor.event, made, key, item) for key, item in made.arguments.items()}
-        side = NUMPY if anchor.is_array else self._side
+        side = NUMPY if anchor.is_array else self.side
         word = self._filling(made, side) if made.word == "fill" else made.word
         word = "floordiv" if made.arguments.get("rounding_mode") == "floor" else word
         texts.update({"value": bracketed(texts["value"])} if word == "floats" else {})
@@ -264,7 +264,7 @@ class Texts:
             return text
         named = {name: shapes[its] for name, its, _ in self._names(anchor.event)}
         own, plain = named.get(base, shapes[number]), base if base in named else text
-        more = None if anchor.is_array else widened(plain, own, shape, self._side)
+        more = None if anchor.is_array else widened(plain, own, shape, self.side)
         if shape in (own, shapes[number]) or more is not None:
             return more or (plain if shape == own else text)
         made = self._matching.makers[0].get(value)
@@ -388,7 +388,7 @@ class Texts:
         Raises:
             LookupError: the code has no words for it.
         """
-        side = NUMPY if node in event.arrays else self._side
+        side = NUMPY if node in event.arrays else self.side
         return spelled(word, [text], arguments(word) if given is None else given, {}, modules(event.scope, side), side)
 
     def transposed(self, event: Event, text: str, perm: Sequence[int]) -> str:
@@ -397,4 +397,4 @@ class Texts:
         Raises:
             LookupError: the code has no words for it.
         """
-        return spelled("transpose", [text], {"perm": tuple(perm)}, {}, modules(event.scope, self._side), self._side)
+        return spelled("transpose", [text], {"perm": tuple(perm)}, {}, modules(event.scope, self.side), self.side)

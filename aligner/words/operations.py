@@ -117,6 +117,7 @@ cummax: cummax | axis=None
 cummin: cummin | axis=None
 diff: diff | axis=-1
 topk: topk | k=None axis=-1 largest=True
+nonzero: nonzero argwhere
 sort: sort | axis=-1 descending=False
 bucketize: bucketize searchsorted digitize | right=False
 argsort: argsort | axis=-1 descending=False

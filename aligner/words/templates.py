@@ -158,6 +158,7 @@ BOTH: Mapping[str, str] = {
     "softplus": "{ops}.softplus({0}, {beta}, {threshold})",
     "leaky_relu": "{ops}.leaky_relu({0}, {slope})",
     "square": "{ops}.square({0})",
+    "nonzero": "{ops}.nonzero({0})",
     "neg": "-{0}",
     "norm": "{ops}.norm({0}, {p}, {axis}, {keepdims})",
     "meshgrid": "{ops}.meshgrid({all}, indexing={indexing})",

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from aligner.mending.lapses import advanced, begun, carried, chosen, gathered, likewise, looped, scaled, unread
+from aligner.mending.lapses import advanced, begun, carried, chosen, gathered, ignored, likewise, looped, scaled, unread
 from tests.unit.mending.edited import edited
 
 
@@ -108,3 +108,17 @@ def test_where_it_counts_from(tmp_path):
         "n - self.heads",
         "n + self.heads",
     ]
+
+
+def test_what_a_function_is_given_and_never_reads_stands_in_the_place_of_an_argument(tmp_path):
+    found = edited(tmp_path, ignored, "y = self.norm(x, self.width)")
+    assert any("self.norm(x, n)" in text for text in found)
+
+
+@pytest.mark.parametrize("loop", ["[f(x[i], z) for i in range(3)]", "[f(x[i], z) for i, w in enumerate(x)]"])
+def test_in_a_loop_its_item_is_tried_first_where_others_are_taken_by_item(tmp_path, loop):
+    assert ["f(x[i], n[i])" in text for text in edited(tmp_path, ignored, f"y = {loop}")[:1]] == [True]
+
+
+def test_nothing_is_tried_where_a_function_reads_all_that_it_is_given(tmp_path):
+    assert not edited(tmp_path, ignored, "y = self.norm(x, n)")

@@ -35,6 +35,7 @@ CALLS = [
     ("getitem", ["x"], {"index": ((None, None, 1), (1, None, 1))}, lambda x, y: x[:, 1:]),
     ("sub", ["x", "2"], {}, lambda x, y: x - 2),
     ("square", ["x - y"], {}, lambda x, y: (x - y) ** 2),
+    ("nonzero", ["x > y"], {}, lambda x, y: (x > y).nonzero()),
     ("neg", ["x - y"], {}, lambda x, y: y - x),
     ("rfft", ["x"], {"n": None, "axis": 1, "norm": "ortho"}, lambda x, y: torch.fft.rfft(x, dim=1, norm="ortho")),
     ("fft2", ["x"], {"s": (4, 6), "axis": (-2, -1), "norm": None}, lambda x, y: torch.fft.fft2(x, (4, 6))),
