@@ -320,8 +320,8 @@ class Stepping:
         self, check: Check, heard: Heard, state: Any, story: Story
     ) -> tuple[Optional[Matching], Optional[Event]]:
         """Both sides' values up to a wrong one, and the event that uses it."""
-        entry = self._reference.find(check.against) if check.against is not None else self._plan.entries.get(check.port)
-        entry = entry or self._reference.find(check.key)
+        entry = self._reference.find(check.against) if check.against is not None else None
+        entry = entry or self._plan.entries.get(check.port) or self._reference.find(check.key)
         lacks = check.port not in state.at
         user = state.users.get(CallId(check.port.layer, check.port.call))
         if entry is None or (lacks and (user is None or not user.operands)):
