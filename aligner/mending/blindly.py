@@ -286,11 +286,15 @@ class Blindly:
         known = {node: value for node, value in event.inputs if isinstance(node, ast.Name)}
         inside = (node for given, _ in event.inputs for node in walked(given) if isinstance(node, ast.Name))
         known.update({node: names[node.id] for node in inside if node.id in names and node not in known})
-        for node, value in known.items():
-            if isinstance(value, int):
-                alike = (name for name, other in names.items() if other != value and shapes[other] == shapes[value])
-                edits = (self._search.edit(event, node, name) for name in alike)
-                yield from (edit for edit in edits if edit is not None)
+        ways = [
+            [name for name, other in reversed([*names.items()]) if other != value and shapes[other] == shapes[value]]
+            for value in known.values()
+            if isinstance(value, int)
+        ]
+        nodes = [node for node, value in known.items() if isinstance(value, int)]
+        for turn in itertools.zip_longest(*ways):  # each is given another before one is given a second
+            edits = (self._search.edit(event, node, name) for node, name in zip(nodes, turn) if name is not None)
+            yield from (edit for edit in edits if edit is not None)
 
     def _narrowed(self, event: Event) -> Iterator[Edit]:
         """Masks that such a call is given, where another mask of that shape holds as well."""

@@ -50,7 +50,7 @@ def _scaled(
         for sign in ("//", "*"):
             span = sources.span(file, value)
             yield (Edit(file, *span, f"{bound(sources, file, value)} {sign} {other}"),)
-        for name in names:
+        for name in (one for one in names if one.id not in _attributes(statement)):  # self.width = width is no slip
             yield (Edit(file, *sources.span(file, name), other),)
 
 

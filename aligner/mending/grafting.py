@@ -28,7 +28,7 @@ LEAST, MOST = 3, 48
 """Steps of the reference's that are written so."""
 
 VALUES, PLACES = 6, 12
-"""Values of the reference's that are written, and places at which they are."""
+"""Values of the reference's from either end that are written, and places at which they are."""
 
 HIGH = 4
 """Steps in one expression, at most."""
@@ -49,9 +49,9 @@ class _Place(NamedTuple):
 
 
 def grafted(matching: Matching, texts: Texts, sources: Sources, anchors: Sequence[Anchor]) -> Iterator[Candidate]:
-    """Steps on the way to the wrong value, the last ones first, in the places of expressions of their shape."""
+    """Steps on the way to the wrong value, its last ones and its first ones, where expressions of their shape stand."""
     lacking = [value for value, made in reversed(matching.missing) if made is not None and made.word != LAYER]
-    for number, value in enumerate(lacking[:VALUES]):
+    for number, value in enumerate(dict.fromkeys([*lacking[:VALUES], *lacking[: -VALUES - 1 : -1]])):
         alike = [one for one in anchors if _shape(matching, one) == matching.ours.shapes[value]]
         for anchor in alike[:PLACES]:
             edits = _graft(matching, texts, sources, replace(anchor, said={}, unsaid={}), value)

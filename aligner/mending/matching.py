@@ -173,7 +173,11 @@ class Matching:
     def made_of(self, number: Constant) -> Optional[int]:
         """The value that the reference makes of others of its own, where it is this number: of others it is another."""
         made = None if number.made is None else self.makers[0].get(number.made)
-        return number.made if made is not None and any(isinstance(one, int) for one in made.operands) else None
+        operands = made.operands if made is not None else ()
+        worked = (
+            isinstance(one, int) or (isinstance(one, Constant) and self.made_of(one) is not None) for one in operands
+        )
+        return number.made if any(worked) else None
 
     def has(self, made: Event) -> bool:
         """Whether the port has all that a step of the reference's works on."""

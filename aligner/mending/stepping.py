@@ -27,6 +27,7 @@ from aligner.mending.joining import PARALLEL, alongside, each_others, everywhere
 from aligner.mending.leaving import Leaving, leaving
 from aligner.mending.looking import Best, Look
 from aligner.mending.matching import Matching
+from aligner.mending.others import BREAKING
 from aligner.mending.ran import witnessed
 from aligner.mending.ranking import LONG, Ranking
 from aligner.mending.rerun import ALLOWED, SMALL
@@ -193,7 +194,7 @@ class Stepping:
             late = best is not None and (one.cost >= best.price or since >= few)
             if late or not self._goes_on(look.parent.call.layer):
                 continue
-            trials, since = trials + 1, since + (best is not None)
+            trials, since = trials + 1, since + (best is not None and best.price < BREAKING)  # one that harms is none
             edited = self._right(one, check, look, story)
             if edited is None:
                 continue
