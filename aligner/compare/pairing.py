@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Optional
 
+import numpy as np
+
 from aligner.compare import reformed
 from aligner.compare.arranged import arranged
 from aligner.compare.folded import ends
@@ -16,12 +18,16 @@ from aligner.compare.looped import loops
 from aligner.compare.net import CallId, is_input
 from aligner.compare.outputs import by_value, matched_outputs, positional, told, unpaired
 from aligner.compare.pieces import pieces
-from aligner.compare.spread import squeezed
+from aligner.compare.spread import LARGEST, squeezed
 from aligner.compare.tables import tables
+from aligner.dtypes import DTYPES
 from aligner.record import Key, Phase
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump, Entry
+
+FEW, LOOKED_AT = 3, 4096
+"""Numbers that a mask has at most (seen, hidden, and what does not matter), and elements that are looked at."""
 
 CALLS = (Phase.FORWARD, Phase.BACKWARD)
 """Phases whose records belong to a call; those of the others belong to a parameter."""
@@ -148,16 +154,29 @@ def _by_slot(
     """
     slots = {entry.key.slot: entry for entry in other}
     wanted = {known.get(entry.key.slot, entry.key.slot): entry for entry in one}
-    pairs = [Pair(e, slots[slot]) for slot, e in wanted.items() if slot in slots and _size(e) == _size(slots[slot])]
+    alike = [Pair(e, slots[slot]) for slot, e in wanted.items() if slot in slots]
+    alike = [pair for pair in alike if not (positional([pair.entry]) and _is_no_mask(pair))]
+    pairs = [pair for pair in alike if _size(pair.reference) == _size(pair.port)]
     ours, theirs = _left(pairs, one, other)
     same = by_value(ours, theirs)
     earlier.update((first.key.slot, second.key.slot) for first, second in same)
     same += told(*unpaired(ours, theirs, same), earlier)
     pairs += (held := [Pair(*pair) for pair in same])
-    rest, ours, theirs = _by_form(*_left(held, ours, theirs), (_shape, _squeezed))
-    slots = {entry.key.slot: entry for entry in theirs}
-    last = [Pair(e, slots[slot]) for slot, e in wanted.items() if slot in slots and any(e is left for left in ours)]
+    rest, *_ = _by_form(*_left(held, ours, theirs), (_shape, _squeezed))
+    rest = [pair for pair in rest if not _is_no_mask(pair)]
+    ours, theirs = _left([*held, *rest], ours, theirs)
+    left = {id(entry) for entry in (*ours, *theirs)}
+    last = [pair for pair in alike if {id(pair.reference), id(pair.port)} <= left]
     return pairs + rest + last, *_left(last, ours, theirs)
+
+
+def _is_no_mask(pair: Pair) -> bool:
+    """Whether one side's says true and false, and the other's are more numbers than a mask has."""
+    both = [entry for entry in (pair.reference, pair.port) if entry is not None]
+    numbers = [entry for entry in both if not DTYPES[entry.dtype].exact and entry.nbytes <= LARGEST]
+    if len(numbers) != 1 or not any(entry.dtype == "bool" for entry in both):
+        return False
+    return len(np.unique(numbers[0].load().reshape(-1)[:LOOKED_AT])) > FEW
 
 
 def _in_places(entries: Sequence[Entry]) -> list[Entry]:
@@ -169,8 +188,8 @@ def _left(pairs: Sequence[Pair], one: Sequence[Entry], other: Sequence[Entry]) -
     return [e for e in one if id(e) not in taken], [e for e in other if id(e) not in taken]
 
 
-def _size(entry: Entry) -> int:
-    return math.prod(entry.shape)
+def _size(entry: Optional[Entry]) -> int:
+    return 0 if entry is None else math.prod(entry.shape)
 
 
 def _by_role(one: Sequence[Entry], other: Sequence[Entry]) -> tuple[list[Pair], list[Entry], list[Entry]]:
