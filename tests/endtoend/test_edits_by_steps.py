@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from aligner.capture import following  # noqa: E402
 from tests.endtoend.test_edits_of_ports import _here, answer, is_right_with_the_patch, ported  # noqa: E402, F401
 
 WHITENING = """
@@ -82,7 +83,7 @@ class Head(nn.Module):
         start, size, score = self.line(x).unbind(-1)
         spans = torch.stack((start, start + size.exp()), -1)
         order, kept = score.argsort(descending=True), []
-        while order.numel() > 0 and len(kept) < 280:
+        while order.numel() > 0 and len(kept) < 40:
             kept.append(order[0])
             near = overlap(spans[order[:1]], spans[order[1:]])[0]
             order = order[1:][near <= 0.999]
@@ -102,11 +103,13 @@ class Net(nn.Module):
 
 def build():
     torch.manual_seed(6)
-    return Net().eval(), (torch.randn(400, 6), torch.rand(5, 2))
+    return Net().eval(), (torch.randn(90, 6), torch.rand(5, 2))
 """
 
 
-def test_what_follows_a_loop_of_thousands_of_operations_is_heard(tmp_path, capsys):
+def test_what_follows_a_loop_of_many_operations_is_heard(tmp_path, capsys, monkeypatch):
+    for name, number in (("MOST", 400), ("FULL", 200), ("OFTEN", 12)):
+        monkeypatch.setattr(following, name, number)
     ported(tmp_path, LOOPING, [(", beta=1 / 9)", ")")])
     origins = answer(tmp_path, capsys)["origins"]
     assert [one["layer"] for one in origins] == ["head"]

@@ -166,7 +166,8 @@ def test_two_mistakes_that_mix_are_only_hemmed_in(tmp_path, capsys):
 
 @pytest.mark.parametrize(("language", "words"), [("en", "no edit puts it right"), ("zh", "未找到能改正的修改")])
 def test_where_no_edit_is_found_the_first_lines_that_differ_are_told(tmp_path, capsys, monkeypatch, language, words):
-    monkeypatch.setattr(Stepping, "_candidates", lambda *_: iter(()))
+    for way in ("_candidates", "grafts"):
+        monkeypatch.setattr(Stepping, way, lambda *_: iter(()))
     edits = ("(q * 8**-0.5) @ k", "(q * 9**-0.5) @ v"), ("torch.softmax(masked, 3)", "torch.sigmoid(masked)")
     written(tmp_path, *edits)
     (origin,) = json.loads(answer(tmp_path, capsys, "--json"))["origins"]
