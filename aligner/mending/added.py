@@ -63,7 +63,8 @@ def added(search: Search, matching: Matching, texts: Texts) -> Iterator[Candidat
                 edit = search.edit(event, node, f"({bracketed(texts.source(event, node))} {one[0]} {one[1]:.9g})")
                 yield from [Candidate(NUMBERED + 0.1 * late, (edit,), MISSING, (), 9)] if edit is not None else []
     ours, theirs = _kinds(matching.missing), _kinds(matching.wrong)
-    models = {kind: event for event in reversed(lacking) if ours[kind := _kind(event)] > theirs[kind]}
+    told = ((_kind(event), event) for event in reversed(lacking))
+    models = {kind: event for kind, event in told if ours[kind] > theirs[kind]}
     kinds = sorted(models, key=lambda kind: (theirs[kind] > 0, kind[1] is not None))  # what it never does first
     places = {(event.site, event.word): event for event in reversed(steps)}
     for late, event in enumerate(itertools.islice(reversed([*places.values()]), STEPS)):
