@@ -30,11 +30,11 @@ from aligner.values import Values, is_array
 from aligner.words.calls import dtype_of
 from aligner.words.operations import bare, may_write
 
-MOST, FULL, OFTEN = 8000, 4000, 200
+MOST, FULL, OFTEN = 6000, 4000, 200
 """Operations of one layer that are kept; from the second number on, those of a line only until there are as many of it
 as the third: a long loop leaves room for what follows."""
 
-ALL = 16000
+ALL = 12000
 """Operations of a net that are kept, and as many of second calls, and of all later ones together."""
 
 LATER = 2

@@ -8,13 +8,12 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Optional
 
-import numpy as np
-
 from aligner.compare import reformed
 from aligner.compare.arranged import arranged
 from aligner.compare.folded import ends
 from aligner.compare.layers import Pairing
 from aligner.compare.looped import loops
+from aligner.compare.masking import mask_like
 from aligner.compare.net import CallId, is_input
 from aligner.compare.outputs import by_value, matched_outputs, positional, told, unpaired
 from aligner.compare.pieces import pieces
@@ -25,9 +24,6 @@ from aligner.record import Key, Phase
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump, Entry
-
-FEW, LOOKED_AT = 3, 4096
-"""Numbers that a mask has at most (seen, hidden, and what does not matter), and elements that are looked at."""
 
 CALLS = (Phase.FORWARD, Phase.BACKWARD)
 """Phases whose records belong to a call; those of the others belong to a parameter."""
@@ -176,7 +172,7 @@ def _is_no_mask(pair: Pair) -> bool:
     numbers = [entry for entry in both if not DTYPES[entry.dtype].exact and entry.nbytes <= LARGEST]
     if len(numbers) != 1 or not any(entry.dtype == "bool" for entry in both):
         return False
-    return len(np.unique(numbers[0].load().reshape(-1)[:LOOKED_AT])) > FEW
+    return not mask_like(numbers[0])
 
 
 def _in_places(entries: Sequence[Entry]) -> list[Entry]:

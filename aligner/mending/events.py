@@ -179,14 +179,18 @@ def as_filled(event: Event, events: Sequence[Event], at: int, shapes: Sequence[t
     into, mask, value = event.operands
     if not (isinstance(into, int) and isinstance(mask, int) and shapes[into] == shapes[mask]):
         return
-    makers = {made: one for one in reversed(events[:at]) for made in one.results if made in (mask, value)}
-    taken = makers.get(value) if isinstance(value, int) else None
-    if mask not in makers or makers[mask].word not in CHOOSING:
+    chosen, taken = _maker(events, at, mask), _maker(events, at, value) if isinstance(value, int) else None
+    if chosen is None or chosen.word not in CHOOSING:
         return
     if isinstance(value, Constant):
         event.word, event.operands, event.arguments = "masked_fill", (into, mask), {"value": value.value}
     elif taken is not None and taken.word == "getitem" and taken.operands[1:] == (mask,):
         event.word, event.operands, event.arguments = "where", (mask, taken.operands[0], into), {}
+
+
+def _maker(events: Sequence[Event], at: int, value: int) -> Optional[Event]:
+    """What has made a value last before that place."""
+    return next((events[n] for n in range(at - 1, -1, -1) if value in events[n].results), None)
 
 
 def values_of(event: Optional[Event]) -> list[int]:

@@ -8,6 +8,7 @@ import ast
 import builtins
 import keyword
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -48,12 +49,18 @@ class _Place(NamedTuple):
     names: set[str]
 
 
-def grafted(matching: Matching, texts: Texts, sources: Sources, anchors: Sequence[Anchor]) -> Iterator[Candidate]:
-    """Steps on the way to the wrong value, its last ones and its first ones, where expressions of their shape stand."""
+def grafted(
+    matching: Matching, texts: Texts, sources: Sources, anchors: Sequence[Anchor], until: float
+) -> Iterator[Candidate]:
+    """Steps on the way to the wrong value, its last ones and its first ones, where expressions of their shape stand; as
+    long as there is time.
+    """
     lacking = [value for value, made in reversed(matching.missing) if made is not None and made.word != LAYER]
     for number, value in enumerate(dict.fromkeys([*lacking[:VALUES], *lacking[: -VALUES - 1 : -1]])):
         alike = [one for one in anchors if _shape(matching, one) == matching.ours.shapes[value]]
         for anchor in alike[:PLACES]:
+            if time.monotonic() > until:
+                return
             edits = _graft(matching, texts, sources, replace(anchor, said={}, unsaid={}), value)
             if edits is not None:
                 lines = edits[0].new.count("\n") + sum(len(edit.new) for edit in edits[1:]) / 100

@@ -23,6 +23,9 @@ NEAREST = 128
 EARLY = 4
 """Of these the first, with which it begins: what its first wrong step may be made of, or what is lost in a list."""
 
+AGAIN, CHAIN = 32, 4
+"""Values that lacking ones are made of once more; steps between a number and the value that it is worked out of."""
+
 SMALL = 16
 """Whole numbers below this stand in many places."""
 
@@ -111,7 +114,7 @@ class Matching:
         second = [one for one in others if all(self.makers[0].get(value) is not one for value in one.results)]
         starts = [value for one in second for value in one.operands if isinstance(value, int)]
         had = {value for value, twins in self.twins.items() if twins}
-        ways = [dict(_behind(start, self.makers[0], had, ())) for start in starts]
+        ways = [dict(_behind(start, self.makers[0], had, ())) for start in [*dict.fromkeys(starts)][:AGAIN]]
         return [step for way in ways if not lacking & {*way} for step in way.items()]  # else it is taken out of them
 
     @cached_property
@@ -173,11 +176,16 @@ class Matching:
     def made_of(self, number: Constant) -> Optional[int]:
         """The value that the reference makes of others of its own, where it is this number: of others it is another."""
         made = None if number.made is None else self.makers[0].get(number.made)
-        operands = made.operands if made is not None else ()
-        worked = (
-            isinstance(one, int) or (isinstance(one, Constant) and self.made_of(one) is not None) for one in operands
+        return number.made if made is not None and self._is_worked_out(made, CHAIN) else None
+
+    def _is_worked_out(self, made: Event, left: int) -> bool:
+        """Whether a step works on a value, or on a number that was made so, few steps before."""
+        if any(isinstance(one, int) for one in made.operands):
+            return True
+        numbers = (
+            self.makers[0].get(one.made) for one in made.operands if isinstance(one, Constant) and one.made is not None
         )
-        return number.made if any(worked) else None
+        return left > 0 and any(self._is_worked_out(one, left - 1) for one in numbers if one is not None)
 
     def has(self, made: Event) -> bool:
         """Whether the port has all that a step of the reference's works on."""

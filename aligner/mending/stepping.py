@@ -272,7 +272,7 @@ class Stepping:
         if check is None or matching is None:
             return
         search, texts = self._search(matching, look.heard, sources, end)
-        found = sorted(grafted(matching, texts, sources, search.anchors()), key=lambda one: one.cost)
+        found = sorted(grafted(matching, texts, sources, search.anchors(), until), key=lambda one: one.cost)
         for one in Ranking(matching, end).ranked(found)[:GRAFTS]:
             edited = self._right(one, check, look, story) if time.monotonic() < until else None
             left = None if edited is None else {bad.port for bad in wrong_of(checks, parent.trial(edited))}

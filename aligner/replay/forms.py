@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.compare.held import Held
+from aligner.compare.masking import FEW, LOOKED_AT
 from aligner.compare.reading import HIDDEN
 from aligner.compare.spread import common_shape
 from aligner.dtypes import DTYPES, decode
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 Axes = tuple[int, ...]
 
-FEW = 3
-"""Values that a mask has at most: seen, hidden, and one for what does not matter."""
-
 OFTEN = 4
 """How often each index must stand there on average to tell that it is always the same other one."""
 
@@ -35,9 +33,6 @@ ABSORBS = 1e8
 
 UNEVEN = 0.05
 """Scores that differ by more than this share their weights otherwise; numbers near -1e4 are rounded to 1e-3."""
-
-LOOKED_AT = 4096
-"""Elements that are looked at to tell a mask, or another order."""
 
 AXES = 5
 """More axes than this are not put in all orders."""
@@ -140,12 +135,6 @@ def joined(wanted: tuple[int, ...], order: Axes, shape: tuple[int, ...]) -> bool
 def _near(wanted: Array, found: Array, limit: float) -> bool:
     apart = np.subtract(found, wanted, dtype=np.float64)
     return bool(np.linalg.norm(apart) <= limit * np.linalg.norm(np.asarray(wanted, np.float64)))
-
-
-def mask_like(wanted: Held) -> bool:
-    """Whether it has so few different values that it tells what to look at: each net may say that in its own way."""
-    values = wanted.load().reshape(-1)
-    return DTYPES[wanted.dtype].exact or np.unique(values[:: max(1, values.size // LOOKED_AT)]).size <= FEW
 
 
 def tells_other_things(wanted: Held, array: Array, dtype: str) -> bool:

@@ -13,10 +13,11 @@ import numpy as np
 
 from aligner.compare.checks import OTHER_BORDER, OTHER_SHAPE, Check
 from aligner.compare.held import held
+from aligner.compare.masking import mask_like
 from aligner.compare.net import is_input
 from aligner.dtypes import decode
 from aligner.record import Array, Key
-from aligner.replay.forms import mask_like, squeezed, tells_other_things
+from aligner.replay.forms import squeezed, tells_other_things
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Entry

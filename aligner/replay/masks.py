@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.compare.held import Held
+from aligner.compare.masking import FEW, mask_like
 from aligner.compare.reading import HIDDEN
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.record import Array
-from aligner.replay.forms import FEW, mask_like, squeezed
+from aligner.replay.forms import squeezed
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -10,9 +10,10 @@ from typing import Optional
 
 from aligner.compare.checks import LIMIT, OTHER_FORM, Check
 from aligner.compare.held import Held
+from aligner.compare.masking import mask_like
 from aligner.compare.net import is_input
 from aligner.record import Key
-from aligner.replay.forms import Axes, joined, laid, laid_out, mask_like, other_orders, squeezed
+from aligner.replay.forms import Axes, joined, laid, laid_out, other_orders, squeezed
 from aligner.replay.judgement import judged
 
 MOST = 8

@@ -16,6 +16,7 @@ from aligner.compare.arranged import in_order, without_places
 from aligner.compare.checks import OTHER_BORDER, OTHER_FORM, OTHER_SHAPE, Check
 from aligner.compare.formed import Formed, due
 from aligner.compare.held import Held, held
+from aligner.compare.masking import mask_like
 from aligner.compare.net import CallId, is_input
 from aligner.compare.reformed import Slice, several
 from aligner.dtypes import DTYPES, decode, encode
@@ -27,7 +28,6 @@ from aligner.replay.forms import (
     are_indices,
     in_other_words,
     laid,
-    mask_like,
     other_form,
     repeated,
     sees_nothing,
