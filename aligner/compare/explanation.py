@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -17,7 +17,7 @@ from aligner.compare.place import Place
 from aligner.compare.verdict import Origin
 from aligner.errors import DumpError
 from aligner.explain.case import HUGE, MINDSPORE, Case, distance
-from aligner.explain.edit import Edit
+from aligner.explain.edit import Edit, is_among
 from aligner.explain.inquiry import NUMBERS, QUICK, Allowance, Inquiry
 from aligner.explain.line import Fork
 from aligner.explain.lines import EDITED
@@ -25,7 +25,7 @@ from aligner.explain.patterns.relations import WEAK
 from aligner.explain.suspect import Cause, Suspect
 from aligner.explain.suspects import IN_SHORT, OVERFLOW, ROUNDED, suspects, tried_as
 from aligner.findings import TRIAL
-from aligner.record import display
+from aligner.record import Key, display
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
@@ -73,6 +73,16 @@ class Explaining:
             result.append(told)
         return tuple(result)
 
+    def _line(self, origin: Origin, held: _Held, places: Sequence[Place]) -> Optional[Fork]:
+        """Of the values that the code gets wrong, the first that tells the very line; else between which it lies."""
+        if not places:
+            return None
+        line = _fork(places, held) if not origin.cast else None
+        if (line is not None and line.sure) or origin.where not in CODE:
+            return line
+        slots = ((origin.layer, one.key.layer, one.key.slot) for one in places if one.key is not None)
+        return next((self._firsts[slot] for slot in slots if slot in self._firsts), line)
+
     def _blameless(self, origin: Origin) -> Origin:
         if origin.place is None or origin.cast or origin.edit is not None or origin.like:
             return origin
@@ -85,16 +95,18 @@ class Explaining:
             return origin
         held = _Held(self._cases)
         in_code = origin.where in CODE or self._cases.is_table(place)
-        edits = (edit for edit in self._edits.get(origin.layer, ()) if edit.mends(place.key))
-        origin = replace(origin, edit=next((edit for edit in edits if in_code or edit.setting), None))
-        places = (place, *origin.others) if origin.where in CODE else ()
+        places = (place, *origin.others) if origin.where in CODE else (place,)
+        edits = [edit for edit in self._edits.get(origin.layer, ()) if in_code or edit.setting]
+        mending = ((each, edit) for each in places for edit in edits if edit.mends(each.key))
+        edit = next((edit for _, edit in mending), None)
+        left = [key for key in (edit.left if edit else ()) if not any(other.mends(key) for other in edits)]
+        origin = replace(origin, edit=edit, left=tuple(sorted(left, key=str)))
+        places = places if origin.where in CODE else ()
         keys = [each.key for each in places if each is not None and each.key is not None]
         values = [(origin.layer, key.step, key.layer, key.call, key.slot) for key in keys]
         if self._full < THOROUGH:
-            line = _line(origin, held)
-            slots = ((origin.layer, key.layer, key.slot) for key in keys)
-            first = next((self._firsts[slot] for slot in slots if slot in self._firsts), None)
-            origin = replace(origin, line=line if line is not None and line.sure else first or line)
+            line, left_line = (self._line(origin, held, places) for places in _by(origin.left, (place, *origin.others)))
+            origin = replace(origin, line=line, left_line=left_line)
         if origin.edit is not None:  # what was run says more than numbers
             told = _causes(origin, held, self._trials, None)
             if not origin.edit.setting:
@@ -138,11 +150,18 @@ class _Held:
         return self._made[id(place)]
 
 
-def _line(origin: Origin, held: _Held) -> Optional[Fork]:
-    """Of the values that the code gets wrong, the first that tells the very line; else between which lines it lies."""
+def _by(left: Collection[Key], places: Sequence[Place]) -> tuple[list[Place], list[Place]]:
+    """The places that are wrong by what is told first, and those that are left wrong with its edit."""
+    sides: tuple[list[Place], list[Place]] = [], []
+    for place in places:
+        sides[place.key is not None and is_among(place.key, left)].append(place)
+    return sides
+
+
+def _fork(places: Sequence[Place], held: _Held) -> Optional[Fork]:
     found: Optional[Fork] = None
-    for place in (origin.place, *origin.others) if not origin.cast else ():
-        fork = None if place is None else held[place].fork()
+    for place in places:
+        fork = held[place].fork()
         if fork is not None and fork.sure:
             return fork
         found = found or fork

@@ -132,6 +132,10 @@ class Origin:
     """The line of the port's own code that is not the reference's, where both were followed."""
     edit: Optional[Edit] = None
     """The change of that code which was run and came out right."""
+    left: tuple[Key, ...] = ()
+    """What this code makes wrong with that change as well."""
+    left_line: Optional[Fork] = None
+    """The line of these."""
     untried: tuple[str, ...] = ()
     """Rules that were not asked to the end, for all that is asked is bounded; "numbers": none was asked,
     "whole": of a value that is very large they saw a part."""

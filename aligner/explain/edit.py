@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Optional
 
 from aligner.record import Key, Phase
+
+
+def is_among(key: Key, keys: Collection[Key]) -> bool:
+    """Whether one of them is this value, of whatever call."""
+    return any(key.layer == one.layer and key.slot == one.slot for one in keys)
 
 
 @dataclass(frozen=True)
@@ -39,14 +44,16 @@ class Edit:
     """Numbers that the edit writes, and that are sizes of the values at hand: right for this input."""
     right: frozenset[Key] = frozenset()
     """Where something else in the code is still wrong: the values that it puts right, by the reference's address."""
+    left: frozenset[Key] = frozenset()
+    """And those that are wrong with it, too."""
     setting: str = ""
     """The cause that it mends, where it is the line that builds a layer: the layer was built so, and run."""
     own: bool = False
     """All lines stand in the class of the port's layer whose code was run, and in that of no layer inside it."""
 
     def mends(self, key: Optional[Key]) -> bool:
-        """Whether this value is right with it."""
-        return not self.right or key in self.right
+        """Whether this value is right with it, of whatever call."""
+        return not self.right or (key is not None and is_among(key, self.right))
 
     @staticmethod
     def parsed(facts: Mapping[str, Any]) -> Edit:
@@ -66,9 +73,12 @@ class Edit:
         )
         broken, unseen = (tuple(map(str, facts.get(name, ()))) for name in ("broken", "unseen"))
         sizes = tuple(map(int, facts.get("sizes", ())))
-        right = frozenset(
-            Key(int(step), Phase.FORWARD, str(layer), int(call), str(slot))
-            for step, layer, call, slot in facts.get("right", ())
+        right, left = (
+            frozenset(
+                Key(int(step), Phase.FORWARD, str(layer), int(call), str(slot))
+                for step, layer, call, slot in facts.get(name, ())
+            )
+            for name in ("right", "left")
         )
         return Edit(
             hunks,
@@ -79,6 +89,7 @@ class Edit:
             "like" in facts,
             sizes,
             right,
+            left,
             str(facts.get("setting", "")),
             bool(facts.get("own", False)),
         )

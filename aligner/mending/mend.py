@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from aligner.capture.progress import Progress
     from aligner.dump.reader import Dump
 
-DEPTH, TELLING, ALIKE = 4, 16, 64
+DEPTH, TELLING, ALIKE, LEFT = 4, 16, 64, 8
 """Edits that are looked for, one after the other, until one more of a call's values is right; so few numbers may be
-right by chance; layers of a class of which it is seen whether edits put them right."""
+right by chance; layers of a class of which it is seen whether edits put them right; values told of as still wrong."""
 
 KERNELS = 0.1
 """Share of the time in which it is seen first which small differences the framework's operations make."""
@@ -250,7 +250,7 @@ class Mending:
                 lines = {event.text for event in story.events}
                 result.sizes = sizes(hunks(start, way.sources), story.shapes, lines)
                 return [result]
-            result = replace(result, check=wrong[0], before=before, after=before, why=(), right=())
+            result = replace(result, check=wrong[0], before=before, after=before, why=(), right=(), left=())
         by = self._differing(group, group.checks, parent, story, plain, Sources({})) if not likewise else []
         return likewise or ([replace(by[0], trials=result.trials), *by[1:]] if by else [result])
 
@@ -277,6 +277,7 @@ class Mending:
         result.check = right[0]
         result.before, result.after = (errors.get(right[0].port, math.inf) for errors in (before, after))
         result.right = [check.key for check in right] if left else ()
+        result.left = [check.key for check in wrong if check.port in left][:LEFT]
 
     def _starts(self, group: Group) -> Iterator[tuple[Sources, Sequence[Mended]]]:
         """What the search may start from: all edits so far, or those of other classes; and those that are left out."""

@@ -37,6 +37,8 @@ class Mended:
     """Numbers that the edits write, and that are sizes of the values at hand."""
     right: Sequence[Key] = ()
     """Where the edits put only some of its wrong values right, and something is still wrong: these."""
+    left: Sequence[Key] = ()
+    """And these are still wrong."""
     framework: Optional[ByFramework] = None
     """No line is wrong: this operation gives another result than the reference's."""
 
@@ -61,8 +63,9 @@ class Mended:
             facts["first"] = [spot and asdict(spot) for spot in self.leaving[:2]]
         if self.own:
             facts["own"] = True
-        if self.right:
-            facts["right"] = [[key.step, key.layer, key.call, key.slot] for key in self.right]
+        for name in ("right", "left"):
+            if getattr(self, name):
+                facts[name] = [[key.step, key.layer, key.call, key.slot] for key in getattr(self, name)]
         site = None if self.framework is None else self.framework.operation.port.site
         if self.framework is not None and site is not None:
             port, reference, _ = self.framework.operation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 EDITS: dict[str, tuple[str, str]] = {
     "label-edit": ("change", "修改"),
+    "label-wrong": ("also wrong", "仍错"),
     "edit-proof": (
         "the line was run so: the error as a whole falls from {before} to {after}: confirmed",
         "已按此运行该行：整体误差从 {before} 降至 {after}：已证实",
@@ -19,6 +20,10 @@ EDITS: dict[str, tuple[str, str]] = {
     "edit-unseen": (
         "not run: {calls}, whose objects hold what this code has made before; capture again with the change",
         "未运行：{calls}，其对象中存有这段代码先前的结果；请修改后重新采集",
+    ),
+    "edit-left": (
+        "{values}, with the change as well: this code has another mistake, for which no change was found",
+        "修改后仍然错误的还有 {values}：此代码另有一处错误，尚未找到对应修改",
     ),
     "edit-broken-setting": (
         "only here: the same line builds {layers}, which are not to have this; what is wrong is what it is given",

@@ -221,6 +221,8 @@ def _origin(origin: Origin, comparison: Comparison) -> dict[str, Any]:
         "number": None if origin.number is None else dict(zip(("slot", "reference", "port"), origin.number)),
         "line": None if origin.line is None else _line(origin.line),
         "edit": None if origin.edit is None else _edit(origin.edit),
+        "left": [_key(key) for key in origin.left],
+        "left_line": None if origin.left_line is None else _line(origin.left_line),
         "causes": [_cause(cause) for cause in origin.causes],
         "untried": list(origin.untried),
         "like": origin.like or None,

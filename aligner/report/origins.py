@@ -26,8 +26,8 @@ from aligner.report.words import say
 MANY = 1e5
 """Beyond this the exact multiple of what rounding explains says no more."""
 
-NAMED = 8
-"""Further places of one mistake that are named."""
+NAMED, LEFT = 8, 3
+"""Further places of one mistake that are named, and values that a change leaves wrong."""
 
 
 def origin_lines(
@@ -91,6 +91,10 @@ def reasons(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
         found += line_rows(origin.line, language)
     elif not origin.edit.setting:
         found += edit_rows(origin.edit, origin.line, language)
+    if origin.left:
+        values = ", ".join(map(record, origin.left[:LEFT]))
+        found.append((say("label-wrong", language), say("edit-left", language, values=values)))
+        found += line_rows(origin.left_line, language)
     found += cause_rows(origin, comparison, language)
     if left := untried(origin, language):
         found.append((say("label-left", language), left))
