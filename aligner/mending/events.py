@@ -172,20 +172,22 @@ CHOOSING = ("lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not", "isna
 
 def as_filled(event: Event, events: Sequence[Event], at: int, shapes: Sequence[tuple[int, ...]]) -> None:
     """`x[mask] = 0` is what other code says in one step, and so is it told; `x[mask] = y[mask]`, too. The mask is one
-    if an event before that place has made it as such.
+    if an event before that place has made it as such; of the first axes alone, each of its items is for all of a row.
     """
     if event.word != "setitem" or event.arguments.get("index") != ("tensor",) or len(event.operands) != 3:
         return
     into, mask, value = event.operands
-    if not (isinstance(into, int) and isinstance(mask, int) and shapes[into] == shapes[mask]):
+    if not (isinstance(into, int) and isinstance(mask, int) and shapes[into][: len(shapes[mask])] == shapes[mask]):
         return
+    rest = len(shapes[into]) - len(shapes[mask])
+    more = {"rest": rest} if rest else {}
     chosen, taken = _maker(events, at, mask), _maker(events, at, value) if isinstance(value, int) else None
     if chosen is None or chosen.word not in CHOOSING:
         return
     if isinstance(value, Constant):
-        event.word, event.operands, event.arguments = "masked_fill", (into, mask), {"value": value.value}
+        event.word, event.operands, event.arguments = "masked_fill", (into, mask), {"value": value.value, **more}
     elif taken is not None and taken.word == "getitem" and taken.operands[1:] == (mask,):
-        event.word, event.operands, event.arguments = "where", (mask, taken.operands[0], into), {}
+        event.word, event.operands, event.arguments = "where", (mask, taken.operands[0], into), more
 
 
 def _maker(events: Sequence[Event], at: int, value: int) -> Optional[Event]:

@@ -22,14 +22,11 @@ from aligner.mending.modules import modules
 from aligner.mending.sources import Sources
 from aligner.words.calls import Constant, Operand
 from aligner.words.operations import arguments
-from aligner.words.spelling import bracketed, number_text, spelled, unshaped, widened, written
+from aligner.words.spelling import MASKED, bracketed, number_text, spelled, unshaped, widened, written
 from aligner.words.templates import MINDSPORE, NUMPY
 
 DEEPEST = 8
 """Operations in one expression that is written."""
-
-CONDITIONS = {"where": 0, "masked_fill": 1}
-"""Which operand is to be true or false."""
 
 
 class Texts:
@@ -149,7 +146,7 @@ class Texts:
             return self._layer(made, anchor, depth)
         part = made.results.index(value) if len(made.results) > 1 else None
         by_name = replace(anchor, named=True, said={}, unsaid={})  # what stands there may be the condition as numbers
-        places = [by_name if at == CONDITIONS.get(made.word) else anchor for at in range(len(made.operands))]
+        places = [by_name if at == MASKED.get(made.word) else anchor for at in range(len(made.operands))]
         given = [self._plain(one) if made.word == "where" else one for one in made.operands]
         operands = [self.text(one, place, depth + 1, made.text) for one, place in zip(given, places)]
         text = self._step(made, operands, anchor, part)

@@ -28,6 +28,10 @@ NAMES: Mapping[str, Sequence[str]] = {
 """What an argument may be called that a call lacks so far."""
 
 
+MASKED = {"where": 0, "masked_fill": 1}
+"""Which operand is a mask; it may be of the first axes alone, with a `rest` of them behind it."""
+
+
 def spelled(
     word: str,
     operands: Sequence[str],
@@ -54,6 +58,9 @@ def spelled(
         word = f"arg{word}"
     if word == "reshape":
         operands = [unshaped(operands[0])]
+    if word in MASKED and given.get("rest"):
+        spread = f"{bracketed(operands[MASKED[word]])}[..., {', '.join(['None'] * given['rest'])}]"
+        operands = [spread if place == MASKED[word] else one for place, one in enumerate(operands)]
     if word in ("avg_pool", "max_pool"):
         said = {name: text for name, text in texts.items() if name != "stride" or given["stride"] is not None}
         given, texts = _pool(given), {**said, "rest": _pool_rest(given)}
@@ -80,8 +87,8 @@ def spelled(
         template = template.replace(", value={value}", "").replace(", {value}", "")
     if word == "arange" and (given.get("start"), given.get("step")) == (0, 1):
         template = template.replace("{start}, {end}, {step}", "{end}")
-    if given.get("axis", 0) is None and given.get("keepdims") is False:
-        template = _OF_ALL.sub("", template)
+    if given.get("keepdims") is False:
+        template = _OF_ALL.sub("", template) if given.get("axis", 0) is None else _NOT_KEPT.sub("", template)
     if _TIGHT.search(template):
         operands = [bracketed(one) for one in operands]
     values = {key: texts[key] if key in texts else written(key, value) for key, value in given.items()}
@@ -141,6 +148,9 @@ def _pool_rest(given: Mapping[str, Any]) -> str:
 
 _OF_ALL = re.compile(r"(, )?(axis=)?\{axis\}, (keep_?dims?=)?\{keepdims\}")
 """What says that all axes are meant and none is kept, as is usual."""
+
+_NOT_KEPT = re.compile(r", (keep_?dims?=)?\{keepdims\}(?=\))")
+"""And what says that the axis is not kept."""
 
 _TIGHT = re.compile(r"\{0\}( \*|[.\[])|-\{0\}")
 """Templates in which an operator or a dot follows the operand."""

@@ -178,3 +178,51 @@ def test_a_mask_that_another_one_narrows(tmp_path, capsys):
         "return self.answer(torch.cat((taken(x, asked & valid), taken(x, valid)), 1))"
     ]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+ROWS = """
+import torch
+from torch import nn
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(8, 8)
+
+    def forward(self, x, keep):
+        x = self.mix(x).sigmoid()
+        x[keep == 0] = -1.0
+        return x
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head, self.out = Head(), nn.Linear(8, 4)
+
+    def forward(self, x, keep):
+        return self.out(self.head(x, keep))
+
+
+def build():
+    torch.manual_seed(3)
+    keep = torch.ones(2, 6)
+    keep[1, 4:] = 0
+    return Net().eval(), (torch.randn(2, 6, 8), keep)
+"""
+WRITTEN = "        x[keep == 0] = -1.0\n"
+
+
+def test_whole_rows_that_a_mask_fills_are_filled(tmp_path, capsys):
+    ported(tmp_path, ROWS, [(WRITTEN, "")])
+    (line,) = answer(tmp_path, capsys)["origins"][0]["edit"]["lines"]
+    assert line["after"].strip() == "return x.masked_fill((keep == 0)[..., None], -1)"
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
+def test_another_mask_for_whole_rows_is_wrong_where_it_stands(tmp_path, capsys):
+    ported(tmp_path, ROWS, [(WRITTEN, WRITTEN.replace("==", "!="))])
+    (line,) = answer(tmp_path, capsys)["origins"][0]["edit"]["lines"]
+    assert line["before"].strip() == "x[keep != 0] = -1.0"
+    assert is_right_with_the_patch(tmp_path, capsys)

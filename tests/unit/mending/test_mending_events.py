@@ -22,6 +22,11 @@ def test_a_number_under_a_mask_is_a_masked_fill():
     assert (event.word, event.operands, event.arguments) == ("masked_fill", (2, 1), {"value": -2.0})
 
 
+def test_a_mask_of_the_first_axes_is_one_for_whole_rows():
+    event = written(Constant(-2.0), shapes=[(4,), (4,), (4, 3), (4, 3), (4,), (2,)])
+    assert (event.word, event.operands, event.arguments) == ("masked_fill", (2, 1), {"value": -2.0, "rest": 1})
+
+
 def test_what_another_value_has_under_the_same_mask_is_a_choice():
     event = written(5, (MASK, Event("getitem", (4, 1), (5,), {"index": ("tensor",)})))
     assert (event.word, event.operands) == ("where", (1, 4, 2))
@@ -33,10 +38,10 @@ def test_what_another_value_has_under_the_same_mask_is_a_choice():
         {"before": (Event("topk", (0,), (1,)),)},  # rows
         {"before": ()},
         {"index": (0,)},
-        {"shapes": [(4,), (4,), (4, 3), (4, 3), (4,), (2,)]},
+        {"shapes": [(3,), (3,), (4, 3), (4, 3), (4,), (2,)]},
     ],
 )
-def test_rows_and_other_items_stay(other):
+def test_indices_and_other_items_stay(other):
     assert written(Constant(-2.0), **other).word == "setitem"
 
 

@@ -23,6 +23,10 @@ def likely(x, y):
     return F.nll_loss(x[0], x[0].argmin(1), ignore_index=2, reduction="sum")
 
 
+def rows_filled(x, y):
+    return x.masked_fill(x[:, :1, :1] > 0, 2.0)
+
+
 CALLS = [
     ("softmax", ["x"], {"axis": 1}, lambda x, y: x.softmax(1)),
     ("sum", ["x"], {"axis": 2, "keepdims": True}, lambda x, y: x.sum(2, keepdim=True)),
@@ -210,6 +214,8 @@ CALLS = [
         {"ignore_index": -100, "reduction": "sum", "label_smoothing": 0.0},
         lambda x, y: F.cross_entropy(x, y, reduction="sum"),
     ),
+    ("masked_fill", ["x", "x[:, 0, 0] > 0"], {"value": 2.0, "rest": 2}, rows_filled),
+    ("where", ["x[:, :, 0] > 0", "x", "y"], {"rest": 1}, lambda x, y: torch.where(x[:, :, :1] > 0, x, y)),
     ("addmm", ["x[:, :, :3]", "x", "y.swapaxes(1, 2)"], {"beta": 1, "alpha": 1}, lambda x, y: x[:, :, :3] + x @ y.mT),
 ]
 
