@@ -5,7 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Optional, Union
 
 from aligner.errors import CaptureError, Reason, because
@@ -18,7 +18,8 @@ class Task:
     """A model and its inputs, and for training steps the loss, the optimizer and their settings.
 
     `inputs` is one tuple of arguments, or a list with one tuple per step; a dict in a tuple's place is passed as
-    keyword arguments. Arrays may be numpy's: they are turned into the framework's tensors.
+    keyword arguments. `keywords` are given by name in every step besides. Arrays may be numpy's: they are turned into
+    the framework's tensors.
 
     The training fields (`loss` and all after it) are part of the contract, but training steps are not captured yet.
     """
@@ -32,13 +33,14 @@ class Task:
     accumulate: int = 1
     loss_scale: Optional[float] = None
     lr_schedule: Any = None
+    keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> list[Arguments]:
         """The arguments of each step."""
         if self.inputs is None:
             return []
         rows = self.inputs if isinstance(self.inputs, list) else [self.inputs]
-        return [_arguments(row) for row in rows]
+        return [(given, {**self.keywords, **named}) for given, named in map(_arguments, rows)]
 
 
 def _arguments(row: object) -> Arguments:
@@ -50,7 +52,7 @@ def _arguments(row: object) -> Arguments:
 
 
 def as_task(made: object) -> Task:
-    """What a factory returned, as a Task: a Task, a model, or `(model, inputs)`.
+    """What a factory returned, as a Task: a Task, a model, `(model, inputs)`, or `(model, inputs, keywords)`.
 
     Raises:
         CaptureError: for None, for tuples of another length, and for training, which is not built yet.
@@ -58,9 +60,10 @@ def as_task(made: object) -> Task:
     if isinstance(made, Task):
         task = made
     elif isinstance(made, tuple) and not hasattr(made, "_fields"):
-        if len(made) != 2:
+        by_name = made[2] if len(made) == 3 else {}
+        if not 2 <= len(made) <= 3 or not isinstance(by_name, Mapping):
             raise CaptureError("factory-tuple", length=len(made))
-        task = Task(made[0], made[1])
+        task = Task(made[0], made[1], keywords={str(name): value for name, value in by_name.items()})
     else:
         task = Task(made)
     if task.model is None:

@@ -56,8 +56,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "factory-tuple": (
         "The factory returned a tuple of {length}; wanted: the model, (model, inputs), or aligner.Task.\n"
-        "Put several inputs into one inner tuple: return net, (x, mask).",
-        "工厂函数返回了长度为 {length} 的元组；需要：模型、(模型, 输入) 或 aligner.Task。\n多个输入请放进一个内层元组：return net, (x, mask)。",
+        "Put several inputs into one inner tuple: return net, (x, mask); what is given by name into a dict behind it.",
+        "工厂函数返回了长度为 {length} 的元组；需要：模型、(模型, 输入) 或 aligner.Task。\n多个输入请放进一个内层元组：return net, (x, mask)；按名字传入的放进其后的字典。",
     ),
     "factory-none": (
         "The factory returned None; wanted: the model, (model, inputs), or aligner.Task.\n"

@@ -35,6 +35,11 @@ def test_a_model_alone_or_with_inputs_is_a_task():
     assert as_task(Task(MODEL, 1)) == Task(MODEL, 1)
 
 
+def test_what_is_given_by_name_stands_behind_the_inputs():
+    assert as_task((MODEL, (1, 2), {"mask": 3})).arguments() == [((1, 2), {"mask": 3})]
+    assert as_task((MODEL, [1, {"mask": 4}], {"mask": 3})).arguments() == [((1,), {"mask": 3}), ((), {"mask": 4})]
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
