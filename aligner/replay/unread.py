@@ -24,6 +24,7 @@ from aligner.dtypes import DTYPES, decode, encode
 from aligner.errors import DumpError
 from aligner.patches import together
 from aligner.record import Array, Key, Phase, Scalar
+from aligner.replay.lent import Lent
 from aligner.source.ear import replaced
 from aligner.structure import (
     Tensors,
@@ -210,7 +211,10 @@ def _is_same(one: Array, other: Array) -> bool:
 
 
 class _Runs:
-    """Free runs of the port in which parts of values are the reference's."""
+    """Free runs of the port in which parts of values are the reference's.
+
+    What a layer is given, the code around may hand on, too: the very tensor is written to, and given back.
+    """
 
     def __init__(self, adapter: Adapter, model: Any, run: Callable[[int], object], steps: Sequence[int]) -> None:
         self._adapter, self._model, self._run, self._steps = adapter, model, run, steps
@@ -218,6 +222,7 @@ class _Runs:
         self._numbers: dict[str, int] = {}
         self._ends: list[Array] = []
         self._step = 0
+        self._lent, self._owned = Lent(adapter), {id(one.tensor) for one in adapter.parameters(model)}
 
     def ends(self, parts: Parts) -> Sequence[Array]:
         """What the net hands on."""
@@ -229,9 +234,11 @@ class _Runs:
                     handle.add(replaced(owner, name, partial(self._called, path, getattr(owner, name))))
                 for step in self._steps:
                     self._step, self._numbers = step, {}
+                    self._lent.begin(step, self._owned)
                     self._run(step)
             finally:
                 handle.remove()
+                self._lent.returned()
         return self._ends
 
     def _called(self, path: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -246,7 +253,11 @@ class _Runs:
         own: tuple[Any, Any] = args, kwargs
         if any(map(is_input, due)):
             flatten_arguments(args, kwargs, self._adapter.is_tensor, given)
-            own = substitute_arguments(args, kwargs, self._mixed(given, due))
+            mixed = self._mixed(given, due)
+            own = substitute_arguments(args, kwargs, mixed)
+            for slot, tensor in given:
+                if slot in mixed:
+                    self._lent.lend(self._step, tensor, mixed[slot], self._adapter.to_numpy(tensor))
         output = inner(*own[0], **own[1])
         made: Tensors = []
         flatten_result(output, self._adapter.is_tensor, made)

@@ -94,3 +94,40 @@ def test_tokens_alone_show_nothing(tmp_path, capsys):
     found = answer(tmp_path, capsys)
     assert found["outcome"] == "diverged"
     assert UNREAD not in warned(found)
+
+
+HANDED_ON = """
+import torch
+from torch import nn
+
+
+class Loss(nn.Module):
+    def forward(self, image, target):
+        inner = (slice(None), slice(2, -2))
+        return ((image - target)[inner] ** 2).mean()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.loss = nn.Linear(6, 6), Loss()
+
+    def forward(self, x, target):
+        image = nn.functional.pad(self.mix(x).mT, (1, 1), mode="replicate")
+        image = (image[..., 2:] + image[..., 1:-1] + image[..., :-2]).mT.contiguous()
+        return image, self.loss(image, target)
+
+
+def build():
+    torch.manual_seed(5)
+    return Net().eval(), (torch.randn(2, 12, 6), torch.randn(2, 12, 6))
+"""
+
+
+@pytest.mark.parametrize("border", ['"reflect"', '"constant"'])
+def test_rows_that_the_loss_leaves_out_and_the_net_hands_on_are_read(tmp_path, capsys, border):
+    ported(tmp_path, HANDED_ON, [('"replicate"', border)])
+    found = answer(tmp_path, capsys)
+    assert found["outcome"] == "diverged"
+    assert [one["layer"] for one in found["origins"]] == [""]
+    assert is_right_with_the_patch(tmp_path, capsys)
