@@ -35,5 +35,8 @@ EDIT = "edit"
 CLEARED = "cleared"
 """Of a place that the forced pass found to be wrong: right in the net as a whole with the edits that others need."""
 
+GROWN = "grown"
+"""How far noise of rounding's size moves what the net hands on, where no place is wrong: at, error, whole."""
+
 OPERATION = "operation."
 """How the slots of records begin that hold what a framework's operation was given (Phase.FORCED)."""

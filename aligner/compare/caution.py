@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aligner.compare.casts import Cast
+from aligner.compare.growth import unexplained
 from aligner.compare.layers import Pairing
 from aligner.compare.mixup import captured_from
 from aligner.compare.net import Net, is_input
@@ -72,6 +73,7 @@ def cautions(
         if not net.weighed and any(reading.over for reading in readings):
             yield "weights-not-compared", {"side": side, "path": str(dump.path)}
     yield from _states(nets, pairing)
+    yield from unexplained(readings)
     yield from _values(readings)
     yield from _near_overflow(readings, {cast.layer for cast in casts if cast.port.dtype == HALF})
 

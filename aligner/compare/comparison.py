@@ -18,6 +18,7 @@ from aligner.compare.cover import cover
 from aligner.compare.expected import Expectations
 from aligner.compare.folded import excuse_between
 from aligner.compare.force import found_by_force
+from aligner.compare.growth import doubt
 from aligner.compare.layer_map import LayerMap, read_map, resolved
 from aligner.compare.layers import pair_layers
 from aligner.compare.measuring import Progress, measured
@@ -102,6 +103,8 @@ def compare(
         cover(readings, *nets, pairing)
         _tell_ends(readings, one, other)
         expectations.excuse(readings)
+        if checks:
+            doubt(readings, other)
         mixup = settled(mixup, readings, nets[0])
         comparison = conclude(one, other, nets, pairing, readings, rules, tuple(allow_unmatched), expectations, mixup)
         return stopped(comparison, found)

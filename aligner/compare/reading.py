@@ -56,6 +56,10 @@ class Reading:
 
     check: Optional[Check] = None
     """What the forced pass found of it, if there was one."""
+    unexplained: bool = False
+    """No place is wrong by itself, and rounding is not what makes it so far off (aligner.compare.growth)."""
+    noise: Optional[float] = None
+    """Of what the net hands on then: how far noise moves it."""
 
     @property
     def good(self) -> bool:

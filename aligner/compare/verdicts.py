@@ -32,7 +32,7 @@ def verdict_of(
     births = trace.reached.get(id(reading), ())
     own = bool(births) and trace.births[births[0]].reading is reading
     origin = next((index[birth] for birth in births if birth in index), None)
-    outcome = _outcome(reading, own, reading.good and not births, unjudged)
+    outcome = _outcome(reading, own, reading.good and not births and not reading.unexplained, unjudged)
     key = reading.pair.key
     sides = tuple(_side(e, net) for e, net in zip((reading.pair.reference, reading.pair.port), nets))
     kind = nets[0 if reading.pair.reference is not None else 1].kind(key.layer)

@@ -317,6 +317,13 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{count} 个数据有一部分不同，首个为 {layer} 的 {slot}；整网的输出并不由这一部分得到。\n"
         "这通常是填充位置所在的行（整行被屏蔽时 softmax 的结果没有意义），或没有对应项时的下标。",
     ),
+    "growth-unexplained": (
+        "Nothing was found to be wrong by itself, but {slot} of the net is off by {error}, and noise larger than rounding "
+        "moves it by {noise} only.\nA mistake is in code that was not seen: look at the first layer over the tolerance, and "
+        "please report this.",
+        "未发现任何自身有误的位置，但整网的 {slot} 误差为 {error}，而大于舍入误差的噪声只使其变动 {noise}。\n"
+        "错误在未能单独检查的代码中：请查看首个超差的层，并反馈此问题。",
+    ),
     "wrong-when-eager": (
         "{layer} is right in the compiled graph and wrong when it runs eagerly on the reference's inputs.\n"
         "A graph has other kernels, and keeps a cast that a float16 cell undoes eagerly: with --mode pynative it is off here.",

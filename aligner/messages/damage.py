@@ -72,6 +72,7 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "关于 {0} 计算精度的发现已损坏（{1}）",
     ),
     "why-bad-steps": ("the steps of {0} are damaged ({1})", "{0} 的计算步骤已损坏（{1}）"),
+    "why-bad-growth": ("what noise moves is damaged ({0})", "噪声影响的记录已损坏（{0}）"),
     "why-bad-edit": ("the edit of {0} is damaged ({1})", "{0} 的修改记录已损坏（{1}）"),
     "why-bad-operations": ("the operations of {0} are damaged ({1})", "{0} 的算子记录已损坏（{1}）"),
     # a value that cannot be written

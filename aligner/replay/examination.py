@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
-
-import numpy as np
 
 from aligner.adapter import Adapter
 from aligner.compare.cases import Cases, ran
@@ -30,7 +28,7 @@ from aligner.compare.worded import Axed
 from aligner.dtypes import DTYPES
 from aligner.dump.reader import Dump, open_dump
 from aligner.errors import AlignerError, DumpError
-from aligner.findings import CHECK, CLEARED, EDIT
+from aligner.findings import CHECK, CLEARED, EDIT, GROWN
 from aligner.mending.mend import Mending
 from aligner.mending.rounding import explained
 from aligner.mending.settings import Settings
@@ -40,6 +38,8 @@ from aligner.replay.alone import Alone
 from aligner.replay.ends import passed_on
 from aligner.replay.forced import ForcedPass
 from aligner.replay.frames import Plan
+from aligner.replay.freely import as_it_was
+from aligner.replay.growth import grown
 from aligner.replay.hearing import followed, heard
 from aligner.replay.masked import read_otherwise
 from aligner.replay.planning import planned
@@ -122,6 +122,8 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
         if plan.short is not None or plan.cast or any(check.cast for check in checks):
             alone = _lonely(subject, port, plan)
             checks = _alone(checks, subject, alone, forced, plan)
+        for facts in _grown(subject, port, plan, checks):
+            sink.finding(GROWN, facts)
     plan = _own_forms(plan, checks)
     middle = time.monotonic()
     trials = _try(subject, path, pairing, plan, checks, sink)
@@ -157,26 +159,6 @@ def _own_forms(plan: Plan, checks: Sequence[Check]) -> Plan:
 
 def _lonely(subject: Subject, port: Dump, plan: Plan) -> Alone:
     return Alone(subject.adapter, subject.model, subject.reference, port, plan, subject.silence_dropout)
-
-
-@contextmanager
-def as_it_was(
-    adapter: Adapter, model: Any, seed: Optional[int], silence_dropout: bool, reset: Callable[[], object]
-) -> Iterator[None]:
-    """Begin as the free run began, with the buffers of then by `reset`, and leave no trace of this one."""
-    buffers = [(p, np.array(adapter.read(p))) for p in adapter.parameters(model) if p.buffer and p.dtype in DTYPES]
-    random = adapter.random_state()
-    with ExitStack() as stack:
-        if random is not None:
-            stack.callback(adapter.set_random_state, random)
-        for parameter, values in buffers:
-            stack.callback(adapter.load, parameter, values, parameter.dtype)
-        reset()
-        if seed is not None:
-            adapter.seed(seed)
-        if silence_dropout and adapter.training(model):
-            stack.callback(adapter.silence_dropout(model).remove)
-        yield
 
 
 def _explained(subject: Subject, path: str, plan: Plan, forced: ForcedPass) -> list[Check]:
@@ -280,6 +262,15 @@ def _grid(check: Check, port: Dump) -> Optional[str]:
     """The short type on whose grid a kept value lies: it went through that type, though nothing was computed in it."""
     kept = port.find(check.port._replace(phase=Phase.FORCED)) if check.kept else None
     return None if kept is None or DTYPES[kept.dtype].exact else grid(kept.load())
+
+
+def _grown(subject: Subject, port: Dump, plan: Plan, checks: Sequence[Check]) -> Iterator[Mapping[str, Any]]:
+    """How far noise moves what the net hands on, where nothing was found to be wrong and yet it is off."""
+    computing = plan.short is not None or plan.lowered or plan.cast
+    if computing or subject.stopped is not None or any(check.fails or check.cast for check in checks):
+        return
+    again = partial(as_it_was, subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers)
+    yield from grown(subject.adapter, subject.model, subject.run, subject.steps, subject.reference, port, again)
 
 
 def _alone(checks: list[Check], subject: Subject, alone: Alone, forced: ForcedPass, plan: Plan) -> list[Check]:

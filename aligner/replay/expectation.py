@@ -21,9 +21,9 @@ from aligner.dump.reader import Dump, open_dump
 from aligner.errors import DumpError, Reason
 from aligner.findings import EXPECTED
 from aligner.record import Array, Key, Note, Phase
-from aligner.replay.examination import as_it_was
 from aligner.replay.forced import ForcedPass
 from aligner.replay.frames import Plan
+from aligner.replay.freely import as_it_was
 
 if TYPE_CHECKING:
     from aligner.capture.sink import Sink

@@ -22,10 +22,9 @@ from aligner.compare.net import is_input
 from aligner.compare.unread import LARGEST, TELLING, Unread, of_none, part_of
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.errors import DumpError
-from aligner.patches import together
 from aligner.record import Array, Key, Phase, Scalar
+from aligner.replay.freely import FreeRuns
 from aligner.replay.lent import Lent
-from aligner.source.ear import replaced
 from aligner.structure import (
     Tensors,
     flatten_arguments,
@@ -217,38 +216,21 @@ class _Runs:
     """
 
     def __init__(self, adapter: Adapter, model: Any, run: Callable[[int], object], steps: Sequence[int]) -> None:
-        self._adapter, self._model, self._run, self._steps = adapter, model, run, steps
-        self._parts: Parts = {}
-        self._numbers: dict[str, int] = {}
-        self._ends: list[Array] = []
-        self._step = 0
+        self._adapter, self._runs = adapter, FreeRuns(adapter, model, run, steps)
         self._lent, self._owned = Lent(adapter), {id(one.tensor) for one in adapter.parameters(model)}
 
     def ends(self, parts: Parts) -> Sequence[Array]:
         """What the net hands on."""
-        self._parts, self._ends = parts, []
-        with together() as handle:
-            try:
-                for path, layer in self._adapter.layers(self._model):
-                    owner, name = self._adapter.computing(layer)
-                    handle.add(replaced(owner, name, partial(self._called, path, getattr(owner, name))))
-                for step in self._steps:
-                    self._step, self._numbers = step, {}
-                    self._lent.begin(step, self._owned)
-                    self._run(step)
-            finally:
-                handle.remove()
-                self._lent.returned()
-        return self._ends
+        self._lent.begin(-1, self._owned)
+        try:
+            return [*self._runs.ends(partial(self._called, parts)).values()]
+        finally:
+            self._lent.returned()
 
-    def _called(self, path: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        number = self._numbers.get(path, 0)
-        self._numbers[path] = number + 1
-        due = {
-            key.slot: part
-            for key, part in self._parts.items()
-            if (key.step, key.layer, key.call) == (self._step, path, number)
-        }
+    def _called(
+        self, parts: Parts, call: Key, inner: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        due = {key.slot: part for key, part in parts.items() if key._replace(slot="") == call}
         given: Tensors = []
         own: tuple[Any, Any] = args, kwargs
         if any(map(is_input, due)):
@@ -257,12 +239,10 @@ class _Runs:
             own = substitute_arguments(args, kwargs, mixed)
             for slot, tensor in given:
                 if slot in mixed:
-                    self._lent.lend(self._step, tensor, mixed[slot], self._adapter.to_numpy(tensor))
+                    self._lent.lend(call.step, tensor, mixed[slot], self._adapter.to_numpy(tensor))
         output = inner(*own[0], **own[1])
         made: Tensors = []
         flatten_result(output, self._adapter.is_tensor, made)
-        if path == "":
-            self._ends += [np.array(self._plain(tensor)) for _, tensor in made]
         return substitute_result(output, self._mixed(made, due)) if due else output
 
     def _mixed(self, found: Iterable[tuple[str, object]], due: Mapping[str, _Part]) -> dict[str, object]:
@@ -271,8 +251,6 @@ class _Runs:
         for slot, tensor in found:
             part, word = due.get(slot), self._adapter.dtype(tensor)
             if part is not None:
-                mixed[slot] = self._adapter.from_numpy(encode(part.mixed(self._plain(tensor)), word), word)
+                numbers = part.mixed(decode(self._adapter.to_numpy(tensor), word))
+                mixed[slot] = self._adapter.from_numpy(encode(numbers, word), word)
         return mixed
-
-    def _plain(self, tensor: object) -> Array:
-        return decode(self._adapter.to_numpy(tensor), self._adapter.dtype(tensor))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aligner.compare import cases, casts, edits
+from aligner.compare import cases, casts, edits, growth
 from aligner.compare.expected import TRUTH, Expectations
 from aligner.compare.force import found_by_force
 from aligner.compare.trails import Trails
 from aligner.errors import DumpError
-from aligner.findings import CAST, CHECK, CODE, EDIT, EXPECTED, OPERATIONS
+from aligner.findings import CAST, CHECK, CODE, EDIT, EXPECTED, GROWN, OPERATIONS
 from tests.chinese import english
 from tests.unit.compare.memory_dump import MemoryDump, Recorder
 
@@ -37,6 +37,7 @@ READERS = {
     "checks": by_force,
     "first lines": lambda facts: edits.firsts(dump((EDIT, {"first": [{}, None], **facts}))),
     "steps": by_steps,
+    "growth": lambda facts: growth.doubt([], dump((GROWN, facts))),
     "rounding": lambda facts: Expectations(dump((EXPECTED, {**facts, "by": TRUTH})), dump()),
     "casts": lambda facts: casts._told(dump((CAST, {"layer": "fc1", **facts}))),
     "operations": lambda facts: cases.ran(dump((OPERATIONS, {"layer": "", **facts})), "", "a", "b"),
