@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Optional
 
+import numpy as np
+
 from aligner.compare.net import CallId
 from aligner.record import Call, Key
 from aligner.source.functions import plain, remade
@@ -19,8 +21,8 @@ from aligner.structure import Form, kept
 MOST = 1000
 """Values in an object, at most."""
 
-TENSORS = 64
-"""Tensors in one, at most; they are shared, and not copied."""
+TENSORS, BYTES = 64, 1 << 20
+"""Tensors in one, at most; they are shared, and not copied. What numpy's arrays in one may take, which are copied."""
 
 Lost = LookupError
 
@@ -40,7 +42,7 @@ class Objects:
         if (step, call) in self._known or all(isinstance(one, Form) and one.plain for one in found):
             return
         plain = [copied(one, self._is_tensor, 0) for one in found]
-        if None in plain and call.number <= 1:
+        if any(one is None for one in plain) and call.number <= 1:
             self._grown |= {(step, call)} if call.number else set()
             plain = [copied(one, self._is_tensor) for one in found]
         self._known[step, call] = plain
@@ -62,18 +64,22 @@ def copied(value: object, is_tensor: Callable[[object], bool], tensors: int = TE
     if isinstance(value, Form):
         return value
     known: dict[int, object] = {}
-    left = [MOST, tensors]
+    left = [MOST, tensors, BYTES]
 
     def copy(one: object) -> object:
         left[is_tensor(one)] -= 1
+        left[2] -= one.nbytes if isinstance(one, np.ndarray) else 0
         if min(left) >= 0 and is_tensor(one):
             return one
         if min(left) < 0 or isinstance(one, ModuleType):
             raise Lost
-        if one is None or isinstance(one, (bool, int, float, str, bytes, type, BuiltinFunctionType)):
+        if one is None or isinstance(one, (bool, int, float, str, bytes, type, np.generic, BuiltinFunctionType)):
             return one
         if id(one) in known:
             return known[id(one)]
+        if isinstance(one, np.ndarray) and not one.dtype.hasobject:
+            known[id(one)] = array = one.copy()
+            return array
         if isinstance(one, FunctionType):
             return anew(one)
         if isinstance(one, MethodType):

@@ -91,8 +91,6 @@ def _made_anew(cell: nn.Cell, aim: LayerSpec) -> nn.Cell:
     _take_over_state(made, cell)
     if isinstance(made, nn.LayerNorm) and made.begin_norm_axis < -1:
         made.layer_norm = _LastAxes(made)
-    if isinstance(made, nn.ELU) and isinstance(getattr(made, "elu", None), ops.Elu) and made.elu.alpha != 1.0:
-        made.elu = _Elu(made.elu.alpha)
     return made
 
 
@@ -148,16 +146,6 @@ class _CastInputs:
         cell: Any = self._cell()
         args, kwargs = precision.widened((args, kwargs), self._dtype)
         return type(cell).construct(cell, *args, **kwargs)
-
-
-class _Elu:
-    """What MindSpore's operator refuses: an alpha other than 1."""
-
-    def __init__(self, alpha: float) -> None:
-        self.alpha = alpha
-
-    def __call__(self, x: Any) -> Any:
-        return ops.select(x > 0, x, self.alpha * (ops.exp(ops.minimum(x, ops.zeros_like(x))) - 1))
 
 
 class _LastAxes:

@@ -41,6 +41,27 @@ def test_tensors_are_shared():
     assert copied(cache, is_tensor).seen[0] is cache.seen[0]
 
 
+def test_arrays_beside_tensors_are_copied():
+    cache = Cache(np.ones(3), np.float32(2))
+    other = copied(cache, lambda value: False)
+    cache.seen[0][1] = 7
+    assert other.seen[0].tolist() == [1, 1, 1]
+    assert other.seen[1] == 2
+    assert other.same is other.seen
+
+
+@pytest.mark.parametrize("array", [np.ones(1 << 18), np.array([object()])])
+def test_large_arrays_and_such_of_objects_are_lost(array):
+    assert copied(Cache(array), lambda value: False) is None
+
+
+def test_an_array_that_a_call_is_given_is_kept():
+    objects = Objects(lambda value: False)
+    objects.keep(0, CallId("layer", 0), (np.arange(3),), {})
+    (kept,) = objects.trusted([], [])[0, CallId("layer", 0)]
+    assert kept.tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     "value",
     [Cache(np), Cache(range(3)), Cache([0] * 2000), Cache(*(np.ones(1) for _ in range(100)))],
