@@ -30,7 +30,8 @@ def narrowed(
 def _named(origin: Origin, layer: str, net: Net, ports: Mapping[str, str]) -> Origin:
     if layer not in net.by_layer() or not _inside(layer, origin.layer):
         return origin
-    return replace(origin, layer=layer, port_layer=ports.get(layer, origin.port_layer), kind=net.kind(layer))
+    code = replace(origin, where="glue", between=("", "")) if origin.where == "layer" else origin
+    return replace(code, layer=layer, port_layer=ports.get(layer, origin.port_layer), kind=net.kind(layer))
 
 
 def _has_its_own(origin: Origin, inner: str, ports: Mapping[str, str]) -> bool:
@@ -44,7 +45,7 @@ def _has_its_own(origin: Origin, inner: str, ports: Mapping[str, str]) -> bool:
 
 
 def _layer(origin: Origin, net: Net, homes: Sequence[Home]) -> str:
-    if origin.where != "glue" or origin.ratio is None:  # without a forced pass, what goes in may be wrong as well
+    if origin.where not in ("glue", "layer") or origin.ratio is None:  # else what goes in may be wrong as well
         return origin.layer
     own_first = sorted(homes, key=lambda home: (home.held, home.seen) != (origin.layer, origin.seen))
     found = next((inner for home in own_first if (inner := _at_home(origin, net, home))), "")

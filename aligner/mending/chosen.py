@@ -82,17 +82,21 @@ def _choice(story: Story, event: Event) -> Optional[tuple[Choice, int]]:
     return (found, axis) if FEWEST <= found.many < math.prod(found.among) else None
 
 
-def choices(story: Story) -> list[Choice]:
-    """What the reference takes some rows by."""
-    found: list[Choice] = []
-    for choice, _ in filter(None, (_choice(story, event) for event in story.events)):
-        if not any(choice.by is other.by and choice.among == other.among for other in found):
-            found.append(choice)
-    return found[:MOST]
+def choices(story: Story) -> dict[Choice, list[Fingerprint]]:
+    """What the reference takes some rows by, and what it takes so."""
+    found: dict[Choice, list[Fingerprint]] = {}
+    for event in story.events:
+        told = _choice(story, event)
+        if told is not None:
+            same = (one for one in found if told[0].by is one.by and told[0].among == one.among)
+            taken = story.values[event.results[0]]
+            found.setdefault(next(same, told[0]), []).extend([taken] if taken is not None else [])
+    return dict(islice(found.items(), MOST))
 
 
 def told_of_all(parent: Parent, story: Story) -> Rows:
-    """Tell the reference's story as though it worked on all rows, where the port's code tells which it takes.
+    """Tell the reference's story as though it worked on all rows, where the port's code tells which it takes, and does
+    not take them itself.
 
     Raises:
         FailedError: the port's code raises.
@@ -142,9 +146,16 @@ def _of_all(event: Event, choice: Choice, axis: int) -> None:
 class Choosing(Deaf):
     """A listener that learns which rows are taken."""
 
-    def __init__(self, values: Values, known: Sequence[Choice]) -> None:
-        self._values, self._left = values, [*known]
-        self.rows: dict[Choice, Numbers] = {}
+    def __init__(self, values: Values, known: Mapping[Choice, Sequence[Fingerprint]]) -> None:
+        self._values, self._left, self._known = values, [*known], known
+        self._rows: dict[Choice, Numbers] = {}
+        self._itself = set[Choice]()
+        """What the port takes as well."""
+
+    @property
+    def rows(self) -> Rows:
+        """Which are taken where the port works on all."""
+        return {choice: rows for choice, rows in self._rows.items() if choice not in self._itself}
 
     def begun(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], where: object) -> Any:
         """An operation begins."""
@@ -165,13 +176,24 @@ class Choosing(Deaf):
         found: Tensors = []
         flatten_arguments(args, kwargs, self._values.holds, found)
         sizes = {choice.by.size for choice in self._left}
+        sizes |= {one.size for taken in self._known.values() for one in taken}
         for one in (tensor for _, tensor in found if math.prod(getattr(tensor, "shape", ())) in sizes):
             array, dtype = self._values.read(one), self._values.dtype(one)
             array = decode(array, dtype) if dtype in DTYPES else np.zeros(0)
             for choice in [one for one in self._left if one.by.size == array.size]:
                 if (rows := choice.rows(array)) is not None:
-                    self.rows[choice] = rows
+                    self._rows[choice] = rows
                     self._left.remove(choice)
+            self._itself |= {choice for choice, taken in self._known.items() if _has(array, taken)}
+
+
+def _has(array: Array, taken: Sequence[Fingerprint]) -> bool:
+    """Whether this is one of them, and not all of one number."""
+    alike = [one for one in taken if one.shape == array.shape]
+    if not alike or not 0 < array.size <= LARGEST or array.dtype.kind == "c" or array.min() == array.max():
+        return False
+    known = fingerprint(array)
+    return known is not None and any(apart(known, one) <= SAME for one in alike)
 
 
 def parts(array: Array, known: Rows) -> Iterator[Fingerprint]:
