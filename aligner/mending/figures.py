@@ -23,8 +23,8 @@ SAME = 1e-6
 
 def counted(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
     """Whole numbers of the function around this line that are one off, the nearest lines first: one that is written,
-    all equal ones of a statement, an end of a range, what a division is done of; a sign; a limit that counts or not, or
-    from the other side.
+    all equal ones of a statement, an end of a range, what a division is done of, or by; a sign; a limit that counts or
+    not, or from the other side.
     """
     for statement in statements(sources.text(file), line):
         groups: dict[tuple[str, int], list[tuple[ast.AST, Sequence[str]]]] = {}
@@ -59,6 +59,8 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
             yield from _counted_from(node)
         elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.FloorDiv, ast.Mod)):
             yield node.left, ["({} - 1)", "({} + 1)"]
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and _is_named(node.right):
+            yield node.right, ["({} - 1)"]  # a mean of what is free
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and _is_named(node.operand):
             yield node, [ast.unparse(node.operand)]
         elif isinstance(node, ast.Compare) and len(node.ops) == 1:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
-from typing import Optional
+from typing import Any, Optional
 
+from aligner.adapter import Adapter
 from aligner.fingerprint import Fingerprint
+from aligner.words.spelling import bracketed, unshaped
 
 LARGEST = 4096
 """Larger numbers are no sizes that another is divided by."""
+
+CASTS = ("astype", "to", "float", "half", "double", "int", "long")
+"""Methods by which true and false become numbers."""
 
 PLAIN = (bool, int, float, str, tuple, list, type(None))
 """Values that are told from others by what they are."""
@@ -38,3 +44,18 @@ def alike(owner: object) -> Mapping[str, Sequence[str]]:
     return {
         name: [other for other, its in forms.items() if other != name and its == form] for name, form in forms.items()
     }
+
+
+def as_condition(text: str, names: Mapping[str, Any], adapter: Adapter) -> str:
+    """True and false, where what is said has them as numbers."""
+    said = unshaped(text)
+    try:
+        node = ast.parse(said, mode="eval").body
+    except SyntaxError:
+        return text
+    known = names.get(said)
+    if known is not None and adapter.is_tensor(known):
+        counts = adapter.dtype(known) != "bool"
+    else:
+        counts = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in CASTS and "bool" not in said
+    return f"{bracketed(text)} > 0" if counts else text

@@ -16,6 +16,7 @@ from aligner.mending import words
 from aligner.mending.anchor import Anchor, Parts
 from aligner.mending.events import LAYER, Event, is_idle
 from aligner.mending.heard import Heard
+from aligner.mending.kinds import as_condition
 from aligner.mending.matching import Matching
 from aligner.mending.measuring import count
 from aligner.mending.modules import modules
@@ -144,12 +145,14 @@ class Texts:
             return self.number(number, anchor.event, line)
         if made.word == LAYER:
             return self._layer(made, anchor, depth)
-        part = made.results.index(value) if len(made.results) > 1 else None
+        mask = MASKED.get(made.word)
         by_name = replace(anchor, named=True, said={}, unsaid={})  # what stands there may be the condition as numbers
-        places = [by_name if at == MASKED.get(made.word) else anchor for at in range(len(made.operands))]
+        places = [by_name if at == mask else anchor for at in range(len(made.operands))]
         given = [self._plain(one) if made.word == "where" else one for one in made.operands]
         operands = [self.text(one, place, depth + 1, made.text) for one, place in zip(given, places)]
-        text = self._step(made, operands, anchor, part)
+        if mask is not None:
+            operands[mask] = as_condition(operands[mask], anchor.event.names, self._adapter)
+        text = self._step(made, operands, anchor, made.results.index(value) if len(made.results) > 1 else None)
         return self._typed(text, made.results[0], anchor) if anchor.is_array and not operands else text
 
     def _plain(self, value: Operand) -> Operand:

@@ -254,7 +254,8 @@ def _in_one_form(
             numbers = tuple(itertools.islice(flat(args[0]), MANY + 1)) if args else ()
             return "table", {"numbers": numbers if len(numbers) <= MANY else ()}
         del operands[1:]
-        return word, {"dtype": dtype or _SHORT.get(name, name)}
+        told = (dtype_of(one.text) for one in args if isinstance(one, Opaque))
+        return word, {"dtype": dtype or _SHORT.get(name) or next(filter(None, told), name)}
     if word == "tile":
         padded = (1,) * (len(result) - len(shape)) + shape
         return word, {"reps": tuple(b // a if a else 1 for a, b in zip(padded, result))}

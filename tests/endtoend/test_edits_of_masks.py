@@ -226,3 +226,70 @@ def test_another_mask_for_whole_rows_is_wrong_where_it_stands(tmp_path, capsys):
     (line,) = answer(tmp_path, capsys)["origins"][0]["edit"]["lines"]
     assert line["before"].strip() == "x[keep != 0] = -1.0"
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+KEEPING = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.step, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x, there):
+        known, seen = torch.zeros_like(x[:, 0]), []
+        for i in range(x.shape[1]):
+            found = self.step(x[:, i] + known)
+            known = torch.where(there[:, i, None], found, known)
+            seen.append(found)
+        return self.out(torch.stack(seen, 1))
+
+
+def build():
+    torch.manual_seed(7)
+    return Net().eval(), (torch.randn(2, 5, 6), torch.tensor([[1, 0, 1, 1, 1], [1, 1, 1, 0, 1]], dtype=torch.bool))
+"""
+CHOSEN = "            known = torch.where(there[:, i, None], found, known)\n"
+COUNTED = "            present = there[:, i].to(torch.int32).reshape(-1, 1)\n"
+
+
+def test_a_choice_by_a_mask_that_the_port_has_as_numbers(tmp_path, capsys):
+    ported(tmp_path, KEEPING, [(CHOSEN, COUNTED + "            known = found + 0 * present\n")])
+    found = answer(tmp_path, capsys)["origins"][0]["edit"]["lines"]
+    assert "torch.where(present > 0, found" in found[0]["after"]
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
+MEAN = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(6, 6)
+
+    def forward(self, x, keep):
+        x = self.mix(x)
+        return (x - x[keep].mean()) / x[keep].std()
+
+
+def build():
+    torch.manual_seed(7)
+    return Net().eval(), (torch.randn(4, 6), torch.arange(24).reshape(4, 6) % 5 > 0)
+"""
+MOMENTS = (
+    "        count = keep.sum()\n        mean = (x * keep).sum() / count\n"
+    "        spread = ((x - mean) ** 2 * keep).sum() / {}\n        return (x - mean) / spread.sqrt()\n"
+)
+
+
+def test_a_deviation_of_what_is_free(tmp_path, capsys):
+    right = MEAN[MEAN.index("        return (x - x") : MEAN.index("\n\ndef build") - 1]
+    ported(tmp_path, MEAN, [(right.rstrip("\n") + "\n", MOMENTS.format("count"))])
+    (line,) = answer(tmp_path, capsys)["origins"][0]["edit"]["lines"]
+    assert "/ (count - 1)" in line["after"]
+    assert is_right_with_the_patch(tmp_path, capsys)

@@ -84,6 +84,13 @@ def test_numbers_are_operands_where_a_tensor_may_stand():
     assert operation("where", [X, 0.0, Y], {}, [(2, 3, 4)]).operands == (0, Constant(0.0), 1)
 
 
+@pytest.mark.parametrize("said", ["float32", "torch.float32", "mindspore.float32"])
+def test_a_type_is_told_by_its_name(said):
+    assert operation("to", [X, parsed(said)], {}, [(2, 3, 4)]).arguments == {"dtype": "float32"}
+    assert operation("astype", [X], {"dtype": parsed(said)}, [(2, 3, 4)]).arguments == {"dtype": "float32"}
+    assert operation("half", [X], {}, [(2, 3, 4)]).arguments == {"dtype": "float16"}
+
+
 def test_places_tell_where_a_call_has_its_arguments():
     call = operation("sum", [X, 1], {"keepdim": True}, [(2, 1, 4)])
     assert call.places == {"axis": 1, "keepdims": "keepdim"}
