@@ -28,6 +28,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from aligner.record import LayerSpec
+
 INTERPOLATING = ("linear", "bilinear", "bicubic", "trilinear")
 """Modes of Upsample for which align_corners has a meaning."""
 
@@ -160,3 +162,15 @@ def settled(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     elif kind == "Pad" and found["value"] is None:
         found["value"] = 0.0
     return found
+
+
+def as_kind(spec: LayerSpec, kind: str) -> LayerSpec:
+    """The same layer as one of this kind, where there is such a one: an InstanceNorm is a GroupNorm of as many groups
+    as channels, and ports say it so, as MindSpore has a kernel for it on a GPU alone.
+    """
+    given = spec.attributes
+    if (spec.kind, kind) != ("InstanceNorm", "GroupNorm") or given.get("track_running_stats"):
+        return spec
+    channels = given["num_features"]
+    told = {"num_groups": channels, "num_channels": channels, "eps": given["eps"], "affine": given["affine"]}
+    return LayerSpec(kind, told)

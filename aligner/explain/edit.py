@@ -63,16 +63,12 @@ class Edit:
             LookupError, TypeError, ValueError: it is damaged.
         """
         hunks = tuple(
-            Hunk(
-                str(one["file"]),
-                int(one["line"]),
-                int(one["column"]),
-                *("\n".join(one[w]) for w in ("before", "after")),
-            )
-            for one in facts.get("edits", ())
+            Hunk(str(o["file"]), int(o["line"]), int(o["column"]), *("\n".join(o[w]) for w in ("before", "after")))
+            for o in facts.get("edits", ())
         )
+        errors = float(facts["before"]), float(facts["after"])
         broken, unseen = (tuple(map(str, facts.get(name, ()))) for name in ("broken", "unseen"))
-        sizes = tuple(map(int, facts.get("sizes", ())))
+        sizes, like = tuple(map(int, facts.get("sizes", ()))), "like" in facts
         right, left = (
             frozenset(
                 Key(int(step), Phase.FORWARD, str(layer), int(call), str(slot))
@@ -80,16 +76,5 @@ class Edit:
             )
             for name in ("right", "left")
         )
-        return Edit(
-            hunks,
-            float(facts["before"]),
-            float(facts["after"]),
-            broken,
-            unseen,
-            "like" in facts,
-            sizes,
-            right,
-            left,
-            str(facts.get("setting", "")),
-            bool(facts.get("own", False)),
-        )
+        setting, own = str(facts.get("setting", "")), bool(facts.get("own", False))
+        return Edit(hunks, *errors, broken, unseen, like, sizes, right, left, setting, own)

@@ -13,6 +13,7 @@ from aligner.explain.case import Case
 from aligner.explain.inquiry import WHOLE, Inquiry, held
 from aligner.explain.sample import LOCAL, sampled
 from aligner.explain.suspect import Suspect
+from aligner.vocabulary import as_kind
 
 Rule = Callable[[Case], Iterable[Suspect]]
 
@@ -30,7 +31,7 @@ def suspects(case: Case, thorough: bool = True, inquiry: Optional[Inquiry] = Non
     the tensors, and knows afterwards what was not asked.
     """
     found: dict[str, Suspect] = {}
-    inquiry = inquiry or Inquiry()
+    inquiry, case = inquiry or Inquiry(), replace(case, reference=as_kind(case.reference, case.port.kind))
     with np.errstate(all="ignore"), held(inquiry):  # what overflows fits nothing
         for suspect in (*_asked(SETTINGS, case), *(_of_numbers(case, inquiry) if thorough else ())):
             told = _in_full_precision(case, suspect)

@@ -14,6 +14,7 @@ from aligner.explain.suspect import Suspect
 from aligner.findings import EDIT
 from aligner.mending.settings import Settings, Written
 from aligner.record import Attribute, LayerSpec, Phase
+from aligner.vocabulary import as_kind
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
@@ -112,5 +113,6 @@ class Rewriting:
         return any((DTYPES[word].eps or 0.0) > (DTYPES["float32"].eps or 0.0) for word in given)
 
     def _spec(self, layer: str) -> Optional[LayerSpec]:
-        known = self._reference.layers.get(layer)
-        return None if known is None else known.spec
+        """As the kind of layer that the port has in its place, where it can be said so."""
+        known, theirs = self._reference.layers.get(layer), self._alone.spec(self._alone.port_of(layer))
+        return None if known is None else known.spec if theirs is None else as_kind(known.spec, theirs.kind)
