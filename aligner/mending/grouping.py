@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Optional
 
 from aligner.compare.checks import OTHER_BORDER, Check
-from aligner.compare.net import is_input
+from aligner.compare.net import CallId, is_input
 from aligner.mending.ground import Ground
 from aligner.mending.rerun import SMALL
-from aligner.record import Call, Phase
+from aligner.record import Call, Key, Phase
 
 if TYPE_CHECKING:
-    from aligner.dump.reader import Dump
+    from aligner.dump.reader import Dump, Entry
+
+FEW = 8
+"""So few numbers may be handed on as another value's by chance."""
 
 
 @dataclass
@@ -25,6 +28,14 @@ class Group:
     call: Call
     kind: type
     checks: list[Check] = field(default_factory=list)
+    within: Optional[Call] = None
+    """The call of the port's in which it is made, where what it hands on is of another layer of the reference's."""
+
+    @property
+    def told(self) -> CallId:
+        """The call whose counterpart tells what is to be made."""
+        call = self.within or self.call
+        return CallId(call.layer, call.number)
 
     @property
     def fails(self) -> bool:
@@ -52,13 +63,14 @@ def grouped(checks: Iterable[Check], port: Dump, ground: Ground, own: Callable[[
     """
     known = {(call.step, call.layer, call.number): call for call in port.calls if call.phase is Phase.FORWARD}
     ports = {one: other for other, one in reversed([*ground.plan.layers.items()])}
-    found: dict[int, Group] = {}
+    found: dict[tuple[int, bool], Group] = {}
     takes: dict[str, bool] = {}
     """By layer, asked in the first call that needs it: what it takes in one, it takes in all."""
-    checks = [*checks]
+    checks, handed = [*checks], _Handed(port, ground, own)
     made = [(check, (check.port.layer, check.port.call)) for check in checks if not is_input(check.port.slot)]
     sound = {call for _, call in made} - {call for check, call in made if check.suspicious or check.reason}
-    for check in checks:
+    places = {id(check): place for place, check in enumerate(checks)}
+    for place, check in enumerate(checks):
         call = known.get((check.port.step, check.port.layer, check.port.call))
         if call is None or check.where == "inputs" or (check.where == "layer" and not own(check.port.layer)):
             continue
@@ -76,11 +88,39 @@ def grouped(checks: Iterable[Check], port: Dump, ground: Ground, own: Callable[[
             if around is call and is_input(check.port.slot):
                 continue  # an earlier call has written it
             call = around
-        kind = type(ground.layer(call.layer))
-        found.setdefault(call.first, Group(check.owner, call, kind)).checks.append(check)
-    places = {id(check): place for place, check in enumerate(checks)}
+        at, inner, within = handed.on(check, call), call, None
+        if at is not None:  # it is that layer's code
+            check, within = replace(check, port=at, against=check.key), call
+            inner, places[id(check)] = known[at.step, at.layer, at.call], place
+        kind = type(ground.layer(inner.layer))
+        address = inner.first, at is not None
+        found.setdefault(address, Group(check.owner, inner, kind, within=within)).checks.append(check)
     wrong = {first: [places[id(one)] for one in group.checks if one.fails] for first, group in found.items()}
     return [found[first] for first in sorted(found, key=lambda first: (min(wrong[first], default=len(checks)), first))]
+
+
+class _Handed:
+    """What layers of the user's hand on beside what their counterparts do: a pooling of all, and of parts, in one."""
+
+    def __init__(self, port: Dump, ground: Ground, own: Callable[[str], bool]) -> None:
+        self._port, self._plan = port, ground.plan
+        self._made: dict[object, Entry] = {}
+        held = (entry for entry in port.entries if entry.key.phase is Phase.FORWARD and entry.key.layer)
+        for entry in held:
+            key, known = entry.key, CallId(entry.key.layer, entry.key.call) in ground.plan.calls
+            if known and not is_input(key.slot) and key not in ground.plan.entries and own(key.layer):
+                self._made.setdefault((key.step, entry.content), entry)
+
+    def on(self, check: Check, call: Call) -> Optional[Key]:
+        """The value that is handed on as the one that is looked at, by a layer inside this call."""
+        wanted, entry = self._plan.entries.get(check.port), self._port.find(check.port)
+        if check.where != "glue" or wanted is None or entry is None or wanted.key != check.key or check.against:
+            return None
+        made = self._made.get((check.port.step, entry.content))
+        inside = made is not None and (not call.layer or made.key.layer.startswith(f"{call.layer}."))
+        if made is None or not inside or made.order >= entry.order or made.shape != entry.shape:
+            return None
+        return made.key if math.prod(made.shape) >= FEW else None
 
 
 def _is_other_size(check: Check, port: Dump, ground: Ground) -> bool:

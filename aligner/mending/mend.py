@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.adapter import Adapter
 from aligner.compare.checks import LIMIT, Check
-from aligner.compare.net import CallId
 from aligner.dtypes import DTYPES
 from aligner.mending.afterwards import Afterwards
 from aligner.mending.attributes import Instances
@@ -148,7 +147,7 @@ class Mending:
 
     def _by_kernels(self, group: Group) -> Sequence[Mended]:
         """What the framework's operations make of one call that is a little off, and nothing more."""
-        ours = self._theirs.call(group.call.step, self._plan.calls.get(CallId(group.call.layer, group.call.number)))
+        ours = self._theirs.call(group.call.step, self._plan.calls.get(group.told))
         if ours is None or not group.fails or max(check.error for check in group.checks if check.fails) > SMALL:
             return ()
         parent, story = self._running.parent(group.call, group.checks), self._theirs.story(ours)
@@ -173,7 +172,7 @@ class Mending:
 
     def _of(self, group: Group, search: bool) -> Iterator[Mended]:
         """What came of one wrong call; without a search, whether the edits so far put it right as well."""
-        ours = self._theirs.call(group.call.step, self._plan.calls.get(CallId(group.call.layer, group.call.number)))
+        ours = self._theirs.call(group.call.step, self._plan.calls.get(group.told))
         if ours is None:
             return
         parent, story = self._running.parent(group.call, group.checks), self._theirs.story(ours)

@@ -44,7 +44,7 @@ class Others:
     def __init__(self, running: Running, groups: Sequence[Group]) -> None:
         self._running, self._groups = running, groups
         self._known: dict[int, tuple[Sources, set[Key], Parent, frozenset[FunctionType]]] = {}
-        """What is wrong in a call with the edits so far, by its first event."""
+        """What is wrong in a call with the edits so far, by the group: one call may have several."""
         self._kept: list[Parent] = []
 
     def harm(self, group: Group, before: Sources, sources: Sources) -> float:
@@ -107,14 +107,14 @@ class Others:
         can tell.
         """
         call, checks = other.call, other.checks
-        if call.first not in self._known or self._known[call.first][0] is not before:
+        if id(other) not in self._known or self._known[id(other)][0] is not before:
             parent = self._running.parent(call, checks)
             try:
                 was = {check.port for check in wrong_of(checks, parent.trial(before))}
             except (LostError, FailedError):
                 return set(), set()
-            self._known[call.first] = before, was, parent, parent.used
-        _, was, parent, used = self._known[call.first]
+            self._known[id(other)] = before, was, parent, parent.used
+        _, was, parent, used = self._known[id(other)]
         if not parent.concerned(used, before, sources):
             parent.forget()
             return was, was
