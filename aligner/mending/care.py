@@ -6,10 +6,13 @@ numbers divided by zero, and indices outside of what they point into.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from aligner.structure import Tensors, flatten_arguments
 from aligner.values import Values
@@ -32,16 +35,29 @@ _BY_ROWS = ("gathernd", "tensorscatterupdate", "tensorscatteradd", "scatterndupd
 """Operations whose index has a number for each axis."""
 
 
+_FILLING = frozenset(("full", "zeros", "ones", "expand", "broadcastto"))
+_REPEATING = frozenset(("tile", "repeat", "repeatinterleave"))
+"""Operations that make as much as whole numbers say, and that make as many times what they are given."""
+
+FREE, MORE = 1 << 22, 16
+"""So many numbers any edit may make at a time, and so many times as many as the code as it stands: in a loop each turn
+may make the next one larger, until there is no memory left.
+"""
+
+
 class HarmfulError(Exception):
     """An operation that a kernel may die of, and all else with it; or that does harm to the runs after it."""
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Values that layers keep, by their identity, and those of them that the code as it stands writes into."""
+    """Values that layers keep, by their identity, those of them that the code as it stands writes into, and how many
+    numbers it makes at a time.
+    """
 
     kept: Set[int] = frozenset()
     written: set[int] = field(default_factory=set)
+    sizes: list[int] = field(default_factory=lambda: [0])
 
 
 NO_TABLES = Tables()
@@ -90,10 +106,14 @@ class Care:
                 self._tables.written.add(id(args[0]))
             elif id(args[0]) not in self._tables.written:
                 raise HarmfulError(f"{word} of what a layer keeps")
+        size, most = self._size(bare(word), given, args, kwargs), self._tables.sizes
         empty = not self.empty and any(0 in getattr(one, "shape", ()) for one in given)
         if self._trusts:
+            most[0] = max(most[0], size)
             self.empty = self.empty or empty
             return
+        if size > max(FREE, MORE * most[0]):
+            raise HarmfulError(f"{word} of {size} numbers")
         if empty:
             raise HarmfulError(f"{word} of a value without elements")
         if word in _DIVIDING and len(args) == 2 and self._is_zero(args[1]):
@@ -134,11 +154,43 @@ class Care:
         if array.dtype.kind in "iu":
             yield array, shape[axis] if -len(shape) <= axis < len(shape) else 1
 
+    def _size(self, name: str, given: Sequence[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        """How many numbers an operation is given or makes, as far as that is seen."""
+        shapes = [tuple(one.shape) for one in given if hasattr(one, "shape")]
+        most = max(map(math.prod, shapes), default=0)
+        with suppress(ValueError):  # they do not meet
+            most = max(most, math.prod(np.broadcast_shapes(*shapes)))
+        plain = [one for one in (*args, *kwargs.values()) if type(one) is int or isinstance(one, (tuple, list))]
+        each = (number for one in plain for number in (one if isinstance(one, (tuple, list)) else (one,)))
+        whole = [number for number in each if type(number) is int]
+        if name in _FILLING:
+            most = max(most, math.prod(number for number in whole if number > 0))
+        elif name in _REPEATING and shapes:
+            most = max(most, math.prod(shapes[0]) * math.prod(number for number in whole if number > 0))
+        elif name == "arange":
+            most = max([most, *whole])
+        elif name == "embedding" and len(shapes) > 1:
+            most = max(most, _taken(shapes[1], shapes[0], 0))
+        elif name in _ALONG and len(shapes) > 1:
+            most = max(most, _taken(shapes[0], shapes[1], whole[0] if whole else 0))
+        elif name == "getitem" and len(shapes) > 1 and hasattr(args[0], "shape"):
+            items = args[1] if isinstance(args[1], tuple) else (args[1],)
+            for axis, item in _along(items, len(shapes[0])):
+                if self.values.holds(item) and self.values.dtype(item) != "bool":
+                    most = max(most, _taken(shapes[0], tuple(getattr(item, "shape", ())), axis))
+        return most
+
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[object]:
         """The values among arguments."""
         found: Tensors = []
         flatten_arguments(args, kwargs, self.values.holds, found)
         return [one for _, one in found]
+
+
+def _taken(shape: tuple[int, ...], index: tuple[int, ...], axis: int) -> int:
+    """How many numbers an index takes out along an axis."""
+    beside = shape[axis] if -len(shape) <= axis < len(shape) else 1
+    return math.prod(index) * math.prod(shape) // max(beside, 1)
 
 
 def _along(items: Sequence[object], rank: int) -> Iterator[tuple[int, object]]:

@@ -72,3 +72,26 @@ def test_what_layers_keep_is_not_written_into_but_where_the_code_does_so_anyway(
     for word in ("setitem", "iadd", "mul_"):
         with pytest.raises(HarmfulError):
             care.run(word, None, (table, 1.0), {}, lambda: pytest.fail("it ran"))
+
+
+LONG = torch.zeros(1, 1).expand(1 << 13, 1)
+
+
+@pytest.mark.parametrize(
+    ("word", "args"),
+    [
+        ("add", (LONG, LONG.mT)),
+        ("neg", (LONG.expand(-1, 1 << 12),)),
+        ("full", ((1 << 12, 1 << 12), 1.0)),
+        ("tile", (LONG, (1, 1 << 12))),
+        ("arange", (1 << 24,)),
+        ("getitem", (torch.zeros(2, 1 << 12), (slice(None), torch.zeros(1 << 22, dtype=torch.int64)))),
+        ("gather", (torch.zeros(3, 1 << 12), torch.zeros(1 << 14, dtype=torch.int64), 0)),
+    ],
+)
+def test_what_takes_much_more_than_the_code_as_it_stands_is_not_run(word, args):
+    tables = Tables()
+    with pytest.raises(HarmfulError, match="numbers"):
+        Care(VALUES, empty=False, tables=tables).run(word, None, args, {}, lambda: pytest.fail("it ran"))
+    Care(VALUES, empty=False, trusts=True, tables=tables).run(word, None, args, {}, lambda: None)
+    assert Care(VALUES, empty=False, tables=tables).run(word, None, args, {}, lambda: 7) == 7
