@@ -23,6 +23,9 @@ from aligner.replay.sequenced import in_sequence
 PARTS = 0.9
 """How sure it is that parameters are the rows of another one."""
 
+ALONE = 0.5
+"""How sure it is of a table that no other is like."""
+
 TORN = 0.25
 """A layer that stands elsewhere than those around it says so much less than two in each other's places."""
 
@@ -121,7 +124,7 @@ def plan(
     Raises:
         ReplayError: a rename names nothing on one side.
     """
-    sides = _counted(reference), _counted(port)
+    plain = sides = _counted(reference), _counted(port)
     check_renames(*sides, renames)
     best = _planned(*sides, renames)
     for form in (*folded, *forms(best.failing, any(match.by == "structure" for match in best.matches), sides)):
@@ -134,7 +137,21 @@ def plan(
     bounds += [in_sequence(*sides)] if guessed and not renames else []
     ways = [best, *(_planned(*sides, renames, bound) for bound in bounds if bound)]
     ways += [_needed(best, sides, renames)] if any(best.failing) else []
-    return max(ways, key=lambda one: _score(one, _ranks(sides)))
+    return _with_tables(max(ways, key=lambda one: _score(one, _ranks(sides))), plain)
+
+
+def _with_tables(found: Transfer, plain: Sides) -> Transfer:
+    """With what needs no counterpart and has one as it stands: it need not have the form that the others have."""
+    left = {item.slot for item in (*found.left_reference, *found.left_port) if not item.required}
+    ours, theirs = ([item for item in side if item.slot in left] for side in plain)
+    alike = [(one, [other for other in theirs if other.shape == one.shape]) for one in ours]
+    lone = [(one, others[0]) for one, others in alike if len(others) == 1]
+    lone = [(one, other) for one, other in lone if sum(each.shape == one.shape for each in ours) == 1]
+    if not lone:
+        return found
+    matches = (*found.matches, *(Match(one, other, "structure", ALONE) for one, other in lone))
+    rest = without(found.left_reference, found.left_port, matches)
+    return replace(found, matches=matches, left_reference=tuple(rest[0]), left_port=tuple(rest[1]))
 
 
 def _bound(best: Transfer, sides: Sides, port_first: bool) -> list[Match]:

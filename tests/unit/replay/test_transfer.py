@@ -216,3 +216,11 @@ def test_a_buffer_takes_no_parameter_of_its_shape_from_one_that_needs_it():
     assert [match.reference.slot.role for match in found.matches] == ["0", "1", "2"]
     assert [match.port.slot.role for match in found.matches] == ["importance.0", "importance.1", "importance.2"]
     assert [item.slot.role for item in found.left_reference] == ["A"]
+
+
+def test_a_table_keeps_its_form_where_what_is_learnt_is_turned():
+    reference = [*linear("into", 3, 4), *layer("mix", "Mix", weight=(5, 7)), *layer("mix", "Mix", False, waves=(2, 16))]
+    port = [*linear("first", 3, 4), *layer("own", "Own", matrix=(7, 5)), *layer("own", "Own", False, table=(2, 16))]
+    found = plan(reference, port, {})
+    assert (found.left_reference, found.left_port) == ((), ())
+    assert ("waves", "table") in {(match.reference.slot.role, match.port.slot.role) for match in found.matches}
