@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from aligner.errors import ReplayError
-from aligner.replay.items import Item, Slot
+from aligner.replay.items import Item, Slot, View
 from aligner.replay.likeness import best_path
-from aligner.replay.transfer import plan
+from aligner.replay.transfer import Transfer, _with_tables, plan
 
 
 def layer(path, kind, required=True, **shapes):
@@ -218,9 +218,18 @@ def test_a_buffer_takes_no_parameter_of_its_shape_from_one_that_needs_it():
     assert [item.slot.role for item in found.left_reference] == ["A"]
 
 
-def test_a_table_keeps_its_form_where_what_is_learnt_is_turned():
-    reference = [*linear("into", 3, 4), *layer("mix", "Mix", weight=(5, 7)), *layer("mix", "Mix", False, waves=(2, 16))]
-    port = [*linear("first", 3, 4), *layer("own", "Own", matrix=(7, 5)), *layer("own", "Own", False, table=(2, 16))]
-    found = plan(reference, port, {})
+def test_a_table_keeps_its_form_where_others_are_turned():
+    plain = layer("mix", "Mix", False, waves=(2, 16)), layer("own", "Own", False, table=(2, 16))
+    turned = tuple(replace(item, view=View(turned=True)) for item in plain[1])
+    found = _with_tables(Transfer((), tuple(plain[0]), turned), plain)
     assert (found.left_reference, found.left_port) == ((), ())
-    assert ("waves", "table") in {(match.reference.slot.role, match.port.slot.role) for match in found.matches}
+    assert [(one.reference.slot.role, one.port.slot.role) for one in found.matches] == [("waves", "table")]
+
+
+def test_two_tables_of_one_form_are_left_where_they_are():
+    plain = (
+        layer("mix", "Mix", False, waves=(2, 16)),
+        layer("own", "Own", False, table=(2, 16), other=(2, 16)),
+    )
+    found = Transfer((), tuple(plain[0]), tuple(plain[1]))
+    assert _with_tables(found, plain) is found
