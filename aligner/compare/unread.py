@@ -124,8 +124,9 @@ def _wrong_part(reading: Reading) -> int:
     return 0 if part is None else int(part.sum())
 
 
-def part_of(one: Entry, other: Entry) -> Optional[Part]:
-    """The elements that are wrong, if all others are right and there are as many of these, zeros apart; else None."""
+def part_of(one: Entry, other: Entry, most: bool = True) -> Optional[Part]:
+    """The elements that are wrong, if all others are right and there are as many of these, zeros apart, or not `most`
+    but some; else None."""
     if one.shape != other.shape or not 0 < int(np.prod(one.shape)) <= LARGEST:
         return None
     if DTYPES[one.dtype].exact and DTYPES[other.dtype].exact:
@@ -137,4 +138,5 @@ def part_of(one: Entry, other: Entry) -> Optional[Part]:
         same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs))
         wrong = ~(same | (np.abs(ours - theirs) <= RIGHT * (size + np.abs(ours))))
     right = np.count_nonzero(~wrong & (ours != 0.0) & np.isfinite(ours))
-    return np.asarray(wrong) if 0 < np.count_nonzero(wrong) <= right else None
+    count = np.count_nonzero(wrong)
+    return np.asarray(wrong) if 0 < count <= right or (min(count, right) > 0 and not most) else None

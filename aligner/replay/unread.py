@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 import numpy as np
 
 from aligner.adapter import Adapter
-from aligner.compare.checks import UNREAD, Check
+from aligner.compare.checks import OTHER_FORM, UNREAD, Check
 from aligner.compare.net import is_input
 from aligner.compare.unread import LARGEST, TELLING, Unread, of_none, part_of
 from aligner.dtypes import DTYPES, decode, encode
@@ -94,7 +94,7 @@ def unread(
     places: dict[object, list[Check]] = {}
     kinds = {path: type(layer) for path, layer in adapter.layers(model)}
     for check in checks:
-        if check.fails:  # of layers of one class at once
+        if check.suspicious and check.isolated:  # of layers of one class at once; also what comes of another mistake
             inside = [name[len(check.owner) :] for name in check.between or ()]
             around = kinds.get(check.port.layer), kinds.get(check.port.layer.rpartition(".")[0])
             places.setdefault((*around, check.port.slot, *inside), []).append(check)
@@ -114,7 +114,8 @@ def unread(
             found = {}
     words = [some for some in parts if not found.keys() & some.keys() and all(one.is_word for one in some.values())]
     found = {**found, **_unread_held(words, plan, steps, errors)}
-    return [_excused(check, found) for check in checks], _with_own(plan, found)
+    excused = [_excused(check, found) for check in checks]
+    return [*_acquitted(excused, {*found}, port, plan)], _with_own(plan, found)
 
 
 def _excused(check: Check, parts: Parts) -> Check:
@@ -123,6 +124,40 @@ def _excused(check: Check, parts: Parts) -> Check:
     right, part = replace(check, error=0.0, deviation=None), parts[check.port]
     facts: dict[str, Scalar] = {"count": int(part.wrong.sum()), "total": part.wrong.size}
     return replace(right, reason=UNREAD, facts=facts) if part.is_word else right
+
+
+def _acquitted(checks: Sequence[Check], found: Set[Key], port: Dump, plan: Plan) -> Iterator[Check]:
+    """What is no mistake either: an argument that says other things than the reference's, and was blamed for nothing
+    but what is made in such parts.
+    """
+    for place, check in enumerate(checks):
+        call = check.port.layer, check.port.call
+        if (
+            check.fails
+            and is_input(check.port.slot)
+            and check.where == "glue"
+            and _says_other_things(check, port, plan)
+        ):
+            ends = [
+                n for n, c in enumerate(checks) if (c.port.layer, c.port.call) == call and not is_input(c.port.slot)
+            ]
+            inside = [
+                one for one in checks[place : max(ends, default=-1) + 1] if (one.port.layer, one.port.call) != call
+            ]
+            made = [*inside, *(checks[end] for end in ends)]
+            if any(one.port in found for one in inside) and not any(one.suspicious for one in made):
+                yield replace(check, error=0.0, deviation=None, reason=OTHER_FORM)
+                continue
+        yield check
+
+
+def _says_other_things(check: Check, port: Dump, plan: Plan) -> bool:
+    """Whether the two are of different kinds: truth values, whole numbers, broken ones."""
+    entry, own = plan.entries.get(check.port), port.find(check.port)
+    if entry is None or own is None:
+        return False
+    kinds = {(one.dtype == "bool", DTYPES[one.dtype].exact) for one in (entry, own)}
+    return len(kinds) > 1
 
 
 def _with_own(plan: Plan, parts: Parts) -> Plan:
@@ -170,26 +205,35 @@ def _unread(runs: _Runs, parts: Sequence[Parts]) -> Parts:
 
 
 def _parts(checks: Sequence[Check], port: Dump, plan: Plan, left: int) -> Parts:
-    """Those of all values of a place; none where one is not wrong in a part, or they are larger than what is left."""
+    """Those of all values of a place; none where one is not wrong in a part, in most calls in all of it, or they are
+    larger than what is left. Of candidates that are written to their ends fewer are left in each call.
+    """
     found: dict[Key, _Part] = {}
     for check in checks:
         part = _part(check, port, plan)
         if part is None or part.wrong.size > left:
             return {}
         found[check.port], left = part, left - part.wrong.size
-    return found
+    return found if any(2 * part.wrong.sum() <= part.wrong.size for part in found.values()) else {}
 
 
 def _part(check: Check, port: Dump, plan: Plan) -> Optional[_Part]:
-    entry, own = plan.entries.get(check.port), port.find(check.port._replace(phase=Phase.FORCED))
-    if entry is None or own is None or not check.port.layer or check.by_effect or check.reason:
+    entry = plan.entries.get(check.port)
+    own = port.find(check.port._replace(phase=Phase.FORCED)) or port.find(check.port)  # of many calls not all are kept
+    if entry is None or own is None or not check.port.layer or check.reason:
         return None
     if check.against is not None or check.passed_on is not None or check.axes is not None:
         return None
     if DTYPES[entry.dtype].exact != DTYPES[own.dtype].exact:
         return None
-    wrong = part_of(entry, own)
-    if wrong is None and DTYPES[own.dtype].exact and own.shape == entry.shape and own.nbytes <= LARGEST:
+    wrong = part_of(entry, own, most=False)
+    if (
+        wrong is None
+        and not check.by_effect
+        and DTYPES[own.dtype].exact
+        and own.shape == entry.shape
+        and own.nbytes <= LARGEST
+    ):
         wrong = of_none(entry.load(), own.load())
         return None if wrong is None else _Part(wrong, entry, whole=False)
     return None if wrong is None else _Part(wrong, entry)

@@ -202,6 +202,10 @@ def test_the_change_it_asks_for_makes_the_layer_right(careless):
     suspect = next(s for s in suspects(found) if s.cause == cause and s.change)
     assert distance(found.actual.load(), found.expected.load()) > 1e-4
     copy = PORT.respecified(port, suspect.change)
+    if isinstance(port, cells.ELU):  # MindSpore builds such a one, and does not run it
+        with pytest.raises(ValueError, match="alpha"):
+            copy(ms.Tensor(data)).asnumpy()
+        return
     for parameter in PORT.parameters(copy):
         if parameter.role in suspect.parameters:
             PORT.load(parameter, wanted[parameter.layer, parameter.role], "float32")

@@ -131,3 +131,68 @@ def test_rows_that_the_loss_leaves_out_and_the_net_hands_on_are_read(tmp_path, c
     assert found["outcome"] == "diverged"
     assert [one["layer"] for one in found["origins"]] == [""]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+PLACES = """
+import torch
+from torch import nn
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.key, self.value, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x, mask):
+        scores = (self.key(x) @ x.transpose(-1, -2)).masked_fill(~mask, torch.finfo(x.dtype).min)
+        return x + self.out(scores.softmax(-1) @ self.value(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.places, self.attention = nn.Embedding(12, 6), Attention()
+
+    def forward(self, x, valid):
+        position = (valid.long().cumsum(1) - 1).clamp(min=0)
+        x = x + self.places(position)
+        index = torch.arange(x.shape[1])
+        return self.attention(x, (index[None] <= index[:, None])[None] & valid[:, None])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.decoder, self.head = Decoder(), nn.Linear(6, 7)
+
+    def forward(self, x, valid):
+        hidden = self.decoder(x, valid)
+        return self.head((hidden * valid[..., None]).sum(1) / valid.sum(1, keepdim=True))
+
+
+def build():
+    torch.manual_seed(5)
+    valid = torch.arange(9) >= torch.tensor([0, 3, 5])[:, None]
+    return Net().eval(), (torch.randn(3, 9, 6), valid)
+"""
+BY_PLACES = [
+    (".masked_fill(~mask, torch.finfo(x.dtype).min)", " + (1.0 - mask.float()) * -1e3"),
+    ("def forward(self, x, valid):\n        position =", "def forward(self, x, position, valid):\n        unused ="),
+    (
+        "hidden = self.decoder(x, valid)",
+        "position = (torch.cumsum(valid.int(), 1) - 1).clamp(min=0)\n        hidden = self.decoder(x, position, valid)",
+    ),
+]
+
+
+def test_an_argument_that_says_other_things_is_not_blamed_for_rows_that_nobody_reads(tmp_path, capsys):
+    ported(tmp_path, PLACES, BY_PLACES)
+    found = answer(tmp_path, capsys)
+    assert (found["outcome"], found["origins"], found["suspects"]) == ("aligned", [], [])
+
+
+def test_a_wrong_argument_that_says_other_things_is_blamed(tmp_path, capsys):
+    ported(tmp_path, PLACES, [*BY_PLACES[:2], (BY_PLACES[2][0], BY_PLACES[2][1].replace("- 1).clamp", "- 2).clamp"))])
+    found = answer(tmp_path, capsys)
+    assert found["outcome"] == "diverged"
+    assert found["origins"]
