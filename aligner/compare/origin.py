@@ -87,6 +87,8 @@ class Trace:
         self._wrong = {layer for owner in failing for layer in (owner, *ancestors(owner))}
         """Layers in which a forced pass has found something wrong: it gave them what the port alone gives."""
         self._tolerance = tolerance or Tolerance()
+        self._of_later = False
+        """Something is wrong by what is seen to be wrong later: an object that calls are given holds it."""
 
     def parameters(self, readings: Iterable[Reading], ours: Mapping[str, str]) -> Mapping[str, Sources]:
         """Wrong parameters, by layer: each is born wrong, and explains any error of its layer's output.
@@ -250,6 +252,7 @@ class Trace:
             births = known if same else self._nearest(sources, 0.0)
             if not births and reading.over:  # what it was given agrees in another form alone
                 births = tuple(range(len(self.births))[-1:])
+                self._of_later = self._of_later or not births
         elif reading.nonfinite and not (sources.nonfinite or sources.births):
             return replace(self._born(reading, birth), time=time)
         elif reading.severity > JUMP * max(reading.own, self._coarse) or reading.over:
@@ -281,7 +284,7 @@ class Trace:
 
     def _jumped(self, reading: Reading, sources: Sources, check: Check) -> bool:
         """Whether no rounding makes so much of its sources. (An argument may be in another form.)"""
-        if is_input(reading.pair.key.slot) or not reading.over or sources.nonfinite:
+        if is_input(reading.pair.key.slot) or not reading.over or sources.nonfinite or self._of_later:
             return False
         own = max(reading.own, self._coarse)
         least = max(GROWN, GROWTH * max(sources.severity, own))

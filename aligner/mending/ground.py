@@ -60,6 +60,9 @@ class Ground(Protocol):
     def arguments(self, call: Call) -> tuple[tuple[object, ...], dict[str, object]]:
         """The reference's arguments of a call of the port's."""
 
+    def is_given_objects(self, call: Call) -> bool:
+        """Whether a call of the port's is given objects of the user's: what is in them was made elsewhere."""
+
     def off(self, check: Check, tensor: object) -> float:
         """How far a value is off that was made at a check's place."""
 

@@ -106,7 +106,7 @@ class Mending:
             for group in self._groups:  # the search for edits of others may take all the time
                 with self._trying():
                     found += self._by_kernels(group) if time.monotonic() < self._kernels else ()
-            for group in sorted(self._groups, key=lambda one: one.is_little):  # they are to take nobody's time
+            for group in sorted(self._groups, key=lambda one: (one.is_little, self._ground.is_given_objects(one.call))):
                 kind = group.kind
                 if not group.fails or (kind in in_vain and not self._sources.texts):
                     continue

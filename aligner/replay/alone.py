@@ -32,7 +32,7 @@ from aligner.replay.masks import as_mask
 from aligner.replay.objects import copied
 from aligner.replay.weights import Weights
 from aligner.source.owning import is_own
-from aligner.structure import Tensors, flatten_result, rebuild_arguments
+from aligner.structure import Form, Tensors, flatten_result, rebuild_arguments
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
@@ -94,6 +94,11 @@ class Alone:
             if np.array_equal(own, wanted):
                 others[slot] = self._adapter.from_numpy(own, word)
         return others
+
+    def is_given_objects(self, call: Call) -> bool:
+        """Whether a call of the port's is given objects of the user's: what is in them was made elsewhere."""
+        objects = self.plan.objects.get((call.step, CallId(call.layer, call.number)), ())
+        return any(one is not None and not isinstance(one, Form) for one in objects)
 
     def off(self, check: Check, tensor: object) -> float:
         """How far a value is off that was made at a check's place, as the forced pass tells it."""

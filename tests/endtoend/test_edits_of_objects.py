@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.endtoend.test_edits_of_ports import answer, is_right_with_the_patch  # noqa: E402 - only after it is there
+from tests.endtoend.test_edits_of_ports import answer, is_right_with_the_patch, ported  # noqa: E402 - as below
 from tests.endtoend.test_edits_of_settings import _here  # noqa: E402, F401 - as above
 
 NET = """
@@ -118,3 +118,68 @@ def test_what_an_object_keeps_from_turn_to_turn_is_mended_where_it_is_put_there(
     assert origin["edit"]["lines"][0]["before"].strip() == "self.left = left"
     assert origin["edit"]["confirmed"]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+SHARED = """
+import numpy as np
+import torch
+from torch import nn
+
+
+class Mix(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x, own):
+        return (self.inner(x) * own[:, None]).tanh()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.out = Mix(), Mix(), nn.Linear(6, 3)
+
+    def forward(self, x, loop, weight):
+        own = torch.ones(len(x))
+        own[loop] = weight
+        x = self.two(self.one(x, own), own)
+        return self.out(x.cumsum(0) * own[:, None])
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(7, 6), torch.tensor([1, 4]), torch.tensor([0.3, 1.7]))
+"""
+GRAPH = """class Graph:
+    def __init__(self, n, loop, weight):
+        own = np.ones(n, np.float32)
+        own[loop.numpy()] {} weight.numpy()
+        self.own, self.order = torch.from_numpy(own), np.arange(n)
+
+
+class Mix(nn.Module):"""
+IN_AN_OBJECT = [
+    (
+        "(self, x, own):\n        return (self.inner(x) * own[:, None]).tanh()",
+        "(self, x, graph):\n        return (self.inner(x) * graph.own[:, None]).tanh()",
+    ),
+    ("        own = torch.ones(len(x))\n        own[loop] = weight\n", "        graph = Graph(len(x), loop, weight)\n"),
+    ("self.two(self.one(x, own), own)", "self.two(self.one(x, graph), graph)"),
+    ("x.cumsum(0) * own[:, None]", "x.cumsum(0) * graph.own[:, None]"),
+]
+
+
+def test_what_an_object_holds_wrong_is_one_mistake_where_it_is_made(tmp_path, capsys):
+    ported(tmp_path, SHARED, [("class Mix(nn.Module):", GRAPH.format("+=")), *IN_AN_OBJECT])
+    origins = answer(tmp_path, capsys)["origins"]
+    lines = [line["after"].strip() for origin in origins for line in (origin["edit"] or {"lines": []})["lines"]]
+    assert lines
+    assert {*lines} == {"own[loop.numpy()] = weight.numpy()"}
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
+def test_an_object_with_arrays_is_handed_on_in_a_right_port(tmp_path, capsys):
+    ported(tmp_path, SHARED, [("class Mix(nn.Module):", GRAPH.format("=")), *IN_AN_OBJECT])
+    found = answer(tmp_path, capsys)
+    assert (found["outcome"], found["origins"]) == ("aligned", [])
