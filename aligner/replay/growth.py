@@ -50,7 +50,7 @@ def grown(
     again: Callable[[], Any],
 ) -> Iterator[Mapping[str, Any]]:
     """For each value that the net hands on and that is off, how far noise moves it; `again` has each run begin as the
-    free run began.
+    free run began. Nothing where noise moves nothing: then a compiled graph ran, without it.
     """
     off = {key: away for key, away in _off(reference, port, steps).items() if max(away) > OFF}
     if not off or not hasattr(adapter, "computing"):
@@ -68,7 +68,7 @@ def grown(
             moved[key] = max(most[0], away[0]), max(most[1], away[1])
         if time.monotonic() > until or all(is_grown(off[key], moved[key]) for key in off):
             break
-    for key, (scaled, whole) in moved.items():
+    for key, (scaled, whole) in moved.items() if any(max(most) > 0.0 for most in moved.values()) else ():
         yield {"at": [key.step, key.layer, key.call, key.slot], "error": scaled, "whole": whole}
 
 
