@@ -23,7 +23,11 @@ def doubt(readings: Sequence[Reading], port: Dump) -> None:
     Raises:
         DumpError: a finding is damaged.
     """
-    moved = _moved(port)
+    moved, explained = _moved(port), dict[int, float]()
+    for reading in readings if moved else ():
+        if reading.check is not None:  # what the code's own operations round, noise on layers does not do
+            step = reading.pair.key.step
+            explained[step] = max(explained.get(step, 0.0), reading.check.expected)
     ends = [one for one in readings if one.over and one.pair.port is not None and one.pair.port.key in moved]
     steps = set[int]()
     for reading in ends:
@@ -31,6 +35,7 @@ def doubt(readings: Sequence[Reading], port: Dump) -> None:
         if deviation is None or deviation.nonfinite or port_entry is None:
             continue
         error, whole = moved[port_entry.key]
+        whole = max(whole, explained.get(port_entry.key.step, 0.0))
         if deviation.scaled > LIMIT * error and deviation.rel_l2 > LIMIT * whole:
             reading.noise = error
             steps.add(reading.pair.key.step)

@@ -41,14 +41,14 @@ def blind(monkeypatch):
     """A forced pass that takes all for right."""
 
     def right(checks, *rest):
-        return [replace(check, expected=max(check.expected, check.error)) for check in checks], rest[2]
+        return [replace(check, error=0.0, deviation=None) for check in checks], rest[2]
 
     monkeypatch.setattr(examination, "_read", right)
 
 
 @pytest.mark.usefixtures("blind")
 def test_what_noise_does_not_explain_is_a_mistake_that_nobody_has_seen(tmp_path, capsys):
-    ported(tmp_path, NET.replace("TURNS", "2"), [("x.sigmoid())\n        for", "x.tanh())\n        for")])
+    ported(tmp_path, NET.replace("TURNS", "2"), [("x.sigmoid())\n        for", "1.02 * x.sigmoid())\n        for")])
     found = answer(tmp_path, capsys)
     assert (found["outcome"], found["origins"]) == ("diverged", [])
     assert [one["id"] for one in found["warnings"]] == ["growth-unexplained"]
