@@ -26,9 +26,7 @@ keeps its class name as kind. Values are plain: numbers, words, None, or tuples 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-from aligner.record import LayerSpec
+from typing import Any, Optional
 
 INTERPOLATING = ("linear", "bilinear", "bicubic", "trilinear")
 """Modes of Upsample for which align_corners has a meaning."""
@@ -164,13 +162,12 @@ def settled(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def as_kind(spec: LayerSpec, kind: str) -> LayerSpec:
-    """The same layer as one of this kind, where there is such a one: an InstanceNorm is a GroupNorm of as many groups
-    as channels, and ports say it so, as MindSpore has a kernel for it on a GPU alone.
+def told_as(kind: str, settings: Mapping[str, Any], other: str) -> Optional[dict[str, Any]]:
+    """The settings of a layer of another kind that is the same, if there is such a one: an InstanceNorm is a GroupNorm
+    of as many groups as channels, and ports say it so, as MindSpore has a kernel for it on a GPU alone.
     """
-    given = spec.attributes
-    if (spec.kind, kind) != ("InstanceNorm", "GroupNorm") or given.get("track_running_stats"):
-        return spec
-    channels = given["num_features"]
-    told = {"num_groups": channels, "num_channels": channels, "eps": given["eps"], "affine": given["affine"]}
-    return LayerSpec(kind, told)
+    if (kind, other) != ("InstanceNorm", "GroupNorm") or settings.get("track_running_stats"):
+        return None
+    channels = settings["num_features"]
+    told = {"num_groups": channels, "num_channels": channels}
+    return {**told, "eps": settings["eps"], "affine": settings["affine"]}

@@ -13,7 +13,8 @@ from aligner.explain.case import Case
 from aligner.explain.inquiry import WHOLE, Inquiry, held
 from aligner.explain.sample import LOCAL, sampled
 from aligner.explain.suspect import Suspect
-from aligner.vocabulary import as_kind
+from aligner.record import LayerSpec
+from aligner.vocabulary import told_as
 
 Rule = Callable[[Case], Iterable[Suspect]]
 
@@ -31,7 +32,8 @@ def suspects(case: Case, thorough: bool = True, inquiry: Optional[Inquiry] = Non
     the tensors, and knows afterwards what was not asked.
     """
     found: dict[str, Suspect] = {}
-    inquiry, case = inquiry or Inquiry(), replace(case, reference=as_kind(case.reference, case.port.kind))
+    inquiry, told_so = inquiry or Inquiry(), told_as(case.reference.kind, case.reference.attributes, case.port.kind)
+    case = case if told_so is None else replace(case, reference=LayerSpec(case.port.kind, told_so))
     with np.errstate(all="ignore"), held(inquiry):  # what overflows fits nothing
         for suspect in (*_asked(SETTINGS, case), *(_of_numbers(case, inquiry) if thorough else ())):
             told = _in_full_precision(case, suspect)

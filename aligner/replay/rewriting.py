@@ -14,7 +14,7 @@ from aligner.explain.suspect import Suspect
 from aligner.findings import EDIT
 from aligner.mending.settings import Settings, Written
 from aligner.record import Attribute, LayerSpec, Phase
-from aligner.vocabulary import as_kind
+from aligner.vocabulary import told_as
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
@@ -115,4 +115,7 @@ class Rewriting:
     def _spec(self, layer: str) -> Optional[LayerSpec]:
         """As the kind of layer that the port has in its place, where it can be said so."""
         known, theirs = self._reference.layers.get(layer), self._alone.spec(self._alone.port_of(layer))
-        return None if known is None else known.spec if theirs is None else as_kind(known.spec, theirs.kind)
+        if known is None or theirs is None:
+            return None if known is None else known.spec
+        told = told_as(known.spec.kind, known.spec.attributes, theirs.kind)
+        return known.spec if told is None else LayerSpec(theirs.kind, told)
