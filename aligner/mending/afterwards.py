@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.checks import OTHER_SHAPE, Check
 from aligner.compare.net import is_input
-from aligner.mending.care import Care, Tables
+from aligner.mending.care import UNBOUND, Care, Tables
 from aligner.mending.sources import Sources
 from aligner.record import Call, Key, Phase
 from aligner.source.ear import Ear
@@ -61,7 +61,7 @@ class Afterwards:
 
     def _errors(self, call: Call, checks: Sequence[Check], sources: Sources) -> Mapping[Key, float]:
         adapter = self._running.adapter
-        care = Care(Values(adapter), True, tables=Tables(self._running.tables))
+        care = Care(Values(adapter), True, tables=Tables(self._running.tables, sizes=[UNBOUND]))
         run = _Free(self._running, self._running.ear(Deaf(), sources, care), call, checks)
         self._running.run(run, False)
         return run.errors

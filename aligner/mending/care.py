@@ -7,6 +7,7 @@ numbers divided by zero, and indices outside of what they point into.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -60,7 +61,10 @@ class Tables:
     sizes: list[int] = field(default_factory=lambda: [0])
 
 
-NO_TABLES = Tables()
+UNBOUND = sys.maxsize
+
+NO_TABLES = Tables(sizes=[UNBOUND])
+"""Of code that was not run as it stands."""
 
 
 class Care:

@@ -97,10 +97,10 @@ def unread(
         if check.suspicious and check.isolated:  # of layers of one class at once; also what comes of another mistake
             inside = [name[len(check.owner) :] for name in check.between or ()]
             around = kinds.get(check.port.layer), kinds.get(check.port.layer.rpartition(".")[0])
-            places.setdefault((*around, check.port.slot, *inside), []).append(check)
+            places.setdefault((check.follows, *around, check.port.slot, *inside), []).append(check)
     parts: list[Parts] = []
     left = HELD
-    for some in places.values():
+    for some in sorted(places.values(), key=lambda some: some[0].follows):  # what is wrong by itself before the rest
         part = _parts(some, port, plan, left)
         parts += [part] if part else []
         left -= sum(one.wrong.size for one in part.values())

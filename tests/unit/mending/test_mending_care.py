@@ -74,6 +74,11 @@ def test_what_layers_keep_is_not_written_into_but_where_the_code_does_so_anyway(
             care.run(word, None, (table, 1.0), {}, lambda: pytest.fail("it ran"))
 
 
+def test_what_is_not_run_as_it_stands_is_not_bounded():
+    large = torch.zeros(1, 1).expand(1 << 13, 1 << 12)
+    assert Care(VALUES, empty=False).run("neg", None, (large,), {}, lambda: 7) == 7
+
+
 LONG = torch.zeros(1, 1).expand(1 << 13, 1)
 
 
