@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +35,9 @@ MOST = 512
 
 FEW = 8
 """Values of others of a class that are tried in its call."""
+
+ROW = 16
+"""Numbers in a row of which one is tried as it is set."""
 
 Change = Mapping[str, Attribute]
 
@@ -124,7 +128,11 @@ class Making:
 
     def _arguments(self, path: str, maker: Maker, change: Change) -> Iterator[tuple[str, Attribute]]:
         for parameter in maker.parameters:
-            for value in [*values(change), *_others(maker, parameter, self._layers.values())]:
+            for value in [
+                *values(change),
+                *_others(maker, parameter, self._layers.values()),
+                *_rows(maker, parameter, change),
+            ]:
                 if self.makes(Passed(maker, parameter, value, _inside(path, maker.layer)), value, change):
                     yield parameter, value
 
@@ -142,6 +150,16 @@ def _others(maker: Maker, parameter: str, layers: Iterable[Any]) -> list[Attribu
             if isinstance(value, (bool, int, float, str)) and value != maker.given.get(parameter):
                 found.setdefault((type(value), value), value)
     return [*found.values()][:FEW]
+
+
+def _rows(maker: Maker, parameter: str, change: Change) -> Iterator[Attribute]:
+    """What it is given in a row, or takes by default, with one of it as it is set: `strides=(1, 2, 2, 1)`."""
+    row: Any = maker.given.get(parameter, inspect.signature(maker.made).parameters[parameter].default)
+    form: Callable[[list[Any]], Any] = type(row)
+    if isinstance(row, (tuple, list)) and len(row) <= ROW:
+        for value, at in itertools.product(values(change), range(len(row))):
+            if type(row[at]) is type(value) and row[at] != value:
+                yield form([*row[:at], value, *row[at + 1 :]])
 
 
 def _words(made: Any) -> Iterator[str]:
@@ -180,7 +198,7 @@ def _callers(layers: Mapping[str, Any], maker: Maker, parameter: str) -> Iterato
         if any(isinstance(one, ast.Starred) for one in maker.call.args):
             return
         node = _argument(maker, parameter)
-        if node is None or isinstance(node, ast.Constant):
+        if node is None or _is_literal(node):
             yield maker, parameter
             return
         outer = _around(layers, maker.layer, maker.place)
@@ -241,6 +259,11 @@ def _holds(kind: type, place: sites.Place) -> bool:
         lines, first = inspect.getsourcelines(code)
         return code.co_filename == place.file and first <= place.line < first + len(lines)
     return False
+
+
+def _is_literal(node: ast.expr) -> bool:
+    """Whether it is written there, a number or a row of them."""
+    return not any(isinstance(one, (ast.Name, ast.Attribute, ast.Call)) for one in ast.walk(node))
 
 
 def _argument(maker: Maker, parameter: str) -> Optional[ast.expr]:
