@@ -54,6 +54,10 @@ class Maker(NamedTuple):
     names: Mapping[str, Any]
     """Numbers that have a name where it is called."""
 
+    def value(self, parameter: str) -> Any:
+        """What it is given, or takes by default."""
+        return self.given.get(parameter, inspect.signature(self.made).parameters[parameter].default)
+
 
 class Passed(NamedTuple):
     """An argument; the layer that is so set, by its path in that which the call makes."""
@@ -71,20 +75,21 @@ class Making:
         self._adapter, self._layers = adapter, layers
         self._known: dict[object, bool] = {}
 
-    def passed(self, path: str, change: Change) -> Optional[Passed]:
-        """The argument that makes a layer's settings so; None where none is found."""
+    def passed(self, path: str, change: Change) -> Iterator[Passed]:
+        """The arguments that make a layer's settings so, from the inner to the outer."""
         layers = self._layers
         maker = _of_class(layers, path) if is_own(self._adapter, layers[path]) else _around(layers, path)
+        seen = set[tuple[sites.Place, str]]()
         for _ in range(DEEPEST):
             if maker is None:
                 break
             for parameter, value in self._arguments(path, maker, change):
                 for outer, its in _callers(layers, maker, parameter):
                     found = Passed(outer, its, value, _inside(path, outer.layer))
-                    if self.makes(found, value, change):
-                        return found
+                    if (outer.place, its) not in seen and self.makes(found, value, change):
+                        seen.add((outer.place, its))
+                        yield found
             maker = _around(layers, maker.layer, maker.place)  # one argument there may be several here
-        return None
 
     def beside(self, found: Passed) -> Iterator[Maker]:
         """The same call where it made other layers."""
@@ -126,12 +131,19 @@ class Making:
         specs = [self._adapter.spec(one) for one in (known, made) if one is not None]
         return len(specs) < len((known, made)) or specs[0].kind != specs[1].kind
 
+    def again(self, found: Passed, change: Change) -> Iterator[Attribute]:
+        """What this argument may be in another call, for a layer that is to be set so, or as it is."""
+        now = found.maker.value(found.parameter)
+        ways = (found.value, *values(change), now, *_near(now))
+        return (one for one in ways if self.makes(found, one, change))
+
     def _arguments(self, path: str, maker: Maker, change: Change) -> Iterator[tuple[str, Attribute]]:
         for parameter in maker.parameters:
             for value in [
                 *values(change),
                 *_others(maker, parameter, self._layers.values()),
                 *_rows(maker, parameter, change),
+                *_near(maker.value(parameter)),
             ]:
                 if self.makes(Passed(maker, parameter, value, _inside(path, maker.layer)), value, change):
                     yield parameter, value
@@ -154,12 +166,17 @@ def _others(maker: Maker, parameter: str, layers: Iterable[Any]) -> list[Attribu
 
 def _rows(maker: Maker, parameter: str, change: Change) -> Iterator[Attribute]:
     """What it is given in a row, or takes by default, with one of it as it is set: `strides=(1, 2, 2, 1)`."""
-    row: Any = maker.given.get(parameter, inspect.signature(maker.made).parameters[parameter].default)
+    row = maker.value(parameter)
     form: Callable[[list[Any]], Any] = type(row)
     if isinstance(row, (tuple, list)) and len(row) <= ROW:
         for value, at in itertools.product(values(change), range(len(row))):
             if type(row[at]) is type(value) and row[at] != value:
                 yield form([*row[:at], value, *row[at + 1 :]])
+
+
+def _near(value: Any) -> list[Attribute]:
+    """A whole number that is another one's slip: a padding that is worked out tells not which."""
+    return [value + 1, value - 1, 2 * value, value // 2] if type(value) is int and value > 1 else []
 
 
 def _words(made: Any) -> Iterator[str]:
@@ -193,16 +210,16 @@ def _single(value: Attribute) -> Iterator[Attribute]:
 
 
 def _callers(layers: Mapping[str, Any], maker: Maker, parameter: str) -> Iterator[tuple[Maker, str]]:
-    """From the inner to the outer: the first call in which it is no name that is handed on."""
+    """The first call, from the inner to the outer, in which it is no name that is handed on."""
     for _ in range(DEEPEST):
         if any(isinstance(one, ast.Starred) for one in maker.call.args):
             return
         node = _argument(maker, parameter)
-        if node is None or _is_literal(node):
+        if not isinstance(node, ast.Name):
             yield maker, parameter
             return
         outer = _around(layers, maker.layer, maker.place)
-        if not isinstance(node, ast.Name) or outer is None or node.id not in outer.parameters:
+        if outer is None or node.id not in outer.parameters:
             return
         maker, parameter = outer, node.id
 
@@ -259,11 +276,6 @@ def _holds(kind: type, place: sites.Place) -> bool:
         lines, first = inspect.getsourcelines(code)
         return code.co_filename == place.file and first <= place.line < first + len(lines)
     return False
-
-
-def _is_literal(node: ast.expr) -> bool:
-    """Whether it is written there, a number or a row of them."""
-    return not any(isinstance(one, (ast.Name, ast.Attribute, ast.Call)) for one in ast.walk(node))
 
 
 def _argument(maker: Maker, parameter: str) -> Optional[ast.expr]:

@@ -11,13 +11,14 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple, Optional
 
 from aligner.adapter import Adapter
 from aligner.explain.setting_rules import same
 from aligner.mending.hunks import hunks
 from aligner.mending.keywords import keywords, named, says
-from aligner.mending.passed import Making, Passed, values
+from aligner.mending.passed import Making, Passed
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.record import Attribute, LayerSpec
 from aligner.source import sites
@@ -29,6 +30,9 @@ from aligner.words.spelling import written as literal
 STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 BLOCKS = ("body", "orelse", "finalbody")
+
+WAYS = 4
+"""Arguments of which a setting may come that are looked at."""
 
 LARGE = 1 << 22
 """Elements of parameters: a layer that has more is not built again to see what it is."""
@@ -118,15 +122,20 @@ class Settings:
     def _given(self, path: str, aim: LayerSpec, changes: Changes, for_all: bool) -> Optional[Written]:
         """The argument of a class or a function of the user's that a setting comes of, wherever it is given; None where
         it is to be right `for_all` and is not."""
-        found = self._making.passed(path, aim.attributes)
-        if found is None:
-            return None
+        ways = islice(self._making.passed(path, aim.attributes), WAYS)
+        told = [self._argued(found, changes) for found in ways]
+        right = next((one for one in told if not one[-1]), None if for_all else next(iter(told), None))
+        return None if right is None else self._taken(*right)
+
+    def _argued(self, found: Passed, changes: Changes) -> tuple[sites.Place, Sequence[Edit], Sequence[str]]:
+        """A call with an argument as it is to be, and the layers for which it is not right."""
         maker, parameter = found.maker, found.parameter
         asks = {maker.layer: {parameter: literal(parameter, found.value)}}
         names, broken = {maker.layer: maker.names}, list[str]()
         for other in self._making.beside(found):
             inner = ".".join(filter(None, (other.layer, found.below)))
-            text = self._argument(found._replace(maker=other), changes(inner) or {})
+            right = self._making.again(found._replace(maker=other), changes(inner) or {})
+            text = next((literal(parameter, one) for one in right), None)
             if text is None:
                 broken.append(inner)
             else:
@@ -135,14 +144,7 @@ class Settings:
         if said is None:
             said = asks[maker.layer]
             broken += [other for other, its in asks.items() if its != said]
-        if broken and for_all:
-            return None
-        return self._taken(maker.place, _written(maker.place.file, maker.call, maker.parameters, said), broken)
-
-    def _argument(self, found: Passed, change: Mapping[str, Attribute]) -> Optional[str]:
-        """What an argument is to be for a layer that is to be set so."""
-        right = (one for one in (found.value, *values(change)) if self._making.makes(found, one, change))
-        return next((literal(found.parameter, one) for one in right), None)
+        return maker.place, _written(maker.place.file, maker.call, maker.parameters, said), broken
 
     def _taken(self, place: sites.Place, edits: Sequence[Edit], broken: Sequence[str]) -> Optional[Written]:
         """None where the line is to say something else already: what says two things is right for none."""
