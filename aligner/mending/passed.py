@@ -85,7 +85,7 @@ class Making:
                 break
             for parameter, value in self._arguments(path, maker, change):
                 for outer, its in _callers(layers, maker, parameter):
-                    found = Passed(outer, its, value, _inside(path, outer.layer))
+                    found = Passed(outer, its, value, inside(path, outer.layer))
                     if (outer.place, its) not in seen and self.makes(found, value, change):
                         seen.add((outer.place, its))
                         yield found
@@ -145,7 +145,7 @@ class Making:
                 *_rows(maker, parameter, change),
                 *_near(maker.value(parameter)),
             ]:
-                if self.makes(Passed(maker, parameter, value, _inside(path, maker.layer)), value, change):
+                if self.makes(Passed(maker, parameter, value, inside(path, maker.layer)), value, change):
                     yield parameter, value
 
 
@@ -193,7 +193,8 @@ def _told(given: Mapping[str, Any]) -> tuple[tuple[str, object], ...]:
     return tuple((name, repr(one) if isinstance(one, plain) else id(one)) for name, one in sorted(given.items()))
 
 
-def _inside(path: str, owner: str) -> str:
+def inside(path: str, owner: str) -> str:
+    """The path of a layer in another one."""
     return "" if path == owner else path[len(owner) + 1 if owner else 0 :]
 
 

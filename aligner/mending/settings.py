@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Optional
 
 from aligner.adapter import Adapter
 from aligner.explain.setting_rules import same
+from aligner.mending.configured import Configured
 from aligner.mending.hunks import hunks
 from aligner.mending.keywords import keywords, named, says
 from aligner.mending.passed import Making, Passed
@@ -56,6 +57,7 @@ class Settings:
 
     def __init__(self, adapter: Adapter, layers: Mapping[str, Any]) -> None:
         self._adapter, self._layers, self._making = adapter, layers, Making(adapter, layers)
+        self._configured = Configured(adapter, layers)
         self._edits: dict[sites.Place, Sequence[Edit]] = {}
         self._done: dict[tuple[sites.Place, Sequence[Edit]], Written] = {}
 
@@ -124,7 +126,10 @@ class Settings:
         it is to be right `for_all` and is not."""
         ways = islice(self._making.passed(path, aim.attributes), WAYS)
         told = [self._argued(found, changes) for found in ways]
-        right = next((one for one in told if not one[-1]), None if for_all else next(iter(told), None))
+        whole = next((one for one in told if not one[-1]), None) or self._configured.written(
+            path, aim.attributes, changes
+        )
+        right = whole or next(iter(told if not for_all else ()), None)
         return None if right is None else self._taken(*right)
 
     def _argued(self, found: Passed, changes: Changes) -> tuple[sites.Place, Sequence[Edit], Sequence[str]]:
@@ -166,6 +171,10 @@ class Settings:
         if call is None:
             return None
         others = {other: wanted(other) for other in self._beside(built.place, path)}
+        if "..." in text and _reads(call):
+            told = self._configured.written(path, aim.attributes, changes)
+            if told is not None:
+                return self._taken(*told)
         if "..." in text:
             said = keywords(text) or {}
             for only in (*(said if len(said) > 1 else ()), ""):  # a padding that is "same" follows a dilation
@@ -297,6 +306,12 @@ def _is_last(file: str, call: ast.Call) -> bool:
         block for block in blocks if isinstance(block, list) and any(getattr(s, "value", None) is call for s in block)
     )
     return any(len(block) == 1 for block in own)
+
+
+def _reads(call: ast.Call) -> bool:
+    """Whether it is given what an object has: `config.eps`, `config["eps"]`."""
+    given = (*call.args, *(one.value for one in call.keywords))
+    return any(isinstance(node, (ast.Attribute, ast.Subscript)) for one in given for node in walked(one))
 
 
 def _from(layer: Any) -> Optional[sites.Place]:

@@ -64,3 +64,70 @@ def test_one_of_a_row_that_is_given_is_exchanged(tmp_path, capsys):
     (line,) = first["edit"]["lines"]
     assert line["after"].strip() == "return Net((4, 6, 8), [1, 2, 1]), (torch.randn(2, 3, 12, 12),)"
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+CONFIGURED = """
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Config:
+    width: int = 6
+    eps: float = 1e-2
+    strides: tuple = (1, 2, 1)
+
+
+class Unit(nn.Module):
+    def __init__(self, config, stage):
+        super().__init__()
+        self.conv = nn.Conv2d(config.width, config.width, 3, stride=config.strides[stage], padding=1)
+        self.norm = nn.GroupNorm(2, config.width, eps=config.eps)
+
+    def forward(self, x):
+        return self.norm(self.conv(x)).relu()
+
+
+class Net(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.first = nn.Conv2d(3, config.width, 1)
+        self.units = nn.Sequential(*(Unit(config, stage) for stage in range(3)))
+        self.last = nn.BatchNorm2d(config.width, eps=config.eps)
+
+    def forward(self, x):
+        return self.last(self.units(self.first(x)))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net(Config()).eval(), (torch.randn(2, 3, 12, 12),)
+"""
+
+BY_DICT = CONFIGURED.replace(
+    "@dataclass(frozen=True)\nclass Config:\n    width: int = 6\n    eps: float = 1e-2\n    strides: tuple = (1, 2, 1)",
+    "CONFIG = {'width': 6, 'eps': 1e-2, 'strides': (1, 2, 1)}",
+).replace("Net(Config())", "Net(CONFIG)")
+for _name in ("width", "eps", "strides"):
+    BY_DICT = BY_DICT.replace(f"config.{_name}", f"config['{_name}']")
+
+
+@pytest.mark.parametrize(
+    ("net", "right", "wrong"),
+    [
+        (CONFIGURED, "eps: float = 1e-2", "eps: float = 1e-4"),
+        (CONFIGURED, "strides: tuple = (1, 2, 1)", "strides: tuple = (1, 2, 2)"),
+        (CONFIGURED.replace("Config())", "Config(eps=1e-1))"), "Config(eps=1e-1)", "Config(eps=1e-3)"),
+        (BY_DICT, "'eps': 1e-2", "'eps': 1e-4"),
+        (BY_DICT, "'strides': (1, 2, 1)", "'strides': (1, 1, 1)"),
+    ],
+)
+def test_what_an_object_of_settings_says_is_changed_where_it_is_written(tmp_path, capsys, net, right, wrong):
+    ported(tmp_path, net, [(right, wrong)])
+    told = answer(tmp_path, capsys)["origins"]
+    lines = {line["after"].strip() for origin in told for line in (origin["edit"] or {"lines": ()})["lines"]}
+    assert len(lines) == 1
+    assert right.replace("1e-2", "0.01").replace("1e-1", "0.1") in lines.pop()
+    assert is_right_with_the_patch(tmp_path, capsys)
