@@ -22,6 +22,7 @@ from aligner.record import Array, Key, Phase
 from aligner.replay import combining, fused, mapped, trial
 from aligner.replay.items import Item, Match, Slot
 from aligner.replay.joints import Joints
+from aligner.replay.naming import as_named
 from aligner.replay.reshaping import Form
 from aligner.replay.transfer import Transfer, left_over, plan
 
@@ -195,9 +196,10 @@ class Loader:
             if after is not None and after.score >= before.score:
                 tried = [*tried, (best, after)] if after.score == before.score else [(best, after)]
         found = [self._by_joints(*each) if each[1].agreeing < each[1].judged else (each[0], 0) for each in tried]
-        first, _ = max(found, key=lambda pair: pair[1])  # of equals the first
-        self._fill(first.matches)
-        return first
+        best, _ = max(found, key=lambda pair: pair[1])  # of equals the first
+        best = replace(best, matches=tuple(as_named(first.matches, best.matches)))
+        self._fill(best.matches)
+        return best
 
     def _by_joints(self, first: Transfer, before: trial.Trial) -> tuple[Transfer, int]:
         """Match alike layers by what they are given; and how many were given the right values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
@@ -47,3 +48,30 @@ def by_name(reference: Sequence[Item], port: Sequence[Item], renames: Mapping[st
         if found is not None and found.shape == item.shape:
             matches.append(Match(item, found, "rename" if renamed else "name", 1.0))
     return matches
+
+
+def as_named(first: Sequence[Match], other: Sequence[Match]) -> list[Match]:
+    """The second way to match, but for layers that it exchanges where the names say that the first one is meant.
+
+    `mix_angle` is the reference's `compat_angle`, whatever it is given. Numbers in names say nothing.
+    """
+    before = {match.reference.slot: match for match in first}
+    after = {match.port.slot: match for match in other}
+    found = list(other)
+    for at, match in enumerate(other):
+        was = before.get(match.reference.slot)
+        now = None if was is None else after.get(was.port.slot)
+        if was is None or now is None or was.port.slot == match.port.slot or match.reformed or was.reformed:
+            continue
+        exchanged = before.get(now.reference.slot)
+        if exchanged is None or exchanged.port.slot != match.port.slot:
+            continue
+        ours, theirs = (_words(one.reference) for one in (match, now)), (_words(one.port) for one in (was, match))
+        (one, another), (its, others) = ours, theirs
+        if (one & its) - another - others and (another & others) - one - its:
+            found[at] = was
+    return found
+
+
+def _words(item: Item) -> frozenset[str]:
+    return frozenset(re.findall("[a-z]{3,}", item.slot.layer.lower()))

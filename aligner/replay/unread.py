@@ -206,7 +206,8 @@ def _unread(runs: _Runs, parts: Sequence[Parts]) -> Parts:
 
 def _parts(checks: Sequence[Check], port: Dump, plan: Plan, left: int) -> Parts:
     """Those of all values of a place; none where one is not wrong in a part, in most calls in all of it, or they are
-    larger than what is left. Of candidates that are written to their ends fewer are left in each call.
+    larger than what is left. Of candidates that are written to their ends fewer are left in each call, and of words
+    most may be the one for none.
     """
     found: dict[Key, _Part] = {}
     for check in checks:
@@ -214,7 +215,7 @@ def _parts(checks: Sequence[Check], port: Dump, plan: Plan, left: int) -> Parts:
         if part is None or part.wrong.size > left:
             return {}
         found[check.port], left = part, left - part.wrong.size
-    return found if any(2 * part.wrong.sum() <= part.wrong.size for part in found.values()) else {}
+    return found if any(one.is_word or 2 * one.wrong.sum() <= one.wrong.size for one in found.values()) else {}
 
 
 def _part(check: Check, port: Dump, plan: Plan) -> Optional[_Part]:
