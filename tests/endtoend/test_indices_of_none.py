@@ -80,3 +80,10 @@ def test_another_index_where_there_is_one_is_a_mistake(tmp_path, capsys):
     _written(tmp_path, *NONE, *ALL, ("away.argmin(1)", "away.argmax(1)"))
     found = answer(tmp_path, capsys)
     assert found["origins"][0]["layer"] == "assigner"
+
+
+def test_most_may_be_none(tmp_path, capsys):
+    _written(tmp_path, ("away < 0.9", "away < 0.4"), *NONE, *ALL)
+    (tmp_path / "ref.py").write_text(NET.replace("away < 0.9", "away < 0.4"), encoding="utf-8")
+    found = answer(tmp_path, capsys)
+    assert (found["outcome"], found["origins"], found["suspects"]) == ("aligned", [], [])
