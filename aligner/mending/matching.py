@@ -10,7 +10,7 @@ from typing import Optional
 
 from aligner.fingerprint import Prints, apart
 from aligner.mending.differing_numbers import Figure, figures
-from aligner.mending.events import KEPT, LAYER, RETURN, WIDENED, Event, Story, makers
+from aligner.mending.events import KEPT, LAYER, RETURN, WIDENED, Event, Story, is_idle, makers
 from aligner.words.calls import Constant, Operand, equal
 from aligner.words.spelling import number_text
 
@@ -23,8 +23,13 @@ NEAREST = 128
 EARLY = 4
 """Of these the first, with which it begins: what its first wrong step may be made of, or what is lost in a list."""
 
-AGAIN, CHAIN = 32, 4
-"""Values that lacking ones are made of once more; steps between a number and the value that it is worked out of."""
+AGAIN, CHAIN, WAYS = 32, 4, 2
+"""Values that lacking ones are made of once more; steps between a number and the value that it is worked out of; other
+steps that make a lacking value."""
+
+ORDERING = ("sort", "topk", "argsort")
+"""What tells the places of values in their order: which of those that are equal comes first, each kernel has its way.
+"""
 
 SMALL = 16
 """Whole numbers below this stand in many places."""
@@ -57,6 +62,7 @@ class Matching:
         """The port's values that are one of the reference's."""
         if found in self.twins[wanted] and theirs.shapes[found] == ours.shapes[wanted]:
             self.twins[wanted].remove(found)  # too near for a fingerprint
+        self._order(heard)
         right = {value for twins in self.twins.values() for value in twins}
         had = {v for v, twins in self.twins.items() if twins}
         places = _places(ours, ours.events), _places(theirs, heard)
@@ -67,6 +73,28 @@ class Matching:
         self.held = {
             result for event in heard if event.word == LAYER and nowhere & {*event.operands} for result in event.results
         }
+
+    def _order(self, heard: Sequence[Event]) -> None:
+        """Places in the order of a value that both sides have: they are others only where what is ordered is equal."""
+        of_word: dict[str, list[Event]] = {}
+        for made in self.ours.events:
+            if made.word in ORDERING:
+                of_word.setdefault(made.word, []).append(made)
+        for event in heard if of_word else ():
+            for made in of_word.get(event.word, ()):
+                if (
+                    made.arguments == event.arguments
+                    and len(made.results) == len(event.results)
+                    and self._sorts(made, event)
+                ):
+                    for ours, theirs in zip(made.results[-1:], event.results[-1:]):
+                        more = theirs not in self.twins.get(ours, (theirs,)) and theirs != self.found
+                        self.twins[ours] += [theirs] * more
+
+    def _sorts(self, ours: Event, theirs: Event) -> bool:
+        """Whether both order the same, and have it in the same order."""
+        given = zip(ours.operands, theirs.operands)
+        return all(self.match(*pair) for pair in (*given, *zip(ours.results[:-1], theirs.results[:-1])))
 
     @staticmethod
     def _known(events: Iterable[Event], end: int) -> list[int]:
@@ -116,6 +144,28 @@ class Matching:
         had = {value for value, twins in self.twins.items() if twins}
         ways = [dict(_behind(start, self.makers[0], had, ())) for start in [*dict.fromkeys(starts)][:AGAIN]]
         return [step for way in ways if not lacking & {*way} for step in way.items()]  # else it is taken out of them
+
+    @cached_property
+    def once_more(self) -> Mapping[int, Sequence[Event]]:
+        """What else the reference makes lacking values of, where the port has all of that."""
+        found: dict[int, list[Event]] = {}
+        lacking = {value for value, _ in self.missing}
+        for event in self.ours.events:
+            for value in lacking & {*event.results} if event.word not in (LAYER, RETURN, KEPT) else ():
+                if self.makers[0].get(value) is not event and not is_idle(event) and self.has(event):
+                    found.setdefault(value, []).append(event)
+        return {value: some[:WAYS] for value, some in found.items()}
+
+    @cached_property
+    def idle(self) -> Mapping[int, Sequence[Event]]:
+        """By value, what the reference does to it in vain."""
+        found: dict[int, list[Event]] = {}
+        for event in self.ours.events:
+            value, *others = event.operands or (None,)
+            plain = all(isinstance(one, Constant) for one in others) and event.word not in ("reshape", "expand")
+            if isinstance(value, int) and is_idle(event) and event.results == (value,) and plain:
+                found.setdefault(value, []).append(event)
+        return found
 
     @cached_property
     def starts(self) -> Sequence[int]:

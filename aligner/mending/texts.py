@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -14,7 +14,7 @@ from aligner.adapter import Adapter
 from aligner.fingerprint import distances
 from aligner.mending import words
 from aligner.mending.anchor import Anchor, Parts
-from aligner.mending.events import LAYER, Event, is_idle
+from aligner.mending.events import LAYER, Event
 from aligner.mending.heard import Heard
 from aligner.mending.kinds import as_condition
 from aligner.mending.matching import Matching
@@ -67,9 +67,12 @@ class Texts:
                 loose = self.text(value, replace(anchor, loose=True, said={}, unsaid={}))
                 yield from [loose] if loose != plain else []
             made = self._matching.makers[0].get(value)
-            if made is not None and made.text in self._lines:
+            if made is not None and any(made.text == one.text for some in self._matching.idle.values() for one in some):
                 whole = self.text(value, replace(anchor, whole=True, said={}, unsaid={}))
                 yield from [whole] if whole != plain else []
+        for other in self._matching.once_more.get(value, ()):
+            with suppress(LookupError):
+                yield self._made(other, value, anchor, 0)
 
     def text(self, value: Operand, anchor: Anchor, depth: int = 0, line: str = "") -> str:
         """An expression that has this value of the reference.
@@ -102,27 +105,11 @@ class Texts:
         """With what the reference's line does to a value without making another one of it."""
         made = self._matching.makers[0].get(value)
         line = line or (made.text if made is not None else "")
-        for event in self._idle.get(value, ()):
+        for event in self._matching.idle.get(value, ()):
             if event.text == line:
                 numbers = [number_text(one.value) for one in event.operands[1:] if isinstance(one, Constant)]
                 text = self._step(event, [text, *numbers], anchor)
         return text
-
-    @cached_property
-    def _lines(self) -> Set[str]:
-        """Those of the reference that do something in vain."""
-        return {event.text for events in self._idle.values() for event in events}
-
-    @cached_property
-    def _idle(self) -> Mapping[int, list[Event]]:
-        """By value, what the reference does to it in vain."""
-        found: dict[int, list[Event]] = {}
-        for event in self._matching.ours.events:
-            value, *others = event.operands or (None,)
-            plain = all(isinstance(one, Constant) for one in others) and event.word not in ("reshape", "expand")
-            if isinstance(value, int) and is_idle(event) and event.results == (value,) and plain:
-                found.setdefault(value, []).append(event)
-        return found
 
     def _text(self, value: int, anchor: Anchor, depth: int, line: str) -> str:
         known = self._known(value, anchor)
@@ -145,6 +132,10 @@ class Texts:
             return self.number(number, anchor.event, line)
         if made.word == LAYER:
             return self._layer(made, anchor, depth)
+        return self._made(made, value, anchor, depth)
+
+    def _made(self, made: Event, value: int, anchor: Anchor, depth: int) -> str:
+        """What a step of the reference's does, on what stands there."""
         mask = MASKED.get(made.word)
         by_name = replace(anchor, named=True, said={}, unsaid={})  # what stands there may be the condition as numbers
         places = [by_name if at == mask else anchor for at in range(len(made.operands))]
