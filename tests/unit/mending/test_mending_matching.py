@@ -43,3 +43,29 @@ def test_what_is_taken_out_of_a_value_does_not_make_it():
 def test_what_came_in_is_made_by_nobody():
     hidden, far = Event("where", (0, 1), (2,)), Event("lt", (2,), (0,))
     assert _in_order([hidden, far], {0}) == [hidden, far]
+
+
+def test_places_in_the_order_of_one_value_are_one_but_for_ties():
+    tied = np.array([3.0, 0.0, 0.0, 5.0])
+    values = [tied, np.sort(tied), np.array([1.0, 2.0, 0.0, 3.0]), X[0, :4], X[1, :4]]
+    other = [*values[:2], np.array([2.0, 1.0, 0.0, 3.0]), X[2, :4]]
+    arguments = {"axis": 0, "descending": False}
+    ours = [Event("sort", (0,), (1, 2), arguments), Event("gather", (3, 2), (4,))]
+    theirs = [Event("sort", (0,), (1, 2), arguments), Event("neg", (0,), (3,))]
+    stories = [
+        Story([fingerprint(value) for value in some], events, [value.shape for value in some])
+        for some, events in ((values, ours), (other, theirs))
+    ]
+    assert Matching(*stories, theirs, 4, 3, 1.0).twins[2] == [2]
+    theirs[0].arguments = {**arguments, "descending": True}
+    assert Matching(*stories, theirs, 4, 3, 1.0).twins[2] == []
+
+
+def test_what_the_reference_makes_twice_is_told_in_both_ways():
+    values = [X, X[:, ::-1], X * 2]
+    events = [Event("flip", (0,), (1,)), Event("mul", (0, Constant(2.0)), (2,)), Event("add", (0, 0), (2,))]
+    ours = Story([fingerprint(value) for value in values], events, [X.shape] * 3)
+    theirs = Story([fingerprint(X), fingerprint(X + 1)], [Event("add", (0,), (1,))], [X.shape] * 2)
+    found = Matching(ours, theirs, theirs.events, 2, 1, 1.0)
+    assert [event.word for event in found.once_more[2]] == ["add"]
+    assert found.makers[0][2].word == "mul"
