@@ -59,3 +59,10 @@ def as_condition(text: str, names: Mapping[str, Any], adapter: Adapter) -> str:
     else:
         counts = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in CASTS and "bool" not in said
     return f"{bracketed(text)} > 0" if counts else text
+
+
+def as_index(text: str, names: Mapping[str, Any], adapter: Adapter) -> str:
+    """Whole numbers, where what is said has them as broken ones."""
+    known = names.get(text)
+    is_broken = known is not None and adapter.is_tensor(known) and "float" in adapter.dtype(known)
+    return text + (".int()" if adapter.name == "mindspore" else ".long()") * is_broken

@@ -16,14 +16,14 @@ from aligner.mending import words
 from aligner.mending.anchor import Anchor, Parts
 from aligner.mending.events import LAYER, Event
 from aligner.mending.heard import Heard
-from aligner.mending.kinds import as_condition
+from aligner.mending.kinds import as_condition, as_index
 from aligner.mending.matching import Matching
 from aligner.mending.measuring import count
 from aligner.mending.modules import modules
 from aligner.mending.sources import Sources
 from aligner.words.calls import Constant, Operand
 from aligner.words.operations import arguments
-from aligner.words.spelling import MASKED, bracketed, number_text, spelled, unshaped, widened, written
+from aligner.words.spelling import INDEXED, MASKED, bracketed, number_text, spelled, unshaped, widened, written
 from aligner.words.templates import MINDSPORE, NUMPY
 
 DEEPEST = 8
@@ -143,6 +143,9 @@ class Texts:
         operands = [self.text(one, place, depth + 1, made.text) for one, place in zip(given, places)]
         if mask is not None:
             operands[mask] = as_condition(operands[mask], anchor.event.names, self._adapter)
+        if made.word in INDEXED:
+            at = INDEXED[made.word]
+            operands[at] = as_index(operands[at], anchor.event.names, self._adapter)
         text = self._step(made, operands, anchor, made.results.index(value) if len(made.results) > 1 else None)
         return self._typed(text, made.results[0], anchor) if anchor.is_array and not operands else text
 

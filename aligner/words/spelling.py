@@ -31,6 +31,9 @@ NAMES: Mapping[str, Sequence[str]] = {
 MASKED = {"where": 0, "masked_fill": 1}
 """Which operand is a mask; it may be of the first axes alone, with a `rest` of them behind it."""
 
+INDEXED = {"gather": 1, "index_select": 1}
+"""Which operand is an index."""
+
 
 def spelled(
     word: str,
