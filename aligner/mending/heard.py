@@ -8,6 +8,7 @@ import types
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
+from types import FrameType
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -31,6 +32,9 @@ from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 
 MOST = 16000
 """Events of one run that are kept."""
+
+COMPREHENSIONS, OUTER = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"), 16
+"""Functions that have no name of their own, and frames between one and the function that it is written in."""
 
 ITEMS, DEEP = 64, 2
 """Named values in one that the code has a name for, and how deep they stand in it."""
@@ -249,7 +253,8 @@ class Heard:
         node = self._sources.node(site)
         arrays: dict[ast.AST, str] = {}
         inputs = [*self._inputs(node, args, kwargs, arrays, keeps)]
-        names = {name: [*one] if type(one) is list else one for name, one in frame.f_locals.items()}  # lists grow
+        known = {**_around(frame), **frame.f_locals}
+        names = {name: [*one] if type(one) is list else one for name, one in known.items()}  # lists grow
         return _Frame(site, node, inputs, arrays, names, frame.f_globals)
 
     def _inputs(
@@ -305,6 +310,18 @@ class Heard:
                 yield from self._pairs(node.values, [*value.values()], arrays)
             elif value is None:
                 yield node, None
+
+
+def _around(frame: FrameType) -> Mapping[str, Any]:
+    """What has a name in the function around a comprehension, which before Python 3.12 is a function of its own."""
+    outer = frame.f_back
+    for _ in range(OUTER if frame.f_code.co_name in COMPREHENSIONS else 0):
+        if outer is None:
+            break
+        if frame.f_code in outer.f_code.co_consts:
+            return {**_around(outer), **outer.f_locals}
+        outer = outer.f_back
+    return {}
 
 
 def _named(value: Any) -> Sequence[tuple[str, object]]:
