@@ -164,7 +164,10 @@ class Ranking:
 
     @cached_property
     def _early(self) -> set[int]:
-        return {value for value, _ in self._matching.missing[:EARLY]}
+        """The first that the port lacks, in whichever shape."""
+        missing = [(value, self._matching.classes.get(value, value)) for value, _ in self._matching.missing]
+        first = {known for _, known in missing[:EARLY]}
+        return {value for value, known in missing if known in first}
 
     @cached_property
     def _wrong(self) -> set[int]:
@@ -184,9 +187,8 @@ class Ranking:
         return self._after(moves)[0]
 
     def _after(self, moves: Sequence[Move]) -> tuple[int, int]:
-        """How many wrong values there are still, as far as the same steps of the same values have the same results, and
-        how many of those that the port lacks it has then.
-        """
+        """How many values are wrong still, as far as the same steps of the same values have the same results, and how
+        many of those that the port lacks it has then."""
         matching = self._matching
         moved = _Moved(
             {place_of(event): (event, value, model) for event, node, value, model in moves if node is None},
