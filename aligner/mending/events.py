@@ -58,6 +58,8 @@ class Event:
     """Of a function of the user's: how many events there were before its own."""
     part: bool = False
     """One of several things that an operation made: it has no expression of its own."""
+    share: Optional[tuple[int, int, int]] = None
+    """Of so many equal shares along an axis, which one it takes."""
 
     @property
     def text(self) -> str:

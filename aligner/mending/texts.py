@@ -157,8 +157,12 @@ class Texts:
 
     def _step(self, made: Event, operands: Sequence[str], anchor: Anchor, part: Optional[int] = None) -> str:
         """What the reference does in one step, on these operands; which part of it, where it makes several values."""
-        texts = {key: self.argument(anchor.event, made, key, item) for key, item in made.arguments.items()}
         side = NUMPY if anchor.is_array else self.side
+        if made.share is not None and side != NUMPY:  # right for each size
+            count, part, axis = made.share
+            given = {"n": count, "axis": axis}
+            return spelled("chunk", operands, given, {}, modules(anchor.event.scope, side), side, part)
+        texts = {key: self.argument(anchor.event, made, key, item) for key, item in made.arguments.items()}
         word = self._filling(made, side) if made.word == "fill" else made.word
         word = "floordiv" if made.arguments.get("rounding_mode") == "floor" else word
         texts.update({"value": bracketed(texts["value"])} if word == "floats" else {})

@@ -255,9 +255,14 @@ def events_of(step: Step, story: Story, known: Mapping[int, int]) -> Iterable[Ev
         return
     operands = tuple(_constant(story, one) for one in told.operands)
     if told.word == "split" and isinstance(told.arguments["axis"], int) and operands and isinstance(operands[0], int):
-        rank = len(story.shapes[operands[0]])
-        for index, result in zip(pieces(shapes, told.arguments["axis"], rank), made):
-            yield Event("getitem", operands[:1], (result,), {"index": index}, name=step.name, spot=step.spot, part=True)
+        axis, rank = told.arguments["axis"], len(story.shapes[operands[0]])
+        halves = len(shapes) if len({*shapes}) == 1 and bare(step.name) == "chunk" else 0
+        for at, (index, result) in enumerate(zip(pieces(shapes, axis, rank), made)):
+            share = (halves, at, axis) if halves else None
+            found = {"index": index}
+            yield Event(
+                "getitem", operands[:1], (result,), found, name=step.name, spot=step.spot, part=True, share=share
+            )
         return
     yield Event(told.word, operands, made, told.arguments, told.places, step.name, spot=step.spot)
 

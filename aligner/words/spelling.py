@@ -12,7 +12,7 @@ from typing import Any, Optional
 from aligner.words.operations import OPERATORS, row
 from aligner.words.templates import BOTH, LEFT_OUT, MINDSPORE, OVER_SEVERAL, OWN, TORCH
 
-SEVERAL = frozenset(("topk", "sort", "cummax", "cummin"))
+SEVERAL = frozenset(("topk", "sort", "cummax", "cummin", "chunk"))
 """Words of operations that make values and where they are, in this order on every side."""
 
 NAMES: Mapping[str, Sequence[str]] = {

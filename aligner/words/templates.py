@@ -164,6 +164,7 @@ BOTH: Mapping[str, str] = {
     "meshgrid": "{ops}.meshgrid({all}, indexing={indexing})",
     "logsumexp": "{ops}.logsumexp({0}, {axis}, {keepdims})",
     "flip": "{ops}.flip({0}, ({axis},))",
+    "chunk": "{ops}.chunk({0}, {n}, {axis})",
     "cumsum": "{0}.cumsum({axis})",
     **dict.fromkeys(("argsort", "sort"), "{ops}.{word}({0}, {axis}, {descending})"),
     "topk": "{ops}.topk({0}, {k}, {axis}, {largest})",

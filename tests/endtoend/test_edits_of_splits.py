@@ -72,3 +72,45 @@ def test_the_right_port_is_aligned(tmp_path, capsys):
     (tmp_path / "port.py").write_text(PORT, encoding="utf-8")
     found = answer(tmp_path, capsys)
     assert (found["outcome"], found["origins"], found["suspects"]) == ("aligned", [], [])
+
+
+HALVES = """
+import torch
+from torch import nn
+
+
+class Joined(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.mix = nn.Linear(2 * width, 6)
+
+    def forward(self, x, skip):
+        parts = [one.chunk(2, -1) for one in (x, skip)]
+        return self.mix(torch.cat([side[part] for part in range(2) for side in parts], -1))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.wide, self.narrow = nn.Linear(6, 8), nn.Linear(6, 4), Joined(8), Joined(4)
+
+    def forward(self, x):
+        y = self.wide(self.a(x), self.a(x.cos()))
+        return self.narrow(self.b(y), self.b(y.sin()))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(5, 6),)
+"""
+
+
+def test_halves_are_said_as_halves_where_layers_have_other_widths(tmp_path, capsys):
+    right = "torch.cat([side[part] for part in range(2) for side in parts], -1)"
+    (tmp_path / "ref.py").write_text(HALVES, encoding="utf-8")
+    (tmp_path / "port.py").write_text(HALVES.replace(right, "torch.cat((x, skip), -1)"), encoding="utf-8")
+    found = answer(tmp_path, capsys)["origins"]
+    assert {one["layer"] for one in found} == {"wide", "narrow"}
+    assert len({one["edit"]["lines"][0]["after"] for one in found}) == 1
+    assert not any(one["edit"]["only_here"] for one in found)
+    assert is_right_with_the_patch(tmp_path, capsys)
