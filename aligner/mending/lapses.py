@@ -14,6 +14,9 @@ from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import bound, instead, own, statements
 from aligner.source.written import parsed, walked
 
+FEW = 24
+"""Places in which what nobody reads is read in one more form."""
+
 FACTORS = 12
 """Whole numbers of the code that a number may have to be multiplied with."""
 
@@ -40,10 +43,14 @@ def unread(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]
         for name, last in made.items()
         for one in found
         for node in own(one)
-        if one.lineno > last and node not in apart and isinstance(node, ast.expr) and _is_small(node)
+        if one.lineno > last and node not in apart and isinstance(node, ast.expr) and not name.startswith("_")
     ]
-    for _, name, node in sorted(places, key=lambda place: place[0]):
-        yield from [(Edit(file, *sources.span(file, node), name),)] if not name.startswith("_") else []
+    places.sort(key=lambda place: place[0])
+    small = [place for place in places if _is_small(place[-1])]
+    large = [place for place in places if isinstance(place[-1], (ast.Call, ast.Subscript))][:FEW]
+    yield from ((Edit(file, *sources.span(file, node), name),) for _, name, node in (*small, *large))
+    for _, name, node in (*large, *small[:FEW]):
+        yield from ((Edit(file, *sources.span(file, node), f"{name}{form}"),) for form in ("[None]", "[:, None]"))
 
 
 def ignored(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:

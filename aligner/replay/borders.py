@@ -278,10 +278,15 @@ class Borders:
 
     def acquit(self, before: Sequence[Check], after: Sequence[Check]) -> bool:
         """Whether there are any among the accused of which nothing comes that tells against them: it is as wrong as
-        `before` where their numbers stand in other places (`after`)."""
+        `before` where their numbers stand in other places (`after`). Not where their own call makes a wrong value of
+        the right size of them: that is made right, and hides what comes of it."""
         errors, others = ({check.port: check.error for check in checks} for checks in (before, after))
         known = len(self._apart)
+        wrong = {c.port for c in before if c.suspicious and c.error < math.inf and not is_input(c.port.slot)}
+        makes = {(port.layer, port.call) for port in wrong}
         for port, telling in self.accused.items():
+            if (port.layer, port.call) in makes and is_input(port.slot):
+                continue
             same = {one for one in telling if one in others and others[one] == errors.get(one, math.inf) < math.inf}
             self._apart |= {(port, one) for one in same}
             self.refuted -= {port} if same == telling else set()
