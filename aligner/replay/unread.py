@@ -249,9 +249,9 @@ def _is_same(one: Array, other: Array) -> bool:
     if one.shape != other.shape or one.dtype.kind != "f":
         return one.shape == other.shape and bool(np.array_equal(one, other))
     equal = (one == other) | (np.isnan(one) & np.isnan(other))
-    ours, theirs = (np.asarray(np.where(equal, 0.0, each), np.float64) for each in (one, other))
-    size = float(np.linalg.norm(np.where(np.isfinite(one), one, 0.0)))
-    return float(np.linalg.norm(ours - theirs)) <= SAME * size
+    ours, theirs = (np.where(equal, 0.0, each).astype(np.float64) for each in (one, other))
+    size = np.linalg.norm(np.where(np.isfinite(one), one, 0.0).astype(np.float64))  # squares may be too large for less
+    return float(np.linalg.norm(ours - theirs)) <= SAME * float(size)
 
 
 class _Runs:

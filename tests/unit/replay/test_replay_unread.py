@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from aligner.compare.checks import OTHER_FORM, Check
 from aligner.record import Key, Phase
-from aligner.replay.unread import _acquitted, _is_as_far
+from aligner.replay.unread import _acquitted, _is_as_far, _same
 
 KEY = Key(0, Phase.FORWARD, "block", 0, "input.0")
 
@@ -58,3 +59,11 @@ def test_an_argument_that_says_other_things_is_right_if_only_unread_rows_spoke_a
 )
 def test_else_it_stays_blamed(checks, found, dtypes):
     assert acquitted(checks, found, dtypes)[0] is ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"), [(6.7e23, 240.0, False), (2.0, 2.0, True), (np.inf, np.inf, True), (np.inf, 1.0, False)]
+)
+def test_values_too_large_to_be_squared_are_told_apart(one, other, same):
+    runs = ([np.array([1.0, each], np.float32)] for each in (one, other))
+    assert _same(*runs) is same
