@@ -28,11 +28,28 @@ def named(asks: Mapping[str, Mapping[str, str]], names: Mapping[str, Mapping[str
             continue
         ways = _ways([*names.values()], keyword)
         right = (w for w in ways if all(_is(_worth(w, names[p]), keyword, its[keyword]) for p, its in asks.items()))
-        text = next(right, "")
+        text = next(right, "") or _chosen({path: its[keyword] for path, its in asks.items()}, names)
         if not text:
             return None
         found[keyword] = text
     return found
+
+
+def _chosen(said: Mapping[str, str], names: Mapping[str, Mapping[str, Any]]) -> str:
+    """One of two values, by something that tells for which layers it is; "" if nothing does."""
+    values = [*dict.fromkeys(said.values())]
+    for name in names[next(iter(said))] if len(values) == 2 else ():
+        known = {path: names[path].get(name) for path in said}
+        for one, other in (values, values[::-1]):
+            found, rest = ([known[path] for path, text in said.items() if text == value] for value in (one, other))
+            if all(type(its) is bool for its in (*found, *rest)):
+                if all(found) and not any(rest):
+                    return f"{one} if {name} else {other}"
+            elif (
+                all(type(its) in (int, str) for its in (*found, *rest)) and len({*found}) == 1 and found[0] not in rest
+            ):
+                return f"{one} if {name} == {found[0]!r} else {other}"
+    return ""
 
 
 def _ways(names: Sequence[Mapping[str, Any]], keyword: str) -> Iterator[str]:

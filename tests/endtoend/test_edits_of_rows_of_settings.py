@@ -66,6 +66,51 @@ def test_one_of_a_row_that_is_given_is_exchanged(tmp_path, capsys):
     assert is_right_with_the_patch(tmp_path, capsys)
 
 
+CHOSEN = """
+import torch
+from torch import nn
+
+
+class Unit(nn.Module):
+    def __init__(self, width, shrink, number):
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, stride=2 if shrink else 1, padding=1)
+        self.norm = nn.GroupNorm(2, width, eps=1e-1 if number == 0 else 1e-3)
+
+    def forward(self, x):
+        return self.norm(self.conv(x)).relu()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.units = nn.Sequential(*(Unit(4, shrink, number) for number, shrink in enumerate((True, False, True))))
+
+    def forward(self, x):
+        return self.units(x)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(2, 4, 12, 12),)
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line"),
+    [
+        ("stride=2 if shrink else 1", "stride=1", "stride=2 if shrink else 1"),
+        ("eps=1e-1 if number == 0 else 1e-3", "eps=1e-3", "eps=0.1 if number == 0 else 0.001"),
+    ],
+)
+def test_one_of_two_values_is_chosen_by_what_tells_for_which_layers_it_is(tmp_path, capsys, right, wrong, line):
+    ported(tmp_path, CHOSEN, [(right, wrong)])
+    first, *_ = answer(tmp_path, capsys)["origins"]
+    assert line in first["edit"]["lines"][0]["after"]
+    assert not first["edit"]["only_here"]
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
 CONFIGURED = """
 from dataclasses import dataclass
 
