@@ -33,6 +33,7 @@ from aligner.mending.lapses import (
     ignored,
     likewise,
     looped,
+    reread,
     scaled,
     unread,
 )
@@ -112,7 +113,19 @@ _Way = Callable[[Sources, str, int], Iterator[tuple[Edit, ...]]]
 
 OF_FIGURES: Sequence[_Way] = (counted, switched, reduced, resized, sliced, rounded, dropped, set_up, chosen, carried)
 OF_FIGURES = (*OF_FIGURES, accumulated)
-OF_SLIPS: Sequence[_Way] = (unread, ignored, likewise, compared, advanced, offset, looped, told, untold, of_each)
+OF_SLIPS: Sequence[_Way] = (
+    unread,
+    reread,
+    ignored,
+    likewise,
+    compared,
+    advanced,
+    offset,
+    looped,
+    told,
+    untold,
+    of_each,
+)
 OF_SLIPS = (*OF_SLIPS, by_turn, spaced, backwards, turned_round, columns)
 """Ways to write a function otherwise, told from its text alone."""
 

@@ -14,9 +14,6 @@ from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import bound, instead, own, statements
 from aligner.source.written import parsed, walked
 
-FEW = 24
-"""Places in which what nobody reads is read in one more form."""
-
 FACTORS = 12
 """Whole numbers of the code that a number may have to be multiplied with."""
 
@@ -28,7 +25,23 @@ def unread(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]
     """Variables that the function around this line makes and never reads, in the place of what it reads after that, the
     next lines first. Sizes are left unread often enough.
     """
-    found = statements(sources.text(file), line)
+    for name, node in _unread(sources.text(file), line):
+        yield from ((Edit(file, *sources.span(file, node), name),) for _ in range(_is_small(node)))
+
+
+def reread(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """The same in the place of what it works out or takes from others, also along one more axis."""
+    for name, node in _unread(sources.text(file), line):
+        if isinstance(node, (ast.Call, ast.Subscript)):
+            yield from (
+                (Edit(file, *sources.span(file, node), f"{name}{form}"),) for form in ("", "[None]", "[:, None]")
+            )
+
+
+@lru_cache(maxsize=64)
+def _unread(text: str, line: int) -> Sequence[tuple[str, ast.expr]]:
+    """Such variables, with expressions behind them."""
+    found = statements(text, line)
     nodes = [node for one in found for node in own(one)]
     read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     made: dict[str, int] = {}
@@ -45,12 +58,7 @@ def unread(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]
         for node in own(one)
         if one.lineno > last and node not in apart and isinstance(node, ast.expr) and not name.startswith("_")
     ]
-    places.sort(key=lambda place: place[0])
-    small = [place for place in places if _is_small(place[-1])]
-    large = [place for place in places if isinstance(place[-1], (ast.Call, ast.Subscript))][:FEW]
-    yield from ((Edit(file, *sources.span(file, node), name),) for _, name, node in (*small, *large))
-    for _, name, node in (*large, *small[:FEW]):
-        yield from ((Edit(file, *sources.span(file, node), f"{name}{form}"),) for form in ("[None]", "[:, None]"))
+    return [place[1:] for place in sorted(places, key=lambda place: place[0])]
 
 
 def ignored(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:

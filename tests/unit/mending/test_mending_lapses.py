@@ -6,7 +6,19 @@ from functools import partial
 
 import pytest
 
-from aligner.mending.lapses import advanced, begun, carried, chosen, gathered, ignored, likewise, looped, scaled, unread
+from aligner.mending.lapses import (
+    advanced,
+    begun,
+    carried,
+    chosen,
+    gathered,
+    ignored,
+    likewise,
+    looped,
+    reread,
+    scaled,
+    unread,
+)
 from tests.unit.mending.edited import edited
 
 
@@ -16,6 +28,13 @@ def test_a_variable_that_nobody_reads_is_tried_where_others_are_read_after_it(tm
     assert any("y = x / (count) + seen" in text or "y = x / count + seen" in text for text in found)
     assert any("y = x / (k - 1) + count" in text for text in found)
     assert not any("seen = count" in text or "count = count" in text for text in found)
+
+
+def test_it_is_tried_in_the_place_of_what_is_worked_out_and_along_one_more_axis(tmp_path):
+    found = edited(tmp_path, reread, "size = x.sum(1)\n        y = x > 2 * x.sum(1, keepdims=True)")
+    assert any("y = x > 2 * size\n" in text for text in found)
+    assert any("y = x > 2 * size[None]" in text for text in found)
+    assert any("y = x > 2 * size[:, None]" in text for text in found)
 
 
 def test_nothing_is_tried_where_all_is_read(tmp_path):
