@@ -208,6 +208,18 @@ class Borders:
         self.refuted.update(one.check.port for one in given)
         return True
 
+    def _ends_wrong(self, check: Check) -> bool:
+        """Whether a layer of the framework's makes a wrong value of the right size of one of another size: a pool at
+        the end of a net. What was of another size before comes to that, and is held."""
+        chain = [one for one in self._open if not one.comparable and one.check.port not in self._kept]
+        if check.where != "layer" or not check.error < math.inf or is_input(check.port.slot) or self.waits(check):
+            return False
+        if not any(_one_call(one.check.port, check.port) for one in chain):
+            return False
+        self._open = [one for one in self._open if all(one is not other for other in chain)]
+        self.refuted.update(one.check.port for one in chain)
+        return True
+
     def _ends_late(self, port: Key) -> bool:
         """Whether it is what a layer hands on that others run inside of: it may have more of its own behind them."""
         return port.layer in self._uses.around and not is_input(port.slot)
@@ -225,7 +237,7 @@ class Borders:
         """
         if check.suspicious and check.where == "glue":
             self.doubted.update(one.check.port for one in self._given if one.code == code)
-        if check.suspicious and self._refuses(check):
+        if check.suspicious and (self._refuses(check) or self._ends_wrong(check)):
             return (), replace(check, follows=True)
         mine = [one for one in self._open if one.code == code and not _one_call(one.check.port, check.port)]
         if check.suspicious:

@@ -186,3 +186,35 @@ def test_a_norm_of_all_where_one_part_is_meant_is_code_of_those_around_it(tmp_pa
 def test_a_norm_of_all_of_which_a_part_is_taken_is_right(tmp_path, capsys, ours, theirs):
     ported(tmp_path, NORMED.replace("self.norm(x[:, 0])", ours), [(ours, theirs)])
     assert answer(tmp_path, capsys)["outcome"] == "aligned"
+
+
+POOLED = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.shrink = nn.Conv2d(3, 6, 3, padding=1), nn.MaxPool2d(3, 2, ceil_mode=True)
+        self.second, self.act = nn.Conv2d(6, 8, 1), nn.ReLU()
+        self.pool, self.last = nn.AdaptiveAvgPool2d(1), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.act(self.second(self.shrink(self.act(self.first(x)))))
+        return self.last(self.pool(x).flatten(1))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net(), (torch.randn(2, 3, 12, 12),)
+"""
+
+
+def test_a_pool_at_the_end_tells_of_what_is_of_another_size_before(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ref.py").write_text(POOLED, encoding="utf-8")
+    (tmp_path / "port.py").write_text(POOLED.replace(", ceil_mode=True", ""), encoding="utf-8")
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert (origin["layer"], origin["where"]) == ("shrink", "layer")
+    assert "ceil_mode=True" in origin["edit"]["lines"][0]["after"]
