@@ -224,6 +224,11 @@ class Borders:
         """Whether it is what a layer hands on that others run inside of: it may have more of its own behind them."""
         return port.layer in self._uses.around and not is_input(port.slot)
 
+    def _is_later(self, waiting: _Waiting, others: Sequence[_Waiting]) -> bool:
+        """Whether it may be right once others are held: it is of another size, or of a layer around theirs."""
+        inside = f"{waiting.check.port.layer}."
+        return not waiting.comparable or any(one.check.port.layer.startswith(inside) for one in others)
+
     def _begun(self, port: Key) -> bool:
         """Whether this call waits for what is made of its other arguments."""
         return any(_one_call(one.check.port, port) for one in self._open)
@@ -255,7 +260,7 @@ class Borders:
             return (), check
         if check.suspicious and not all(check.error < LITTLE * min(one.check.error, 1.0) for one in mine):
             self._open = [one for one in self._open if all(one is not other for other in mine)]
-            held = [one for one in mine if one.comparable or not self._ends_late(one.check.port)]
+            held = [one for one in mine if not self._ends_late(one.check.port) or not self._is_later(one, mine)]
             self.refuted.update(one.check.port for one in held)
             for one in (one for one in mine if not one.comparable):
                 self.accused.setdefault(one.check.port, set()).add(check.port)
