@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from itertools import permutations
 from typing import Any, Optional
@@ -18,8 +18,13 @@ EACH = ("kernel_size", "stride", "dilation", "padding")
 """Settings that are one number, or one for each axis."""
 
 
-def named(asks: Mapping[str, Mapping[str, str]], names: Mapping[str, Mapping[str, Any]]) -> Optional[dict[str, str]]:
-    """A name for each keyword's value that is right for each layer."""
+def named(
+    asks: Mapping[str, Mapping[str, str]], names: Mapping[str, Mapping[str, Any]], call: ast.Call
+) -> Optional[dict[str, str]]:
+    """A name for each keyword's value that is right for each layer. What the call is given already tells of no other
+    value: that may be what is wrong.
+    """
+    given = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
     first = next(iter(asks))
     found: dict[str, str] = {}
     for keyword, text in asks[first].items():
@@ -28,17 +33,17 @@ def named(asks: Mapping[str, Mapping[str, str]], names: Mapping[str, Mapping[str
             continue
         ways = _ways([*names.values()], keyword)
         right = (w for w in ways if all(_is(_worth(w, names[p]), keyword, its[keyword]) for p, its in asks.items()))
-        text = next(right, "") or _chosen({path: its[keyword] for path, its in asks.items()}, names)
+        text = next(right, "") or _chosen({path: its[keyword] for path, its in asks.items()}, names, given)
         if not text:
             return None
         found[keyword] = text
     return found
 
 
-def _chosen(said: Mapping[str, str], names: Mapping[str, Mapping[str, Any]]) -> str:
+def _chosen(said: Mapping[str, str], names: Mapping[str, Mapping[str, Any]], but: Set[str]) -> str:
     """One of two values, by something that tells for which layers it is; "" if nothing does."""
     values = [*dict.fromkeys(said.values())]
-    for name in names[next(iter(said))] if len(values) == 2 else ():
+    for name in [one for one in names[next(iter(said))] if one not in but] if len(values) == 2 else ():
         known = {path: names[path].get(name) for path in said}
         for one, other in (values, values[::-1]):
             found, rest = ([known[path] for path, text in said.items() if text == value] for value in (one, other))

@@ -56,7 +56,8 @@ class Maker(NamedTuple):
 
     def value(self, parameter: str) -> Any:
         """What it is given, or takes by default."""
-        return self.given.get(parameter, inspect.signature(self.made).parameters[parameter].default)
+        known = inspect.signature(self.made).parameters.get(parameter)  # it may be one of any that it takes
+        return self.given.get(parameter, None if known is None else known.default)
 
 
 class Passed(NamedTuple):

@@ -145,7 +145,7 @@ class Settings:
                 broken.append(inner)
             else:
                 asks[other.layer], names[other.layer] = {parameter: text}, other.names
-        said = named(asks, names)
+        said = named(asks, names, maker.call)
         if said is None:
             said = asks[maker.layer]
             broken += [other for other, its in asks.items() if its != said]
@@ -216,7 +216,7 @@ class Settings:
                 asks[other] = asked
         if any(its != said for its in asks.values()):
             names = {one: at.names for one in asks if (at := sites.built(self._layers[one])) is not None}
-            by_name = named(asks, names)
+            by_name = named(asks, names, call)
             broken += [other for other, its in asks.items() if by_name is None and its != said]
             said = by_name or said
         return _edits(built.place.file, call, kind, said), broken
