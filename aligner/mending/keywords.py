@@ -44,15 +44,13 @@ def _chosen(said: Mapping[str, str], names: Mapping[str, Mapping[str, Any]], but
     """One of two values, by something that tells for which layers it is; "" if nothing does."""
     values = [*dict.fromkeys(said.values())]
     for name in [one for one in names[next(iter(said))] if one not in but] if len(values) == 2 else ():
-        known = {path: names[path].get(name) for path in said}
         for one, other in (values, values[::-1]):
-            found, rest = ([known[path] for path, text in said.items() if text == value] for value in (one, other))
-            if all(type(its) is bool for its in (*found, *rest)):
-                if all(found) and not any(rest):
-                    return f"{one} if {name} else {other}"
-            elif (
-                all(type(its) in (int, str) for its in (*found, *rest)) and len({*found}) == 1 and found[0] not in rest
-            ):
+            found, rest = ([names[p].get(name) for p, text in said.items() if text == value] for value in (one, other))
+            kinds = {type(its) for its in (*found, *rest)}
+            if kinds == {bool} and all(found) and not any(rest):
+                return f"{one} if {name} else {other}"
+            alone = len({*found}) == 1 and found[0] not in rest if kinds in ({int}, {str}) else False
+            if alone and (kinds == {str} or found[0] == 0):  # that another size is one layer's may be chance
                 return f"{one} if {name} == {found[0]!r} else {other}"
     return ""
 
