@@ -14,14 +14,16 @@ import math
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, Callable, NamedTuple, Optional
 
 from aligner.adapter import Adapter
 from aligner.compare.net import ancestors
 from aligner.explain.setting_rules import same
-from aligner.mending.passed import LARGE, ROW, Change, inside, values
+from aligner.mending.passed import LARGE, ROW, Change, Maker, Making, inside, of_class, values
 from aligner.mending.sources import Edit, Sources, edit_of
-from aligner.source import constructing, sites
+from aligner.source import sites
+from aligner.source.owning import is_own
 from aligner.source.written import parsed, source, walked
 from aligner.words.spelling import written as literal
 
@@ -32,19 +34,18 @@ PLAIN = (bool, int, float, str)
 
 
 class _Holder(NamedTuple):
-    """A layer that is given such an object, the outermost that is, and by which name."""
+    """What makes the outermost layer that is given such an object, and by which name."""
 
-    layer: str
+    maker: Maker
     parameter: str
     config: Any
-    place: sites.Place
 
 
 class Configured:
     """Of one port."""
 
-    def __init__(self, adapter: Adapter, layers: Mapping[str, Any]) -> None:
-        self._adapter, self._layers = adapter, layers
+    def __init__(self, adapter: Adapter, layers: Mapping[str, Any], making: Making) -> None:
+        self._adapter, self._layers, self._making = adapter, layers, making
         self._left = BUILDS
 
     def written(
@@ -55,25 +56,27 @@ class Configured:
         found = [value for name in change for value in (had.get(name), *_axes(had.get(name)))]
         for holder in self._holders(path):
             for name, now, others in _fields(holder.config, values(change), found):
-                node = _node(holder, name, now)
+                node = None if self._is_read(name) else _node(holder, name, now)
                 for other in others if node is not None else ():
                     if node is not None and self._builds(holder, name, other, path, change, changes):
                         edit = edit_of(Sources({}), node[0], node[1], literal(name, other))
-                        return (holder.place, () if edit is None else (edit,), ())
+                        return (holder.maker.place, () if edit is None else (edit,), ())
         return None
 
     def _holders(self, path: str) -> Iterator[_Holder]:
         found: dict[int, _Holder] = {}
         for one in (path, *ancestors(path)):
-            layer = self._layers.get(one)
-            given, built = (None, None) if layer is None else (constructing.given(layer), sites.built(layer))
-            if layer is None or given is None or built is None:
-                continue
-            with suppress(TypeError, ValueError):
-                for parameter, value in inspect.signature(type(layer)).bind(*given[0], **given[1]).arguments.items():
-                    if _is_config(value):
-                        found[id(value)] = _Holder(one, parameter, value, built.place)  # the outer one stays
+            maker = of_class(self._layers, one) if one in self._layers else None
+            for parameter, value in maker.given.items() if maker is not None else ():
+                if maker is not None and _is_config(value):
+                    found[id(value)] = _Holder(maker, parameter, value)  # the outer one stays
         yield from found.values()
+
+    def _is_read(self, name: str) -> bool:
+        """Whether code of the port's layers may read it when they run, or a method of its own object: to change it may
+        change that, too, which is right."""
+        files = (source_of(type(layer)) for layer in self._layers.values() if is_own(self._adapter, layer))
+        return any(name in _running(file) for file in dict.fromkeys(files) if file)
 
     def _builds(
         self,
@@ -85,20 +88,17 @@ class Configured:
         changes: Callable[[str], Optional[Change]],
     ) -> bool:
         """Whether what is given the object with this value has the layer as it is to be, and all others, too."""
-        layer = self._layers[holder.layer]
-        size = sum(math.prod(one.shape) for one in self._adapter.parameters(layer))
-        given = constructing.given(layer)
-        if given is None or size > LARGE or not self._left:
+        maker = holder.maker
+        size = sum(math.prod(one.shape) for one in self._adapter.parameters(self._layers[maker.layer]))
+        if size > LARGE or not self._left:
             return False
         self._left -= 1
         try:
-            with constructing.undrawn(self._adapter):
-                bound = inspect.signature(type(layer)).bind(*given[0], **given[1])
-                bound.arguments[holder.parameter] = _with(holder.config, name, value)
-                made = dict(self._adapter.layers(type(layer)(*bound.args, **bound.kwargs)))
+            given = {**maker.given, holder.parameter: _with(holder.config, name, value)}
+            made = self._making.made(maker, given)
         except Exception:  # the user's constructor may raise whatever it likes
             return False
-        known = {inside(one, holder.layer): one for one in self._layers if _is_in(one, holder.layer)}
+        known = {inside(one, maker.layer): one for one in self._layers if _is_in(one, maker.layer)}
         if {*known} != {*made}:
             return False
         whole = {**dict.fromkeys(known.values()), path: change}
@@ -157,9 +157,7 @@ def _among(value: Any, found: Sequence[Any]) -> bool:
 def _node(holder: _Holder, name: str, now: Any) -> Optional[tuple[str, ast.expr]]:
     """Where it is written: in a call that makes the object, else where its class or its dict is; None if in several."""
     kind = "dict" if isinstance(holder.config, dict) else type(holder.config).__name__
-    files = [holder.place.file]
-    with suppress(OSError, TypeError):
-        files += [str(inspect.getsourcefile(type(holder.config)))] if kind != "dict" else []
+    files = [holder.maker.place.file, *filter(None, [source_of(type(holder.config))])]
     for of in (_said, _defaulted):
         nodes = [(file, node) for file in dict.fromkeys(files) for node in of(file, kind, name) if _is(node, now)]
         if len(nodes) == 1:
@@ -167,6 +165,31 @@ def _node(holder: _Holder, name: str, now: Any) -> Optional[tuple[str, ast.expr]
         if nodes:
             return None
     return None
+
+
+def source_of(kind: type) -> str:
+    """The file that a class is written in; "" where there is none."""
+    with suppress(OSError, TypeError):
+        return inspect.getsourcefile(kind) or ""
+    return ""
+
+
+@lru_cache(maxsize=32)
+def _running(file: str) -> frozenset[str]:
+    """Names of attributes and items that functions of a file read, but for constructors."""
+    functions = [
+        one for one in walked(parsed(source(file))) if isinstance(one, ast.FunctionDef) and one.name != "__init__"
+    ]
+    nodes = [node for one in functions for node in walked(one)]
+    items = (
+        node.slice.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
+    )
+    return frozenset(
+        [
+            *(node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)),
+            *(one for one in items if isinstance(one, str)),
+        ]
+    )
 
 
 def _said(file: str, kind: str, name: str) -> Iterator[ast.expr]:

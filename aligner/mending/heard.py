@@ -8,7 +8,6 @@ import types
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
-from types import FrameType
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -312,7 +311,7 @@ class Heard:
                 yield node, None
 
 
-def _around(frame: FrameType) -> Mapping[str, Any]:
+def _around(frame: types.FrameType) -> Mapping[str, Any]:
     """What has a name in the function around a comprehension, which before Python 3.12 is a function of its own."""
     outer = frame.f_back
     for _ in range(OUTER if frame.f_code.co_name in COMPREHENSIONS else 0):

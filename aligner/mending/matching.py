@@ -168,6 +168,11 @@ class Matching:
         return found
 
     @cached_property
+    def idle_lines(self) -> Set[str]:
+        """Those of the reference that do something in vain."""
+        return {event.text for events in self.idle.values() for event in events}
+
+    @cached_property
     def starts(self) -> Sequence[int]:
         """Values of both sides that what lacks starts from."""
         operands = (v for _, event in self.near if event is not None for v in event.operands if isinstance(v, int))

@@ -79,7 +79,7 @@ class Making:
     def passed(self, path: str, change: Change) -> Iterator[Passed]:
         """The arguments that make a layer's settings so, from the inner to the outer."""
         layers = self._layers
-        maker = _of_class(layers, path) if is_own(self._adapter, layers[path]) else _around(layers, path)
+        maker = of_class(layers, path) if is_own(self._adapter, layers[path]) else _around(layers, path)
         seen = set[tuple[sites.Place, str]]()
         for _ in range(DEEPEST):
             if maker is None:
@@ -96,7 +96,7 @@ class Making:
         """The same call where it made other layers."""
         function = inspect.isfunction(found.maker.made)
         for path in self._layers:
-            maker = _of_function(self._layers, path) if function else _of_class(self._layers, path)
+            maker = _of_function(self._layers, path) if function else of_class(self._layers, path)
             if maker is not None and maker.place == found.maker.place and path == maker.layer != found.maker.layer:
                 yield maker
 
@@ -112,19 +112,37 @@ class Making:
         return self._known[key]
 
     def _sets(self, found: Passed, given: Mapping[str, Any], wanted: Change) -> bool:
-        made = found.maker.made
         try:
-            with constructing.undrawn(self._adapter):
-                bound = inspect.signature(made).bind_partial()
-                bound.arguments.update(given)
-                layer = made(*bound.args, **bound.kwargs)
-            inner = dict(self._adapter.layers(layer))
+            inner = self.made(found.maker, given)
             has = self._adapter.spec(inner[found.below]).attributes
             if any(self._is_other(found.maker.layer, path, one) for path, one in inner.items() if path != found.below):
                 return False
         except Exception:  # the user's constructor may raise whatever it likes
             return False
         return {*has} == {*wanted} and all(same(has[n], v) and type(has[n]) is type(v) for n, v in wanted.items())
+
+    def made(self, maker: Maker, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The layers that are made with these arguments.
+
+        Raises:
+            Exception: whatever the user's constructor raises.
+        """
+        with constructing.undrawn(self._adapter):
+            bound = inspect.signature(maker.made).bind_partial()
+            bound.arguments.update(given)
+            return dict(self._adapter.layers(maker.made(*bound.args, **bound.kwargs)))
+
+    def spoiled(self, found: Passed, changes: Callable[[str], Optional[Change]]) -> list[str]:
+        """Layers that are as the reference has them, and that the argument would set otherwise, too; what the reference
+        has is told by `changes`."""
+        maker, spoiled = found.maker, list[str]()
+        for below, one in self.made(maker, {**maker.given, found.parameter: found.value}).items():
+            path = ".".join(filter(None, (maker.layer, below)))
+            had, has = (self._adapter.spec(layer).attributes for layer in (self._layers[path], one))
+            wanted = (changes(path) or {}).items()
+            if any(n in has and same(had.get(n), value) and not same(has[n], value) for n, value in wanted):
+                spoiled.append(path)
+        return spoiled
 
     def _is_other(self, outer: str, path: str, made: object) -> bool:
         """Whether a layer beside the one that is asked for would be built otherwise, too; those around it say so."""
@@ -236,10 +254,10 @@ def _around(layers: Mapping[str, Any], path: str, place: Optional[sites.Place] =
         return function
     around = (one for one in ancestors(path) if one in layers)
     holds = (one for one in around if _holds(type(layers[one]), place or built.place))
-    return next((maker for one in holds if (maker := _of_class(layers, one)) is not None), None)
+    return next((maker for one in holds if (maker := of_class(layers, one)) is not None), None)
 
 
-def _of_class(layers: Mapping[str, Any], path: str) -> Optional[Maker]:
+def of_class(layers: Mapping[str, Any], path: str) -> Optional[Maker]:
     layer = layers[path]
     built, known = sites.built(layer), constructing.given(layer)
     call = sites.call(built.place, type(layer).__name__) if built is not None else None

@@ -57,7 +57,7 @@ class Settings:
 
     def __init__(self, adapter: Adapter, layers: Mapping[str, Any]) -> None:
         self._adapter, self._layers, self._making = adapter, layers, Making(adapter, layers)
-        self._configured = Configured(adapter, layers)
+        self._configured = Configured(adapter, layers, self._making)
         self._edits: dict[sites.Place, Sequence[Edit]] = {}
         self._done: dict[tuple[sites.Place, Sequence[Edit]], Written] = {}
 
@@ -136,7 +136,7 @@ class Settings:
         """A call with an argument as it is to be, and the layers for which it is not right."""
         maker, parameter = found.maker, found.parameter
         asks = {maker.layer: {parameter: literal(parameter, found.value)}}
-        names, broken = {maker.layer: maker.names}, list[str]()
+        names, broken = {maker.layer: maker.names}, self._making.spoiled(found, changes)
         for other in self._making.beside(found):
             inner = ".".join(filter(None, (other.layer, found.below)))
             right = self._making.again(found._replace(maker=other), changes(inner) or {})

@@ -67,7 +67,7 @@ class Texts:
                 loose = self.text(value, replace(anchor, loose=True, said={}, unsaid={}))
                 yield from [loose] if loose != plain else []
             made = self._matching.makers[0].get(value)
-            if made is not None and any(made.text == one.text for some in self._matching.idle.values() for one in some):
+            if made is not None and made.text in self._matching.idle_lines:
                 whole = self.text(value, replace(anchor, whole=True, said={}, unsaid={}))
                 yield from [whole] if whole != plain else []
         for other in self._matching.once_more.get(value, ()):

@@ -176,3 +176,58 @@ def test_what_an_object_of_settings_says_is_changed_where_it_is_written(tmp_path
     assert len(lines) == 1
     assert right.replace("1e-2", "0.01").replace("1e-1", "0.1") in lines.pop()
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+def test_what_the_code_reads_when_it_runs_stays_as_it_is_in_the_object(tmp_path, capsys):
+    read = "return self.norm(self.conv(x)).relu() / (1 + self.config.eps)"
+    ported(
+        tmp_path,
+        CONFIGURED.replace("return self.norm(self.conv(x)).relu()", read)
+        .replace(
+            "super().__init__()\n        self.conv",
+            "super().__init__()\n        self.config = config\n        self.conv",
+        )
+        .replace("eps=config.eps", "eps=1e-3"),
+        [("GroupNorm(2, config.width, eps=1e-3)", "GroupNorm(2, config.width, eps=config.eps)")],
+    )
+    first, *_ = answer(tmp_path, capsys)["origins"]
+    (line,) = first["edit"]["lines"]
+    assert "GroupNorm(2, config.width, eps=0.001)" in line["after"]
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
+SHARED = """
+import torch
+from torch import nn
+
+
+class Unit(nn.Module):
+    def __init__(self, rate, other):
+        super().__init__()
+        self.one = nn.Conv2d(4, 4, 3, padding=rate, dilation=rate)
+        self.two = nn.Conv2d(4, 4, 3, padding=other, dilation=other)
+
+    def forward(self, x):
+        return torch.relu(self.two(torch.relu(self.one(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, rates=(1, 2, 1), others=(1, 2, 2)):
+        super().__init__()
+        self.units = nn.Sequential(*(Unit(rate, other) for rate, other in zip(rates, others)))
+
+    def forward(self, x):
+        return self.units(x)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net(), (torch.randn(2, 4, 12, 12),)
+"""
+
+
+def test_a_row_that_sets_what_is_right_as_well_is_not_changed(tmp_path, capsys):
+    ported(tmp_path, SHARED, [("for rate, other in zip(rates, others)", "for rate, other in zip(others, others)")])
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert origin["layer"] == "units.2.one"
+    assert origin["edit"] is None or origin["edit"]["only_here"]
