@@ -164,8 +164,11 @@ def settled(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def told_as(kind: str, settings: Mapping[str, Any], other: str) -> Optional[dict[str, Any]]:
     """The settings of a layer of another kind that is the same, if there is such a one: an InstanceNorm is a GroupNorm
-    of as many groups as channels, and ports say it so, as MindSpore has a kernel for it on a GPU alone.
+    of as many groups as channels, and ports say it so, as MindSpore has a kernel for it on a GPU alone; what draws its
+    slope while a net learns has a fixed one afterwards.
     """
+    if (kind, other) == ("RReLU", "LeakyReLU"):
+        return {"negative_slope": (settings["lower"] + settings["upper"]) / 2}
     if (kind, other) != ("InstanceNorm", "GroupNorm") or settings.get("track_running_stats"):
         return None
     channels = settings["num_features"]

@@ -29,6 +29,10 @@ class Formed:
         """The exact bits: what each kind of them is made of."""
         raise NotImplementedError
 
+    def of(self, other: Entry) -> Optional[Formed]:
+        """The same made of another call's value; None where that takes more than the value."""
+        return None
+
     def due(self, array: Array) -> Optional[Array]:
         """What a value of the port's is to be, where that depends on what it is."""
         return None
@@ -43,6 +47,11 @@ class Formed:
         step = (buffer.size - buffer.size % 16) // max(flat.itemsize, 1)
         for start in range(0, flat.size, step):
             yield flat[start : start + step]
+
+
+def likewise(entry: Any, other: Any) -> Any:
+    """Another call's value in the form in which this one stands for a value of the port's."""
+    return (entry.of(other) if isinstance(entry, Formed) else None) or other
 
 
 def due(entry: Any, array: Array) -> Optional[Array]:

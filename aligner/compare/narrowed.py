@@ -7,12 +7,14 @@ between two layers of that layer, seen from the block. A router may stand in the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from typing import Optional
 
 from aligner.compare.edits import Home
-from aligner.compare.net import Net, unnumbered
+from aligner.compare.net import Net, Visit, unnumbered
 from aligner.compare.verdict import Origin
+from aligner.record import Key
 
 
 def narrowed(
@@ -54,7 +56,17 @@ def _layer(origin: Origin, net: Net, homes: Sequence[Home]) -> str:
     if origin.between is None or not all(origin.between):
         return origin.layer
     one, other = (name.split(".")[:-1] for name in origin.between)
-    return ".".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
+    around = ".".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
+    visits = net.by_layer()
+    wrong = _contents(visits.get(origin.seen, ()), None if origin.place is None else origin.place.key)
+    while _inside(around, origin.layer) and wrong & _contents(visits.get(around, ())):  # it only hands it on
+        around = around.rpartition(".")[0]
+    return around
+
+
+def _contents(visits: Iterable[Visit], *keys: Optional[Key]) -> Set[object]:
+    """What tells the values that a layer was given, or those of these."""
+    return {entry.content for visit in visits for entry in visit.inputs if not keys or entry.key in keys}
 
 
 def _at_home(origin: Origin, net: Net, home: Home) -> str:

@@ -27,24 +27,30 @@ Pads = Sequence[tuple[int, int]]
 KINDS = ("Conv", "MaxPool", "AvgPool")
 """How the kinds of layers are called that may pad by themselves."""
 
+MODES = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+"""What stands around the value, where that is no zeros, as numpy calls it."""
+
 WIDEST = 64
 """Zeros of both ends that are looked at."""
 
 
 class Padded(Formed):
-    """A value with so many zeros around it, or without them."""
+    """A value with so many zeros, or others of its own, around it, or without them."""
 
-    def __init__(self, entry: Entry, zeros: Numbers, more: bool) -> None:
+    def __init__(self, entry: Entry, zeros: Numbers, more: bool, mode: str = "constant") -> None:
         key = entry.key._replace(slot=f"{entry.key.slot}[{'padded' if more else 'unpadded'}]")
         sign = 1 if more else -1
         shape = tuple(size + sign * (before + behind) for size, (before, behind) in zip(entry.shape, zeros))
-        super().__init__(key, entry, shape, (entry.content, zeros, more))
-        self.entry, self._zeros, self._more = entry, zeros, more
+        super().__init__(key, entry, shape, (entry.content, zeros, more, mode))
+        self.entry, self._zeros, self._more, self._mode = entry, zeros, more, mode
 
     def raw(self) -> Array:
         """The exact bits."""
         value = self.entry.raw()
-        return np.pad(value, self._zeros) if self._more else np.ascontiguousarray(value[inside(value, self._zeros)])
+        if self._more:
+            whole: Array = np.pad(value, self._zeros, self._mode)  # type: ignore[call-overload]  # one of MODES
+            return whole
+        return np.ascontiguousarray(value[inside(value, self._zeros)])
 
 
 def inside(value: Array, zeros: Numbers) -> tuple[slice, ...]:
@@ -59,6 +65,8 @@ def padded(one: Entry, other: Entry, dumps: Sequence[Dump]) -> Optional[Padded]:
     apart = [b - a for a, b in zip(one.shape, other.shape)]
     if len(one.shape) != len(other.shape) or not any(apart) or any(apart[:2]) or one.dtype != other.dtype:
         return None
+    if len(specs) == 2 and specs[0].attributes.get("padding_mode") in MODES:
+        return _of_its_own(one, specs)
     if min(apart) < 0 < max(apart) or sum(map(abs, apart)) > WIDEST or len(specs) < 2 or not all(map(_pads, specs)):
         return None
     pads = [_numbers(spec, len(apart)) for spec in specs]
@@ -69,6 +77,15 @@ def padded(one: Entry, other: Entry, dumps: Sequence[Dump]) -> Optional[Padded]:
 
 def _pads(spec: LayerSpec) -> bool:
     return spec.kind.startswith(KINDS) and spec.attributes.get("padding_mode", "zeros") == "zeros"
+
+
+def _of_its_own(one: Entry, specs: Sequence[LayerSpec]) -> Optional[Padded]:
+    """What the reference's layer pads by values of its own: the port's layers cannot, and are given them."""
+    pads = [_numbers(spec, len(one.shape)) for spec in specs]
+    fits = all(max(pair) < size for pair, size in zip(pads[0] or (), one.shape))
+    if not fits or pads[0] is None or pads[1] is None or any(map(any, pads[1])):
+        return None
+    return Padded(one, tuple(pads[0]), True, MODES[str(specs[0].attributes["padding_mode"])])
 
 
 def _without(one: Entry, fewer: Sequence[int], pads: Sequence[Optional[Pads]]) -> Optional[Padded]:

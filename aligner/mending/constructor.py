@@ -12,7 +12,7 @@ from itertools import islice
 
 from aligner.mending.dropped import dropped
 from aligner.mending.figures import counted, operated, rounded, sliced
-from aligner.mending.options import switched
+from aligner.mending.options import switched, untold
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.spacing import spaced
 from aligner.mending.variations import bound, statements, swapped
@@ -29,7 +29,7 @@ def set_up(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]
     """In the constructor of the class around a line: what the attributes come of that the function there uses."""
     for statement, parameters in _used(sources.text(file), line)[:STATEMENTS]:
         start, end = sources.span(file, statement)
-        ways = (spaced, switched, counted, operated, dropped, sliced, rounded, swapped)
+        ways = (spaced, switched, untold, counted, operated, dropped, sliced, rounded, swapped)
         found = (edits for way in ways for edits in way(sources, file, statement.lineno))
         inside = (edits for edits in found if all(start <= edit.start and edit.end <= end for edit in edits))
         yield from _scaled(sources, file, statement, parameters)

@@ -14,6 +14,9 @@ OF_ONE = ("({}, 1)", "(1, {})")
 OF_TWO = ("{}**{}", "{} * {}", "{} // {}", "({} - 1) // 2 * {}")
 """What may be made of something that has a name: a padding of a kernel's size, a dilation of a layer's number."""
 
+ENDS = ("({0}[0], {0}[0], {0}[1], {0}[1])", "({0}, {0}, {1}, {1})")
+"""A padding of all four ends, of one for both of either axis."""
+
 EACH = ("kernel_size", "stride", "dilation", "padding")
 """Settings that are one number, or one for each axis."""
 
@@ -64,6 +67,10 @@ def _ways(names: Sequence[Mapping[str, Any]], keyword: str) -> Iterator[str]:
     pairs = [pair for pair in permutations(whole, 2) if varying & {*pair}]
     akin = [pair for pair in pairs if any(keyword in name for name in pair)]
     yield from (way.format(*pair) for way in OF_TWO for pair in akin)
+    if keyword == "padding":
+        two = [name for name in known if all(isinstance(one.get(name), tuple) for one in names)]
+        yield from (ENDS[0].format(name) for name in two)
+        yield from (ENDS[1].format(*pair) for pair in pairs)
     yield from (way.format(name) for way in OF_ONE for name in whole if keyword in EACH and name in varying)
     yield from (POWER.format(name) for name in whole if name in varying)
     yield from (way.format(*pair) for way in OF_TWO for pair in pairs)

@@ -6,6 +6,7 @@ import linecache
 from collections.abc import Collection, Iterator
 from typing import NamedTuple, Optional
 
+from aligner.compare.net import ancestors
 from aligner.explain.line import Spot
 from aligner.mending.events import HELPER, LAYER, Event, values_of
 from aligner.mending.matching import Matching
@@ -25,12 +26,12 @@ class Leaving(NamedTuple):
     home: str = ""
 
 
-def leaving(matching: Matching, layers: Collection[str]) -> Leaving:
-    """`layers` are those of the reference that the port has as well."""
+def leaving(matching: Matching, held: str, layers: Collection[str]) -> Leaving:
+    """`held` is the reference's layer whose code it is, `layers` are those that the port has as well."""
     missing = [event for _, event in matching.missing if event is not None]
     first = next((event for event in missing if values_of(event) and matching.has(event)), None)
     port = next((spot for spot in map(_spot, _frontier(matching)) if spot is not None), None)
-    home = _home(first or next(iter(missing), None), matching, layers)
+    home = _home(first or next(iter(missing), None), matching, [layer for layer in layers if layer != held])
     return Leaving(port, None if first is None else first.spot, home)
 
 
@@ -60,4 +61,5 @@ def _home(first: Optional[Event], matching: Matching, layers: Collection[str]) -
         return ""
     made = (value for event in matching.ours.events if event.home == first.home for value in event.results)
     inside = any(f"{layer}.".startswith(f"{first.home}.") for layer in layers)
-    return first.home if inside or any(matching.twins.get(value) for value in made) else ""
+    beyond = any(layer in ancestors(first.home) for layer in layers if layer)  # of one that the port ends before
+    return first.home if inside or beyond or any(matching.twins.get(value) for value in made) else ""

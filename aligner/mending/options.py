@@ -13,6 +13,7 @@ WORDS = (
     ("nearest", "bilinear", "bicubic", "area"),
     ("zeros", "border", "reflection"),
     ("constant", "reflect", "replicate", "edge", "symmetric", "circular"),
+    ("CONSTANT", "REFLECT", "SYMMETRIC"),
     ("none", "tanh"),
     ("none", "add", "mul"),
     ("ij", "xy"),
@@ -26,6 +27,7 @@ UNTOLD = {
     "std": ("ddof", "1"),
     "var": ("ddof", "1"),
     "tensor_scatter_elements": ("reduction", "'add'"),
+    "Pad": ("mode", '"REFLECT"', '"SYMMETRIC"'),
     **{f"{name}_window": ("periodic", "False") for name in ("hann", "hamming", "blackman", "bartlett", "kaiser")},
 }
 """By the name of a function what torch does, or another one of its, and MindSpore's does only if it is told so."""
@@ -54,10 +56,10 @@ def untold(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]
     """Calls that are to be told what torch need not be told."""
     for statement in statements(sources.text(file), line):
         for call in (node for node in own(statement) if isinstance(node, ast.Call)):
-            name, value = UNTOLD.get(ast.unparse(call.func).rpartition(".")[2], ("", ""))
+            name, *values = UNTOLD.get(ast.unparse(call.func).rpartition(".")[2], ("",))
             if name and name not in {one.arg for one in call.keywords}:
                 end = sources.span(file, call)[1] - 1
-                yield (Edit(file, end, end, f", {name}={value}"),)
+                yield from ((Edit(file, end, end, f", {name}={value}"),) for value in values)
 
 
 def reduced(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:

@@ -15,6 +15,8 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
+from types import MappingProxyType
 from typing import Any, Callable, NamedTuple, Optional
 
 from aligner.adapter import Adapter
@@ -40,6 +42,7 @@ ROW = 16
 """Numbers in a row of which one is tried as it is set."""
 
 Change = Mapping[str, Attribute]
+Changes = Callable[[str], Optional[Change]]
 
 
 class Maker(NamedTuple):
@@ -67,6 +70,13 @@ class Passed(NamedTuple):
     parameter: str
     value: Attribute
     below: str
+    more: Change = MappingProxyType({})
+    """Other arguments of the call, where one alone does not do it."""
+
+    @property
+    def arguments(self) -> Change:
+        """All that are to be other than they are."""
+        return {self.parameter: self.value, **self.more}
 
 
 class Making:
@@ -76,20 +86,22 @@ class Making:
         self._adapter, self._layers = adapter, layers
         self._known: dict[object, bool] = {}
 
-    def passed(self, path: str, change: Change) -> Iterator[Passed]:
-        """The arguments that make a layer's settings so, from the inner to the outer."""
+    def passed(self, path: str, change: Change, changes: Changes) -> Iterator[Passed]:
+        """The arguments that make a layer's settings so, from the inner to the outer; `changes` tells of others."""
         layers = self._layers
         maker = of_class(layers, path) if is_own(self._adapter, layers[path]) else _around(layers, path)
         seen = set[tuple[sites.Place, str]]()
         for _ in range(DEEPEST):
             if maker is None:
                 break
-            for parameter, value in self._arguments(path, maker, change):
-                for outer, its in _callers(layers, maker, parameter):
-                    found = Passed(outer, its, value, inside(path, outer.layer))
-                    if (outer.place, its) not in seen and self.makes(found, value, change):
+            for found in self._arguments(path, maker, change, changes):
+                for outer, its in _callers(layers, maker, found.parameter):
+                    found = Passed(outer, its, found.value, inside(path, outer.layer))
+                    if (outer.place, its) not in seen and self.makes(found, change):
                         seen.add((outer.place, its))
                         yield found
+            if len(change) > 1:
+                yield from self._together(path, maker, change)
             maker = _around(layers, maker.layer, maker.place)  # one argument there may be several here
 
     def beside(self, found: Passed) -> Iterator[Maker]:
@@ -100,11 +112,20 @@ class Making:
             if maker is not None and maker.place == found.maker.place and path == maker.layer != found.maker.layer:
                 yield maker
 
-    def makes(self, found: Passed, value: Attribute, change: Change) -> bool:
+    def _together(self, path: str, maker: Maker, change: Change) -> Iterator[Passed]:
+        """Arguments of one call that set these only together."""
+        alone = [[*self._arguments(path, maker, {name: value}, lambda _: None)] for name, value in change.items()]
+        for first, *others in islice(itertools.product(*alone), FEW):
+            found = first._replace(more={one.parameter: one.value for one in others})
+            handed_on = any(isinstance(_argument(maker, parameter), ast.Name) for parameter in found.arguments)
+            if not handed_on and len(found.arguments) == len(alone) and self.makes(found, change):
+                yield found
+
+    def makes(self, found: Passed, change: Change) -> bool:
         """Whether what is called makes those settings and no others, with this argument and else as it was."""
         maker, layer = found.maker, self._layers[found.maker.layer]
         had = self._adapter.spec(self._layers[".".join(filter(None, (maker.layer, found.below)))]).attributes
-        given = {**maker.given, found.parameter: value}
+        given = {**maker.given, **found.arguments}
         key = maker.made, found.below, _told(given), _told(change), _told(had)
         if key not in self._known:
             small = sum(math.prod(one.shape) for one in self._adapter.parameters(layer)) <= LARGE
@@ -114,12 +135,17 @@ class Making:
     def _sets(self, found: Passed, given: Mapping[str, Any], wanted: Change) -> bool:
         try:
             inner = self.made(found.maker, given)
+            if {*inner} != {inside(path, found.maker.layer) for path in self._within(found.maker.layer)}:
+                return False
             has = self._adapter.spec(inner[found.below]).attributes
             if any(self._is_other(found.maker.layer, path, one) for path, one in inner.items() if path != found.below):
                 return False
         except Exception:  # the user's constructor may raise whatever it likes
             return False
         return {*has} == {*wanted} and all(same(has[n], v) and type(has[n]) is type(v) for n, v in wanted.items())
+
+    def _within(self, owner: str) -> Iterator[str]:
+        return (path for path in self._layers if not owner or path == owner or path.startswith(f"{owner}."))
 
     def made(self, maker: Maker, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """The layers that are made with these arguments.
@@ -132,11 +158,11 @@ class Making:
             bound.arguments.update(given)
             return dict(self._adapter.layers(maker.made(*bound.args, **bound.kwargs)))
 
-    def spoiled(self, found: Passed, changes: Callable[[str], Optional[Change]]) -> list[str]:
+    def spoiled(self, found: Passed, changes: Changes) -> list[str]:
         """Layers that are as the reference has them, and that the argument would set otherwise, too; what the reference
         has is told by `changes`."""
         maker, spoiled = found.maker, list[str]()
-        for below, one in self.made(maker, {**maker.given, found.parameter: found.value}).items():
+        for below, one in self.made(maker, {**maker.given, **found.arguments}).items():
             path = ".".join(filter(None, (maker.layer, below)))
             had, has = (self._adapter.spec(layer).attributes for layer in (self._layers[path], one))
             wanted = (changes(path) or {}).items()
@@ -150,22 +176,53 @@ class Making:
         specs = [self._adapter.spec(one) for one in (known, made) if one is not None]
         return len(specs) < len((known, made)) or specs[0].kind != specs[1].kind
 
-    def again(self, found: Passed, change: Change) -> Iterator[Attribute]:
-        """What this argument may be in another call, for a layer that is to be set so, or as it is."""
-        now = found.maker.value(found.parameter)
-        ways = (found.value, *values(change), now, *_near(now))
-        return (one for one in ways if self.makes(found, one, change))
+    def again(self, found: Passed, change: Change) -> Iterator[Change]:
+        """What these arguments may be in another call, for a layer that is to be set so, or as it is."""
+        now = {parameter: found.maker.value(parameter) for parameter in found.arguments}
+        ways = [found, found._replace(value=now[found.parameter], more={name: now[name] for name in found.more})]
+        if not found.more:
+            own = now[found.parameter]
+            ways[1:1] = (found._replace(value=one) for one in values(change))
+            ways += (found._replace(value=one) for one in _near(own))
+        return (one.arguments for one in ways if self.makes(one, change))
 
-    def _arguments(self, path: str, maker: Maker, change: Change) -> Iterator[tuple[str, Attribute]]:
+    def _arguments(self, path: str, maker: Maker, change: Change, changes: Changes) -> Iterator[Passed]:
         for parameter in maker.parameters:
             for value in [
                 *values(change),
                 *_others(maker, parameter, self._layers.values()),
+                *self._row(maker, parameter, changes),
                 *_rows(maker, parameter, change),
                 *_near(maker.value(parameter)),
             ]:
-                if self.makes(Passed(maker, parameter, value, inside(path, maker.layer)), value, change):
-                    yield parameter, value
+                found = Passed(maker, parameter, value, inside(path, maker.layer))
+                if self.makes(found, change):
+                    yield found
+
+    def _row(self, maker: Maker, parameter: str, changes: Changes) -> Iterator[Attribute]:
+        """What it is given in a row, or takes by default, with each number as most layers are right with it."""
+        row, known = maker.value(parameter), ((path, changes(path)) for path in self._within(maker.layer))
+        wanted = {inside(path, maker.layer): change for path, change in known if change}
+        kinds = {type(one) for one in row} if isinstance(row, (tuple, list)) else set()
+        numbers = [
+            one for one in dict.fromkeys(v for each in wanted.values() for v in values(each)) if type(one) in kinds
+        ]
+        if not numbers or len(row) > ROW:
+            return
+        best, right = row, self._right(maker, parameter, row, wanted)
+        for at, number in itertools.product(range(len(row)), numbers[:FEW]):
+            other = type(row)([*best[:at], number, *best[at + 1 :]])
+            more = self._right(maker, parameter, other, wanted) if other != best else right
+            best, right = (other, more) if more > right else (best, right)
+        yield from [best] if best != row else []
+
+    def _right(self, maker: Maker, parameter: str, value: Attribute, wanted: Mapping[str, Change]) -> set[str]:
+        """The layers that have what they are to have, with this argument."""
+        with suppress(Exception):  # the user's constructor may raise whatever it likes
+            made = self.made(maker, {**maker.given, parameter: value})
+            specs = {path: self._adapter.spec(made[path]).attributes for path in wanted if path in made}
+            return {path for path, has in specs.items() if all(same(has.get(n), v) for n, v in wanted[path].items())}
+        return set()
 
 
 def _others(maker: Maker, parameter: str, layers: Iterable[Any]) -> list[Attribute]:
@@ -227,6 +284,8 @@ def _single(value: Attribute) -> Iterator[Attribute]:
     yield value
     if isinstance(value, tuple) and len({*value}) == 1:
         yield from _single(value[0])
+    elif isinstance(value, tuple) and all(isinstance(one, tuple) and len({*one}) == 1 for one in value):
+        yield tuple(one[0] for one in value if isinstance(one, tuple))  # as much at both ends
 
 
 def _callers(layers: Mapping[str, Any], maker: Maker, parameter: str) -> Iterator[tuple[Maker, str]]:

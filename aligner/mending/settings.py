@@ -19,7 +19,7 @@ from aligner.explain.setting_rules import same
 from aligner.mending.configured import Configured
 from aligner.mending.hunks import hunks
 from aligner.mending.keywords import keywords, named, says
-from aligner.mending.passed import Making, Passed
+from aligner.mending.passed import Changes, Making, Passed
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.record import Attribute, LayerSpec
 from aligner.source import sites
@@ -40,9 +40,6 @@ LARGE = 1 << 22
 
 Wanted = Callable[[str], Optional[str]]
 """The call that builds a layer of the port's as the reference has it, as far as it is to change; None if not known."""
-
-Changes = Callable[[str], Optional[Mapping[str, Attribute]]]
-"""The settings that it says."""
 
 
 class Written(NamedTuple):
@@ -124,7 +121,7 @@ class Settings:
     def _given(self, path: str, aim: LayerSpec, changes: Changes, for_all: bool) -> Optional[Written]:
         """The argument of a class or a function of the user's that a setting comes of, wherever it is given; None where
         it is to be right `for_all` and is not."""
-        ways = islice(self._making.passed(path, aim.attributes), WAYS)
+        ways = islice(self._making.passed(path, aim.attributes, changes), WAYS)
         told = [self._argued(found, changes) for found in ways]
         whole = next((one for one in told if not one[-1]), None) or self._configured.written(
             path, aim.attributes, changes
@@ -133,18 +130,18 @@ class Settings:
         return None if right is None else self._taken(*right)
 
     def _argued(self, found: Passed, changes: Changes) -> tuple[sites.Place, Sequence[Edit], Sequence[str]]:
-        """A call with an argument as it is to be, and the layers for which it is not right."""
-        maker, parameter = found.maker, found.parameter
-        asks = {maker.layer: {parameter: literal(parameter, found.value)}}
+        """A call with its arguments as they are to be, and the layers for which it is not right."""
+        maker = found.maker
+        asks = {maker.layer: {name: literal(name, value) for name, value in found.arguments.items()}}
         names, broken = {maker.layer: maker.names}, self._making.spoiled(found, changes)
         for other in self._making.beside(found):
             inner = ".".join(filter(None, (other.layer, found.below)))
             right = self._making.again(found._replace(maker=other), changes(inner) or {})
-            text = next((literal(parameter, one) for one in right), None)
-            if text is None:
+            said = next(({name: literal(name, value) for name, value in one.items()} for one in right), None)
+            if said is None:
                 broken.append(inner)
             else:
-                asks[other.layer], names[other.layer] = {parameter: text}, other.names
+                asks[other.layer], names[other.layer] = said, other.names
         said = named(asks, names, maker.call)
         if said is None:
             said = asks[maker.layer]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -13,6 +13,7 @@ from aligner.compare.along import Row, Single
 from aligner.compare.hot import Chosen, Hot
 from aligner.compare.net import CallId, is_input
 from aligner.compare.padded import Padded
+from aligner.compare.reduced import Reduced, Scaled
 from aligner.compare.selected import Selected
 from aligner.compare.tables import Table
 from aligner.compare.worded import Axed, Worded
@@ -45,6 +46,12 @@ class Theirs:
         self._reference, self._counterparts = reference, {*plan.calls.values()}
         self._layers = {call.layer for call in self._counterparts}
         self._layers |= {ours for theirs, ours in plan.layers.items() if theirs not in called}
+        self._made: dict[CallId, set[object]] = {}
+        """What the port's counterpart of a call makes, as far as the reference's call makes it."""
+        for key, entry in plan.entries.items():
+            ours = plan.calls.get(CallId(key.layer, key.call))
+            if ours is not None and key.phase is Phase.FORWARD and not is_input(key.slot):
+                self._made.setdefault(ours, set()).update((entry.key, entry.content))
         self._trails = {
             (str(facts.get("layer")), facts.get("call", 0)): facts for kind, facts in reference.findings if kind == CODE
         }
@@ -87,20 +94,33 @@ class Theirs:
             last = inner.first if inner.last is None else inner.last
             within = call.last is None or last <= call.last
             if inner.step == call.step and call.first < inner.first and within and inner.first > end:
-                if CallId(inner.layer, inner.number) in self._counterparts or inner.layer in self._layers:
+                if self._is_theirs(inner) and not self._beyond(inner):
                     end = last
                 yield inner
 
+    def _is_theirs(self, call: Call) -> bool:
+        """Whether the port has this call, or the layer."""
+        return CallId(call.layer, call.number) in self._counterparts or call.layer in self._layers
+
+    def _beyond(self, call: Call) -> Sequence[Key]:
+        """What it makes besides what its counterpart in the port does, whose code for that stands elsewhere."""
+        made = self._made.get(CallId(call.layer, call.number), set())
+        if not made or (call.layer, call.number) not in self._trails:
+            return ()
+        outputs = (entry for entry in self._entries(call) if not is_input(entry.key.slot))
+        return [entry.key for entry in outputs if not made.intersection((entry.key, entry.content))]
+
     def _add(self, story: Story, call: Call) -> None:
-        """A layer's call; of one that the port has not, its own steps, or what it is as an operation."""
-        if CallId(call.layer, call.number) in self._counterparts or call.layer in self._layers:
-            given, made = self._ends(story, call)
+        """A layer's call; of what the port has not in it, its own steps, or what it is as an operation."""
+        theirs, beyond = self._is_theirs(call), self._beyond(call)
+        if theirs:
+            given, made = self._ends(story, call, beyond)
             story.events.append(Event(LAYER, tuple(given), tuple(made), layer=call.layer))
-        elif (call.layer, call.number) in self._trails:
+        if (beyond or not theirs) and (call.layer, call.number) in self._trails:
             for event in (steps := self._steps(story, call)):
                 event.home = call.layer
             story.events += steps
-        else:
+        elif not theirs:
             self._as_operation(story, call)
 
     def _as_operation(self, story: Story, call: Call) -> None:
@@ -114,13 +134,16 @@ class Theirs:
         if plain and given and len(given) == len(told.operands) and len(made) == 1:
             story.events.append(Event(told.word, told.operands, tuple(made), told.arguments, name=spec.kind))
 
-    def _ends(self, story: Story, call: Call) -> tuple[list[int], list[int]]:
-        """The values that go into a call and come out of it."""
-        entries = [
+    def _entries(self, call: Call) -> Sequence[Any]:
+        return [
             entry
             for entry in self._reference.of_layer(call.layer)[0]
             if (entry.key.step, entry.key.call, entry.key.phase) == (call.step, call.number, Phase.FORWARD)
         ]
+
+    def _ends(self, story: Story, call: Call, but: Collection[Key] = ()) -> tuple[list[int], list[int]]:
+        """The values that go into a call and come out of it, without some."""
+        entries = [entry for entry in self._entries(call) if entry.key not in but]
         given = [self.number(story, entry) for entry in entries if is_input(entry.key.slot)]
         return given, [self.number(story, entry) for entry in entries if not is_input(entry.key.slot)]
 
@@ -145,7 +168,9 @@ class Theirs:
 
     def _formed(self, story: Story, entry: Any, found: int) -> Iterator[Event]:
         """What makes a value of the port's form of the reference's."""
-        if isinstance(entry, (Table, Padded, Axed, Hot, Chosen, Selected)):
+        if isinstance(entry, Reduced):
+            yield Event(entry.way, (self.number(story, entry.entry),), (found,))
+        elif isinstance(entry, (Table, Padded, Axed, Hot, Chosen, Scaled, Selected)):
             yield Event(TAKEN, (self.number(story, entry.entry),), (found,))
         elif isinstance(entry, Row):
             word, parts = "stack" if entry.along.own else "cat", tuple(self.number(story, one) for one in entry.entries)

@@ -24,6 +24,7 @@ from aligner.compare.hot import Chosen, Hot
 from aligner.compare.layers import Pairing, pair_layers
 from aligner.compare.net import is_input, survey
 from aligner.compare.reading import LOW_PRECISION
+from aligner.compare.reduced import Reduced, Scaled
 from aligner.compare.worded import Axed
 from aligner.dtypes import DTYPES
 from aligner.dump.reader import Dump, open_dump
@@ -129,7 +130,8 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
     trials = _try(subject, path, pairing, plan, checks, sink)
     for check in checks:
         entry: Any = plan.entries.get(check.port)
-        reason = OTHER_FORM if isinstance(entry, (Axed, Chosen, Hot)) and not check.suspicious else check.reason
+        formed = isinstance(entry, (Axed, Chosen, Hot, Reduced, Scaled))
+        reason = OTHER_FORM if formed and not check.suspicious else check.reason
         axes = entry.axes if isinstance(entry, Axed) else check.axes
         sink.finding(CHECK, to_facts(replace(check, axes=axes, reason=reason)))
     tried, computed = time.monotonic(), time.process_time()

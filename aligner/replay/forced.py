@@ -47,6 +47,7 @@ class ForcedPass(Holding):
         self._settled(step, call, known)
         for read in (self._asking, self._doubting, self._exchanging, self._turning, self._owning, self._steering):
             read(step, call, known)
+        self._counting(step, call, known)
         if self.values.taken and step not in self.values.spared:
             self.values.spared[step] = True
             self.values.spared[step] = self._better(step, call, known, 1)
@@ -187,6 +188,15 @@ class ForcedPass(Holding):
             if self._better(step, call, known, 1, whole=True):
                 break
             self._steered.layers, self.values.plan = self._steered.layers - layers, plan
+
+    def _counting(self, step: int, call: Callable[[], object], known: int) -> None:
+        """Where something is wrong beside layers that ran more or less often when nothing was held: run the step with
+        each of their calls held to the reference's of that number."""
+        around = {check.port.layer.rpartition(".")[0] for check in self.checks[known:] if check.fails}
+        plan = self.plan
+        self.values.plan = plan.recounted(plan, around)
+        if self.plan.calls == plan.calls or not self._better(step, call, known, 1, whole=True):
+            self.values.plan = plan
 
     def _better(
         self,

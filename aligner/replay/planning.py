@@ -18,6 +18,7 @@ from aligner.compare.looped import loops
 from aligner.compare.net import CallId, is_input
 from aligner.compare.pairing import Pair, pair_records
 from aligner.compare.pieces import pieces
+from aligner.compare.reduced import reduced
 from aligner.dump.reader import Dump, Entry
 from aligner.fingerprint import LARGEST
 from aligner.record import Key, Phase
@@ -71,7 +72,7 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     for _, values in pieces(reference, port, pairing):
         entries.update(values)  # type: ignore[arg-type]  # as above
     entries.update(axed(pairs, calls))  # type: ignore[arg-type]  # as above
-    entries.update(_choices(pairs))  # type: ignore[arg-type]  # as above
+    entries.update(_told(reference, port, pairs))  # type: ignore[arg-type]  # as above
     route(reference, port, layers, calls, entries)
     _further(reference, port, calls, entries)
     short = usual(pairs, port.header.get("amp"))
@@ -85,15 +86,20 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     return replace(plan, recounted=partial(recounted, reference, port))
 
 
-def _choices(pairs: Sequence[Pair]) -> Mapping[Key, Formed]:
-    """The reference's choices as the port tells them, by the port's address, where it tells them otherwise."""
+def _told(reference: Dump, port: Dump, pairs: Sequence[Pair]) -> Mapping[Key, Formed]:
+    """What the reference chooses and loses as the port tells it, by the port's address, where it tells it otherwise."""
     found: dict[Key, Formed] = {}
     for pair in pairs:
         one, other = pair.reference, pair.port
         if one is None or other is None or pair.key.phase is not Phase.FORWARD:
             continue
-        if max(math.prod(one.shape), math.prod(other.shape)) <= LARGEST and (choices := hot(one, other)) is not None:
-            found[other.key] = choices
+        if max(math.prod(one.shape), math.prod(other.shape)) > LARGEST:
+            continue
+        ours, theirs = reference.layers.get(one.key.layer), port.layers.get(other.key.layer)
+        told = hot(one, other)
+        if told is None and ours is not None and theirs is not None and not is_input(other.key.slot):
+            told = reduced(one, other, (ours.spec, theirs.spec))
+        found.update({} if told is None else {other.key: told})
     return found
 
 

@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Union
 
 from aligner.compare.checks import OTHER_NUMBER, Check
+from aligner.compare.formed import likewise
 from aligner.compare.net import CallId
 from aligner.record import Key, Phase
 from aligner.structure import numbers
 
 if TYPE_CHECKING:
-    from aligner.dump.reader import Dump
+    from aligner.dump.reader import Dump, Entry
     from aligner.replay.frames import Frame, Plan
 
 Number = Union[bool, int, float]
@@ -48,23 +49,27 @@ def differing(reference: Dump, port: Dump, calls: Mapping[CallId, CallId]) -> Nu
 def recounted(reference: Dump, port: Dump, plan: Plan, layers: Set[str]) -> Plan:
     """The plan where layers inside of these are called as often as the reference's, call by call."""
     ours, theirs = often(reference), often(port)
+    uneven = {call.layer for call, one in plan.calls.items() if call.number != one.number}
+    uneven |= {path for path, other in plan.layers.items() if ours.get(other, 0) != theirs.get(path, 0)}
     inside = {
         path: other
         for path, other in plan.layers.items()
-        if any(path.startswith(f"{layer}.") for layer in layers) and ours.get(other, 0) != theirs.get(path, 0)
+        if path in uneven and any(not layer or path.startswith(f"{layer}.") for layer in layers)
     }
-    slots: dict[str, dict[tuple[int, str], str]] = {}
+    slots: dict[str, dict[tuple[int, str], Entry]] = {}
     for key, entry in plan.entries.items():
         if key.layer in inside and entry.key.layer == inside[key.layer]:
-            slots.setdefault(key.layer, {})[key.step, key.slot] = entry.key.slot
+            slots.setdefault(key.layer, {})[key.step, key.slot] = entry
     calls = {call: one for call, one in plan.calls.items() if call.layer not in inside}
     entries = {key: entry for key, entry in plan.entries.items() if key.layer not in inside}
     for path, other in inside.items():
         for number in range(min(ours.get(other, 0), MOST)):
             calls[CallId(path, number)] = CallId(other, number)
-            for (step, slot), own in slots.get(path, {}).items():
-                due = reference.find(Key(step, Phase.FORWARD, other, number, own))
-                entries.update({} if due is None else {Key(step, Phase.FORWARD, path, number, slot): due})
+            for (step, slot), one in slots.get(path, {}).items():
+                due = reference.find(Key(step, Phase.FORWARD, other, number, one.key.slot))
+                entries.update(
+                    {} if due is None else {Key(step, Phase.FORWARD, path, number, slot): likewise(one, due)}
+                )
     return replace(plan, calls=calls, entries=entries)
 
 

@@ -18,6 +18,7 @@ from aligner.compare.formed import Formed, due
 from aligner.compare.held import Held, held
 from aligner.compare.masking import mask_like
 from aligner.compare.net import CallId, is_input
+from aligner.compare.padded import Padded
 from aligner.compare.reformed import Slice, several
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.noise import Change
@@ -72,8 +73,7 @@ class Values:
         self.spared: dict[int, bool] = {}
         """By step: whether such a value is left as it is, for those who are to get it."""
         self.free: set[tuple[str, int]] = set()  # calls that raised on the reference's inputs and keep their own
-        self.odd: set[tuple[str, int]] = set()
-        """Calls of this run that made another shape than the reference's."""
+        self.odd: set[tuple[str, int]] = set()  # calls of this run that made another shape than the reference's
         self.shared: set[int] = set()
         """Tensors that the call under way is given in several places: of these each is put right for itself."""
         self.instead: Mapping[Key, bool] = {}
@@ -215,7 +215,7 @@ class Values:
     def _doubted(self, frame: Frame, check: Check, wanted: Held, found: Held, same: bool) -> tuple[Check, bool]:
         """The check of an argument that may only be in another form, and whether what is made of it is to tell."""
         array, dtype = found.raw(), found.dtype
-        if check.port in self.masks.known:
+        if check.port in self.masks.known or isinstance(self.plan.entries.get(check.port), Padded):
             return check, False
         if is_input(check.port.slot) and array.ndim == len(wanted.shape) and array.shape != wanted.shape:
             check = replace(check, error=math.inf, deviation=None, reason=OTHER_SHAPE)  # axes of one elsewhere
@@ -362,7 +362,7 @@ class Values:
         """The reference's value as the port would have it, or in its own form; None where the two are of another
         nature."""
         value, word = wanted.raw(), wanted.dtype
-        one, other = DTYPES[wanted.dtype], DTYPES[dtype]
+        one, other = DTYPES[word], DTYPES[dtype]
         if not as_it_is and value.size == array.size and squeezed(value.shape) == squeezed(array.shape):
             value = value.reshape(array.shape)
         value = in_its_words(value, array) if word == dtype == "bool" and not as_it_is else value

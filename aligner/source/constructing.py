@@ -21,6 +21,7 @@ from aligner.fingerprint import print_of
 from aligner.patches import Handle, Listeners, patch, together
 from aligner.source import functions, sites
 from aligner.source.ear import Ear
+from aligner.source.owning import is_own
 from aligner.structure import Tensors, flatten_arguments
 from aligner.values import Values
 
@@ -30,8 +31,8 @@ DEEP = 16
 LARGE = 1 << 26
 """Values of a layer's parameters: larger ones are not built again."""
 
-KEEPERS = ("_buffers", "_parameters", "_params", "_tensor_list")
-"""Dicts in which frameworks keep the tensors of a layer."""
+KEEPERS = ("_buffers", "_parameters", "_params", "_tensor_list", "_cells", "_modules")
+"""Dicts in which frameworks keep the tensors of a layer, and the layers in it."""
 
 Arguments = tuple[tuple[object, ...], dict[str, object]]
 _Place = tuple[str, str]
@@ -236,11 +237,22 @@ class Building:
             return None
         if value is None or isinstance(value, (bool, int, float, str)):
             return type(value), value
+        if self._adapter.is_model(value):
+            return self._mark_of_layer(value)
         if isinstance(value, (tuple, list, dict)):
             names = map(repr, value) if isinstance(value, dict) else ()
             marks = tuple(map(self._mark, value.values() if isinstance(value, dict) else value))
             return None if None in marks else (type(value), *names, *marks)
         return None
+
+    def _mark_of_layer(self, layer: Any) -> object:
+        """What tells a layer of the framework's from others, where it has no parameters: its plain settings."""
+        if is_own(self._adapter, layer) or [*self._adapter.parameters(layer)] or not _has_own(layer):
+            return None
+        known = self._framework  # by now it has run, and may have more that its class keeps for itself
+        own = {n: one for n, one in vars(layer).items() if ("", n) not in known and not n.startswith("_")}
+        marks = ((name, self._mark(value)) for name, value in own.items() if not self._adapter.is_model(value))
+        return (type(layer), *((name, mark) for name, mark in marks if mark is not None))
 
 
 class _Kept(NamedTuple):
