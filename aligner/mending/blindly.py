@@ -20,7 +20,7 @@ from aligner.mending.constructor import set_up
 from aligner.mending.directions import backwards, turned_round
 from aligner.mending.dropped import dropped
 from aligner.mending.events import HELPER, Event, values_of
-from aligner.mending.figures import counted, operated, resized, rounded, sliced, valued
+from aligner.mending.figures import counted, operated, raised, resized, rounded, sliced, valued
 from aligner.mending.grouped import grouped
 from aligner.mending.halves import paired, spread
 from aligner.mending.kinds import alike, is_mask
@@ -30,6 +30,8 @@ from aligner.mending.lapses import (
     carried,
     chosen,
     gathered,
+    grown,
+    handed_on,
     ignored,
     likewise,
     looped,
@@ -38,7 +40,7 @@ from aligner.mending.lapses import (
     unread,
 )
 from aligner.mending.matching import Matching
-from aligner.mending.options import compared, decided, reduced, switched, untold
+from aligner.mending.options import compared, decided, opposed, reduced, switched, untold
 from aligner.mending.regrouped import moved_in, regrouped, unturned
 from aligner.mending.results import kept
 from aligner.mending.search import FAR, SHAPING, Search
@@ -122,11 +124,13 @@ OF_SLIPS: Sequence[_Way] = (
     advanced,
     offset,
     looped,
+    handed_on,
+    grown,
     told,
     untold,
     of_each,
 )
-OF_SLIPS = (*OF_SLIPS, by_turn, spaced, backwards, turned_round, columns)
+OF_SLIPS = (*OF_SLIPS, by_turn, spaced, backwards, turned_round, columns, raised, opposed)
 """Ways to write a function otherwise, told from its text alone."""
 
 BLIND = ("relu", "gelu", "sigmoid", "tanh", "silu", "sqrt", "exp", "abs", "log", "square")

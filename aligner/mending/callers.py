@@ -24,6 +24,9 @@ Given = Union[ast.expr, str]
 COST = 0.4
 """What it costs more than the change inside, which may make others wrong that call the function."""
 
+DEEP = 3
+"""Functions through which an argument is handed on."""
+
 FITTING = 4
 """Values of the code's that are tried as an argument."""
 
@@ -35,9 +38,14 @@ def by_caller(one: Candidate, events: Sequence[Event], sources: Sources) -> Iter
     yield from by_size(one, sources)
     if len(one.edits) != 1 or not one.moves or not one.old.isidentifier() or not _is_literal(one.edits[0].new):
         return
-    event = one.moves[0][0]
+    yield from _outside(one, one.moves[0][0], events, sources, DEEP)
+
+
+def _outside(one: Candidate, event: Event, events: Sequence[Event], sources: Sources, deep: int) -> Iterator[Candidate]:
+    """The same in the call of the function that this stands in, and in those around it that hand on what they are
+    given, or take by default."""
     call = next(around(event, events), None)
-    if event.site is None or call is None or call.site is None or not isinstance(call.node, ast.Call):
+    if event.site is None or call is None or call.site is None or not isinstance(call.node, ast.Call) or not deep:
         return
     function = definition(sources.text(event.site.file), event.site.line)
     place = None if function is None else _given(call.node, function, one.old)
@@ -45,6 +53,8 @@ def by_caller(one: Candidate, events: Sequence[Event], sources: Sources) -> Iter
         edit = _edit(call.node, call.site.file, place, text, sources)
         if edit is not None:
             yield replace(one, cost=one.cost + COST + 0.1 * late, edits=(edit,), old="")
+    if isinstance(place, ast.Name):
+        yield from _outside(replace(one, cost=one.cost + COST, old=place.id), call, events, sources, deep - 1)
 
 
 def forgotten(event: Event, call: ast.Call, matching: Matching, texts: Texts, sources: Sources) -> Iterator[Edit]:

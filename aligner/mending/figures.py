@@ -17,6 +17,9 @@ from aligner.mending.variations import own, statements
 from aligner.source.written import walked
 from aligner.words.spelling import bracketed, number_text
 
+POWERS = (1, 2, 3)
+"""A side, an area, a volume."""
+
 SAME = 1e-6
 """Numbers whose ratio is nearer to one than this are written as one."""
 
@@ -135,6 +138,19 @@ def operated(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
                     yield tuple(Edit(file, *place, other) for place in sorted(together))
         yield from _assigned(sources, file, statement)
         yield from _taken_apart(sources, file, statement)
+
+
+def raised(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """Another power of what is given a name, in the function around this line: the area of a window for its side."""
+    for statement in statements(sources.text(file), line):
+        value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+        power = value.right if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Pow) else None
+        base = value.left if isinstance(value, ast.BinOp) and power is not None else value
+        known = power.value if isinstance(power, ast.Constant) else 1 if power is None else None
+        if value is not None and isinstance(base, (ast.Name, ast.Attribute)) and known in POWERS:
+            words = sources.words(file, base)
+            texts = (words if other == 1 else f"{words}**{other}" for other in POWERS if other != known)
+            yield from ((Edit(file, *sources.span(file, value), text),) for text in texts)
 
 
 def _taken_apart(sources: Sources, file: str, statement: ast.stmt) -> Iterator[tuple[Edit, ...]]:

@@ -102,6 +102,53 @@ def _is_small(node: ast.expr) -> bool:
     )
 
 
+def handed_on(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """What each turn of a loop around this line hands on to the next, others of what it makes in its place; the last
+    that is handed on first."""
+    found = statements(sources.text(file), line)
+    for loop in (one for one in found if isinstance(one, (ast.For, ast.While))):
+        body = [one for one in loop.body if isinstance(one, (ast.Assign, ast.AugAssign))]
+        made, there = _stored(body), _stored([one for one in found if one.lineno < loop.lineno])
+        for statement in reversed([one for one in body if isinstance(one, ast.Assign)]):
+            values = statement.value.elts if isinstance(statement.value, ast.Tuple) else [statement.value]
+            targets = statement.targets[0].elts if isinstance(statement.targets[0], ast.Tuple) else statement.targets
+            for target, value in zip(targets, values) if len(targets) == len(values) else ():
+                if isinstance(target, ast.Name) and target.id in there:
+                    for node in (node for node in walked(value) if isinstance(node, ast.Name) and node.id in made):
+                        others = sorted(made - {node.id})
+                        yield from ((Edit(file, *sources.span(file, node), other),) for other in others)
+
+
+def _stored(some: Sequence[ast.stmt]) -> set[str]:
+    names = (node for one in some for node in walked(one) if isinstance(node, ast.Name))
+    return {name.id for name in names if isinstance(name.ctx, ast.Store)}
+
+
+def grown(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """Of a list that a loop makes longer the sum of all items for the last one, and the other way round; and what is
+    added to the last one as it is, where there is none yet but those that the loop began with."""
+    found = statements(sources.text(file), line)
+    begun = {
+        one.targets[0].id: len(one.value.elts)
+        for one in found
+        if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name) and isinstance(one.value, ast.List)
+    }
+    for statement in found:
+        nodes = [*own(statement)]
+        around = {id(side): one for one in nodes if isinstance(one, ast.BinOp) for side in (one.left, one.right)}
+        for node in nodes:
+            name = node.value.id if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) else ""
+            if isinstance(node, ast.Subscript) and name in begun and ast.unparse(node.slice) == "-1":
+                yield (Edit(file, *sources.span(file, node), f"sum({name})"),)
+                if (whole := around.get(id(node))) is not None:
+                    other = sources.words(file, whole.left if whole.right is node else whole.right)
+                    text = f"({sources.words(file, whole)} if len({name}) > {begun[name]} else {other})"
+                    yield (Edit(file, *sources.span(file, whole), text),)
+            added = ast.unparse(node).partition("sum(")[2][:-1] if isinstance(node, ast.Call) else ""
+            if added in begun:
+                yield (Edit(file, *sources.span(file, node), f"{added}[-1]"),)
+
+
 def chosen(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
     """Lists that are made of all numbers, of all but the one that a loop around is at."""
     loops = [
@@ -119,7 +166,8 @@ def chosen(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]
 
 
 def looped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
-    """One item of a list that a loop takes in each of its turns, as the one that it is at."""
+    """One item of a list that a loop takes in each of its turns, as the one that it is at; so a list that is made of
+    another one's items."""
     found = statements(sources.text(file), line)
     for loop in (one for one in found if isinstance(one, ast.For)):
         counts = isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) in ("range", "enumerate")
@@ -128,6 +176,21 @@ def looped(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]
         for node in (node for one in inside for node in own(one) if isinstance(node, ast.Subscript)):
             if counts and isinstance(target, ast.Name) and _is_item(node.slice):
                 yield (Edit(file, *sources.span(file, node.slice), target.id),)
+    names = {node.id for one in found for node in own(one) if isinstance(node, ast.Name)}
+    turn = next(name for name in ("i", "turn", "turn_") if name not in names or name == "turn_")
+    for made in (node for one in found for node in own(one) if isinstance(node, (ast.ListComp, ast.GeneratorExp))):
+        part, taken = made.generators[0], [one for one in walked(made.elt) if isinstance(one, ast.Subscript)]
+        own_names = {node.id for node in walked(part.target) if isinstance(node, ast.Name)}
+        for node in taken if len(made.generators) == 1 and not isinstance(part.iter, ast.Call) else ():
+            if _is_item(node.slice) or (isinstance(node.slice, ast.Name) and node.slice.id not in own_names):
+                yield tuple(
+                    Edit(file, *sources.span(file, place), text)
+                    for place, text in (
+                        (node.slice, turn),
+                        (part.target, f"{turn}, {ast.unparse(part.target)}"),
+                        (part.iter, f"enumerate({ast.unparse(part.iter)})"),
+                    )
+                )
 
 
 def advanced(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:

@@ -35,6 +35,10 @@ UNTOLD = {
 REDUCING = ("mean", "sum", "std", "var", "amax", "amin", "norm", "softmax")
 """Functions that are told the axes that they take together."""
 
+_PAIRS = "min-max minimum-maximum amin-amax argmin-argmax any-all cummin-cummax logical_and-logical_or"
+OPPOSITES = {one: other for pair in _PAIRS.split() for one, other in (pair.split("-"), pair.split("-")[::-1])}
+"""What functions are called that tell the other end."""
+
 AXES = 4
 """Of a value that is reduced, those that are tried."""
 
@@ -117,6 +121,16 @@ def decided(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
         for node in (node for node in own(statement) if isinstance(node, ast.IfExp)):
             for one in (node.body, node.orelse):
                 yield (Edit(file, *sources.span(file, node), sources.words(file, one)),)
+
+
+def opposed(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """The least for the greatest, any for all, and the other way round: all of a statement, then each."""
+    for statement in statements(sources.text(file), line):
+        ends = [node.func for node in own(statement) if isinstance(node, ast.Call)]
+        found = [(end, ast.unparse(end).rpartition(".")) for end in ends]
+        calls = [(end, f"{home}{dot}{OPPOSITES[word]}") for end, (home, dot, word) in found if word in OPPOSITES]
+        for together in [calls] * (len(calls) > 1) + [[one] for one in calls]:
+            yield tuple(Edit(file, *sources.span(file, end), text) for end, text in together)
 
 
 def _is_whole(node: ast.expr) -> bool:

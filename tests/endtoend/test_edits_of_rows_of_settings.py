@@ -231,3 +231,74 @@ def test_a_row_that_sets_what_is_right_as_well_is_not_changed(tmp_path, capsys):
     (origin,) = answer(tmp_path, capsys)["origins"]
     assert origin["layer"] == "units.2.one"
     assert origin["edit"] is None or origin["edit"]["only_here"]
+
+
+DILATED = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, dilations=(2, 3, 4), ends=(1, 0)):
+        super().__init__()
+        self.stages = nn.ModuleList(nn.Conv1d(6, 6, 3, padding=d, dilation=d) for d in dilations)
+        self.wide = nn.Conv2d(1, 2, (3, 1), padding=ends)
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x):
+        for stage in self.stages:
+            x = x + torch.relu(stage(x))
+        return self.head(self.wide(x[:, None])[:, :, ::2].flatten(1, 2).mT)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(2, 6, 12),)
+"""
+
+
+def test_all_of_a_row_are_exchanged_and_no_layer_is_lost_by_a_shorter_one(tmp_path, capsys):
+    net = DILATED.replace("nn.Linear(12, 5)", "nn.Linear(6, 5)")
+    ported(tmp_path, net, [("dilations=(2, 3, 4)", "dilations=(1, 2, 3)")])
+    first, *_ = answer(tmp_path, capsys)["origins"]
+    (line,) = first["edit"]["lines"]
+    assert line["after"].strip() == "return Net(dilations=(2, 3, 4)).eval(), (torch.randn(2, 6, 12),)"
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
+TOGETHER = """
+import torch
+from torch import nn
+
+
+class Unit(nn.Module):
+    def __init__(self, ins, outs, kernel, padding=(0, 0), dilation=1):
+        super().__init__()
+        self.conv = nn.Conv2d(ins, outs, kernel, padding=padding, dilation=dilation)
+
+    def forward(self, x):
+        return torch.relu(self.conv(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.along = Unit(3, 6, 3, (1, 1)), Unit(6, 6, (5, 1), padding=(4, 0), dilation=(2, 1))
+        self.last = Unit(6, 4, 1)
+
+    def forward(self, x):
+        return self.last(self.along(self.first(x))).mean((2, 3))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(2, 3, 12, 12),)
+"""
+
+
+def test_two_arguments_of_one_call_that_are_right_only_together(tmp_path, capsys):
+    ported(tmp_path, TOGETHER, [("padding=(4, 0), dilation=(2, 1)", "padding=(2, 0)")])
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    (line,) = origin["edit"]["lines"]
+    assert "Unit(6, 6, (5, 1), padding=(4, 0), dilation=(2, 1))" in line["after"]
+    assert is_right_with_the_patch(tmp_path, capsys)

@@ -101,3 +101,37 @@ def test_what_is_wrong_beside_them_is_the_only_origin(tmp_path, wrong, place):
 @pytest.mark.parametrize("conv", [Padded(scale=1.5), Padded(behind=True)], ids=["scaled", "padded behind"])
 def test_a_mistake_around_such_a_convolution_is_found(tmp_path, conv):
     assert {origin.layer for origin in found(tmp_path, Net(conv, True)).origins} == {"block.conv"}
+
+
+class Mirrored(nn.Module):
+    """Pads by what lies inside, in the layer, or by a layer before it."""
+
+    def __init__(self, outside=False, mode="reflect"):
+        super().__init__()
+        self.outside, self.mode = outside, mode
+        self.conv = nn.Conv1d(
+            WIDE, WIDE, 3, padding=0 if outside else 1, padding_mode="zeros" if outside else "reflect"
+        )
+
+    def forward(self, x):
+        x = x.transpose(1, 2)
+        return F.silu(self.conv(F.pad(x, (1, 1), self.mode) if self.outside else x).transpose(1, 2))
+
+
+def mirrored(tmp_path, port):
+    torch.manual_seed(1)
+    return compared(tmp_path, telling(Net(Mirrored(), False)), Net(port, True), torch.randn(2, LONG, WIDE))
+
+
+def test_what_a_layer_pads_by_values_of_its_own_the_port_s_is_given(tmp_path):
+    said = mirrored(tmp_path, Mirrored(outside=True))
+    assert said.aligned
+    assert (said.origins, said.suspects) == ((), ())
+    assert any(key.slot == "input.0[padded]" for key in (verdict.key for verdict in said.verdicts))
+
+
+@pytest.mark.parametrize("mode", ["constant", "replicate"])
+def test_other_values_around_it_are_told(tmp_path, mode):
+    assert places(mirrored(tmp_path, Mirrored(outside=True, mode=mode))) == [
+        ("block.conv", "glue", ("", "block.conv.conv"))
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligner.mending.figures import counted, operated, resized, rounded, sliced, valued
+from aligner.mending.figures import counted, operated, raised, resized, rounded, sliced, valued
 from aligner.mending.sources import Sources
 
 
@@ -124,3 +124,11 @@ def test_numbers_and_attributes_that_are_numbers_as_the_references_the_nearest_f
     assert found[0] == "(x + 0.02 < 7.5**2) * self.sign * self.other"
     assert found[1] == "(x + 0.01 < self.reach**2) * self.sign * self.other"
     assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "others"),
+    [("window", ["window**2", "window**3"]), ("self.w**3", ["self.w", "self.w**2"]), ("x + 1", []), ("x**0.5", [])],
+)
+def test_other_powers_of_what_has_a_name(tmp_path, line, others):
+    assert texts(tmp_path, raised, line) == others

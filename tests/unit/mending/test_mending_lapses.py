@@ -12,6 +12,8 @@ from aligner.mending.lapses import (
     carried,
     chosen,
     gathered,
+    grown,
+    handed_on,
     ignored,
     likewise,
     looped,
@@ -141,3 +143,39 @@ def test_in_a_loop_its_item_is_tried_first_where_others_are_taken_by_item(tmp_pa
 
 def test_nothing_is_tried_where_a_function_reads_all_that_it_is_given(tmp_path):
     assert not edited(tmp_path, ignored, "y = self.norm(x, n)")
+
+
+@pytest.mark.parametrize(
+    ("lines", "others"),
+    [
+        ("y = [self.of[n](one) for one in x]", ["y = [self.of[i](one) for i, one in enumerate(x)]"]),
+        (
+            "i = 0\n        y = [self.of[0](a, b) for a, b in x]",
+            ["y = [self.of[turn](a, b) for turn, (a, b) in enumerate(x)]"],
+        ),
+        ("y = [self.of[one](x) for one in x]", []),
+    ],
+)
+def test_a_list_that_is_made_of_another_takes_each_item_of_a_third(tmp_path, lines, others):
+    found = edited(tmp_path, looped, lines)
+    assert len(found) == len(others)
+    assert all(other in text for text, other in zip(found, others))
+
+
+def test_another_of_what_a_turn_makes_is_handed_on(tmp_path):
+    body = "fine = y + x\n            z = fine * 2\n            y = stop(z)"
+    found = edited(tmp_path, handed_on, f"y = 0\n        for step in range(n):\n            {body}")
+    assert any("y = stop(fine)" in text for text in found)
+    assert not any("y = stop(z)" in text for text in found)
+
+
+def test_what_a_list_that_grows_has_so_far(tmp_path):
+    loop = "y = [x]\n        for step in range(n):\n            y.append(f(step + y[-1]))"
+    found = edited(tmp_path, grown, loop)
+    assert any("f(step + sum(y))" in text for text in found)
+    assert any("f((step + y[-1] if len(y) > 1 else step))" in text for text in found)
+
+
+def test_what_is_the_sum_of_a_list_that_grows(tmp_path):
+    (found,) = edited(tmp_path, grown, "y = [x]\n        for step in range(n):\n            y.append(f(sum(y)))")
+    assert "f(y[-1])" in found

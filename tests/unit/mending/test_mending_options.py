@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligner.mending.options import compared, decided, reduced, switched, untold
+from aligner.mending.options import compared, decided, opposed, reduced, switched, untold
 from tests.unit.mending.edited import edited
 
 
@@ -66,3 +66,14 @@ def test_words_that_a_value_is_compared_with(tmp_path, line, others):
 def test_what_a_condition_decides(tmp_path):
     found = edited(tmp_path, decided, "y = x if n == 0 else x + n")
     assert [text.split("y = ")[1].split("\n")[0] for text in found] == ["x", "x + n"]
+
+
+def test_the_other_end_is_asked_for(tmp_path):
+    found = edited(tmp_path, opposed, "y = x[max(a, b) : min(n, ops.amax(x)) + 1]")
+    assert any("x[min(a, b) : max(n, ops.amin(x)) + 1]" in text for text in found)
+    assert any("x[min(a, b) : min(n, ops.amax(x)) + 1]" in text for text in found)
+
+
+def test_a_layer_that_pads_may_do_so_by_other_values(tmp_path):
+    found = edited(tmp_path, untold, "y = nn.Pad(paddings=((0, 0), (n, n)))(x)")
+    assert [text.count('mode="REFLECT"') + 2 * text.count('mode="SYMMETRIC"') for text in found] == [1, 2]
