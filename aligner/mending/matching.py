@@ -288,16 +288,19 @@ def _behind(
     are known not to be, though they are single numbers.
     """
     found: dict[int, Optional[Event]] = {}
+    plain: set[int] = set()  # as right as any number is; wrong if nothing else is that a step works on
     left = [end]
     while left:
         value = left.pop()
         if value in right and remade:
             left += remade.pop(value, ())
-        if value in found or (value in right and value not in odd):
+        if value in found or (value in right and value not in odd and value not in plain):
             continue
         found[value] = event = made.get(value)
         if event is not None and event.word != LAYER:
-            left += [one for one in event.operands if isinstance(one, int)]
+            values = [one for one in event.operands if isinstance(one, int)]
             made_alone = (one.made for one in event.operands if isinstance(one, Constant))
-            left += [one for one in made_alone if one is not None and one in odd]
+            alone = [one for one in made_alone if one is not None]
+            plain |= {*alone} if all(one in right for one in values) else {*odd}.intersection(alone)
+            left += (*values, *(one for one in alone if one in plain))
     return sorted(found.items())

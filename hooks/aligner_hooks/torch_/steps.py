@@ -11,6 +11,8 @@ from typing import Any, Optional
 
 import torch
 
+from aligner_hooks.torch_.written_out import LARGEST, LOSSES
+
 
 def _attention(
     query: Any,
@@ -94,6 +96,7 @@ def _laid(value: Any, mine: str, letters: str) -> Any:
 
 
 STEPS: Mapping[str, Callable[..., Any]] = {
+    **LOSSES,
     "scaled_dot_product_attention": _attention,
     "normalize": _normalize,
     "cosine_similarity": _cosine,
@@ -104,7 +107,9 @@ STEPS: Mapping[str, Callable[..., Any]] = {
 def taken(name: str, args: Any, kwargs: Mapping[str, Any]) -> None:
     """Run a function's steps, if they are known; what cannot be written out so is left."""
     steps = STEPS.get(name)
-    if steps is None:
+    if steps is None or (
+        name in LOSSES and sum(one.numel() for one in args if isinstance(one, torch.Tensor)) > LARGEST
+    ):
         return
     try:
         with torch.no_grad():
