@@ -31,11 +31,11 @@ SAME = 1e-6
 def tabled(sources: Sources, file: str, line: int, tables: Sequence[Sequence[float]]) -> Iterator[tuple[Edit, ...]]:
     """Numbers in rows, as in these tables: those that are others, the fewest first."""
     parts = around(sources.text(file), line) if tables else ()
-    known = used(sources, file, parts)
+    known, names = used(sources, file, parts), {name: one.value for name, one in _own(sources.text(file), file).items()}
     rows = (node for part in (*known, *parts) for node in walked(part) if isinstance(node, (ast.Tuple, ast.List)))
     found: list[tuple[float, tuple[Edit, ...]]] = []
     for node in dict.fromkeys((*known, *rows)):
-        written = [*_numbers(node)]
+        written = [*_numbers(node, names)]
         sizes = all(isinstance(value, int) for _, value in written)
         for table in dict.fromkeys(map(tuple, tables)):
             pairs = [(one, other) for (one, value), other in zip(written, table) if value != other]
@@ -83,14 +83,14 @@ def _text(number: float, node: ast.expr) -> str:
     return f"{part.numerator} / {part.denominator}" if is_part else repr(number)
 
 
-def _numbers(node: ast.expr) -> Iterator[tuple[ast.expr, float]]:
-    """What is written in rows, or in rows of rows, in its order."""
+def _numbers(node: ast.expr, names: Mapping[str, object]) -> Iterator[tuple[ast.expr, float]]:
+    """What is written in rows, or in rows of rows, in its order; also what is worked out of the file's numbers."""
     if isinstance(node, (ast.Tuple, ast.List)):
         for one in node.elts:
-            yield from _numbers(one)
+            yield from _numbers(one, names)
     else:
-        with suppress(ValueError):
-            value = ast.literal_eval(node)
+        with suppress(Exception):  # what is worked out may raise whatever it likes
+            value = evaluated(node, names)
             yield from [(node, value)] if isinstance(value, (int, float)) else []
 
 

@@ -80,17 +80,27 @@ def constants(text: str) -> Mapping[str, Written]:
     names = {**{name: one for name, one in _BUILTINS.items() if name not in bound}, **_imported(body)}
     found: dict[str, Written] = {}
     for one in body:
-        targets = one.targets if isinstance(one, ast.Assign) else [one.target] if isinstance(one, ast.AnnAssign) else []
-        value = getattr(one, "value", None)
-        if len(targets) == 1 and isinstance(targets[0], ast.Name) and value is not None and bound[targets[0].id] == 1:
-            with suppress(Exception):  # what is no such value, or none at all
-                known = {name: known.value for name, known in found.items()}
-                number = evaluated(value, {**names, **known})
-                if _elements(number) <= MOST:
-                    found[targets[0].id] = Written(value, number)
+        for name, value in _given(one):
+            if bound[name] == 1:
+                with suppress(Exception):  # what is no such value, or none at all
+                    known = {other: written.value for other, written in found.items()}
+                    number = evaluated(value, {**names, **known})
+                    if _elements(number) <= MOST:
+                        found[name] = Written(value, number)
     for name in _made_into_others(body, found):
         found.pop(name, None)
     return found
+
+
+def _given(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    """Names, and what they are given: `A = 1`, `A: int = 1`, `A, B = 1, 2`."""
+    targets = [getattr(statement, "target", None)] if isinstance(statement, ast.AnnAssign) else []
+    targets += statement.targets if isinstance(statement, ast.Assign) else []
+    value = getattr(statement, "value", None)
+    pairs = [*zip(targets, [value])] if len(targets) == 1 else []
+    if pairs and isinstance(targets[0], ast.Tuple) and isinstance(value, ast.Tuple):
+        pairs = [*zip(targets[0].elts, value.elts)] if len(targets[0].elts) == len(value.elts) else []
+    yield from ((one.id, given) for one, given in pairs if isinstance(one, ast.Name) and given is not None)
 
 
 @lru_cache(maxsize=16)
@@ -125,7 +135,9 @@ def _elements(value: Any) -> int:
 def _made_into_others(body: Iterable[ast.stmt], known: Mapping[str, Written]) -> set[str]:
     """Names of constants that what is no constant is made of when the file is read, or what is made into that."""
     nodes = {id(one.node) for one in known.values()}
-    read = {name for one in body if id(getattr(one, "value", None)) not in nodes for name in _read(one)}
+    given = ((one, [id(value) for _, value in _given(one)]) for one in body)
+    others = [one for one, values in given if not values or not nodes.issuperset(values)]
+    read = {name for one in others for name in _read(one)}
     left = [*read]
     while left:
         one = known.get(left.pop())

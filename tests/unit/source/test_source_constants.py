@@ -93,6 +93,8 @@ def test_a_name_of_the_files_own_is_not_what_the_language_means_by_it():
         ("HALF = LIMITS[0] / 2\nclass Net:\n    size = HALF", False),
         ("def cut(x, by=LIMITS):\n    return x", True),
         ("HALF = LIMITS[0] / 2", True),
+        ("HALF, WHOLE = LIMITS[0] / 2, LIMITS[0]", True),
+        ("HALF, WHOLE = LIMITS[0] / 2, others.whole(LIMITS)", False),
         ("class Net:\n    def run(self):\n        return LIMITS", True),
         ("assert len(LIMITS) == 1", True),
         ("if __name__ == '__main__':\n    print(LIMITS)", True),
@@ -105,3 +107,8 @@ def test_what_something_else_is_made_of_when_the_file_is_read_is_none(more, stay
 def test_a_large_one_is_not_kept():
     assert "LIMITS" in constants(f"{HEAD}LIMITS = [0] * 4096\n")
     assert "LIMITS" not in constants(f"{HEAD}LIMITS = [0] * 4097\n")
+
+
+def test_several_are_given_their_names_at_once():
+    known = constants(f"{HEAD}MINUTE, HOUR = 60, 3600\nEDGES = np.array([MINUTE, 6 * HOUR])\n")
+    assert [known["HOUR"].value, *known["EDGES"].value] == [3600, 60, 21600]
