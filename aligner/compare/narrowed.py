@@ -22,15 +22,17 @@ def narrowed(
 ) -> tuple[Origin, ...]:
     """The origins, with the innermost layer. `homes` are those that were found by what the reference does there; it is
     so in all layers of that kind, and wherever the same edit of the same layer is told."""
-    found = [(origin, _layer(origin, net, homes)) for origin in origins]
+    visits = net.by_layer()
+    found = [(origin, _layer(origin, net, homes, visits)) for origin in origins]
     layers = [(one, one.layer if _has_its_own(one, layer, ports) else layer) for one, layer in found]
     edits = [(one.layer, () if one.edit is None else one.edit.hunks) for one, _ in layers]
     known = {edit: layer for (one, layer), edit in zip(layers, edits) if edit[1] and layer != one.layer}
-    return tuple(_named(one, known.get(edit, layer), net, ports) for (one, layer), edit in zip(layers, edits))
+    places = ((one, known.get(edit, layer)) for (one, layer), edit in zip(layers, edits))
+    return tuple(_named(one, layer, net, ports) if layer in visits else one for one, layer in places)
 
 
 def _named(origin: Origin, layer: str, net: Net, ports: Mapping[str, str]) -> Origin:
-    if layer not in net.by_layer() or not _inside(layer, origin.layer):
+    if not _inside(layer, origin.layer):
         return origin
     code = replace(origin, where="glue", between=("", "")) if origin.where == "layer" else origin
     return replace(code, layer=layer, port_layer=ports.get(layer, origin.port_layer), kind=net.kind(layer))
@@ -46,7 +48,7 @@ def _has_its_own(origin: Origin, inner: str, ports: Mapping[str, str]) -> bool:
     return len([*shared]) > len(around.split(".") if around else [])
 
 
-def _layer(origin: Origin, net: Net, homes: Sequence[Home]) -> str:
+def _layer(origin: Origin, net: Net, homes: Sequence[Home], visits: Mapping[str, Sequence[Visit]]) -> str:
     if origin.where not in ("glue", "layer") or origin.ratio is None:  # else what goes in may be wrong as well
         return origin.layer
     own_first = sorted(homes, key=lambda home: (home.held, home.seen) != (origin.layer, origin.seen))
@@ -57,7 +59,6 @@ def _layer(origin: Origin, net: Net, homes: Sequence[Home]) -> str:
         return origin.layer
     one, other = (name.split(".")[:-1] for name in origin.between)
     around = ".".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
-    visits = net.by_layer()
     wrong = _contents(visits.get(origin.seen, ()), None if origin.place is None else origin.place.key)
     while _inside(around, origin.layer) and wrong & _contents(visits.get(around, ())):  # it only hands it on
         around = around.rpartition(".")[0]

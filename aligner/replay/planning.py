@@ -98,8 +98,9 @@ def _told(reference: Dump, port: Dump, pairs: Sequence[Pair]) -> Mapping[Key, Fo
         ours, theirs = reference.layers.get(one.key.layer), port.layers.get(other.key.layer)
         told = hot(one, other)
         if told is None and ours is not None and theirs is not None and not is_input(other.key.slot):
-            as_it_is = _handed_on(reference, one) and _handed_on(port, other)  # no code around takes the mean
-            told = None if as_it_is else reduced(one, other, (ours.spec, theirs.spec))
+            told = reduced(one, other, (ours.spec, theirs.spec))
+            if told is not None and _handed_on(reference, one) and _handed_on(port, other):
+                told = None  # no code around takes the mean
         found.update({} if told is None else {other.key: told})
     return found
 
