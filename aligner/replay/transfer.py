@@ -220,6 +220,9 @@ def _planned(
         matches = whole if _quality(whole, rank) > _quality(joined, rank) else joined
     else:
         matches = named + by_structure(rest_reference, rest_port, [*named, *bound])
+    # What only the bound ones leave without another counterpart is no surer than they are.
+    sure = {match.reference.shape: match.confidence for match in bound}
+    matches = [m._replace(confidence=min(m.confidence, sure.get(m.reference.shape, 1.0))) for m in matches]
     matches = [*matches, *bound]
     position = {item.slot: i for i, item in enumerate(reference)}
     matches.sort(key=lambda match: position[match.reference.slot])

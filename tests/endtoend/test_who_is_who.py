@@ -384,3 +384,32 @@ def test_behind_a_mistake_a_shortcut_that_runs_first_is_known_all_the_same(tmp_p
     port = Pooled(Before, slope=0.4)
     result = compared(tmp_path, telling(Pooled(Plain)), port, torch.randn(2, 3, 5, 5))
     assert places(result) == [("", "glue", ("stem", "blocks"))]
+
+
+class Narrowing(nn.Module):
+    """The only layers of their shape are the first convolution, which keeps the size, and the shortcut."""
+
+    def __init__(self, first, bottom, width=6):
+        super().__init__()
+        self.first, self.bottom = first, bottom
+        layers = [("a", 1, 1), ("b", 3, 2), ("c", 1, 1)]
+        short = [("short", 1, 2)]
+        for name, size, stride in short + layers if first else layers + short:
+            inside = 4 if name in ("a", "short") else width
+            conv = nn.Conv2d(inside, width, size, stride, size // 2, bias=False)
+            self.add_module(bottom[name], nn.Sequential(conv, nn.BatchNorm2d(width)))
+
+    def forward(self, x):
+        a, b, c, short = (self.get_submodule(self.bottom[name]) for name in ("a", "b", "c", "short"))
+        y = short(x) if self.first else None
+        z = c(F.relu(b(F.relu(a(x)))))
+        return F.relu(z + (short(x) if y is None else y))
+
+
+def test_of_two_layers_alone_of_their_shape_neither_is_sure_by_the_other(tmp_path):
+    names = {"a": "conv1", "b": "conv2", "c": "conv3", "short": "down"}
+    net = telling(Narrowing(False, names))
+    port = Narrowing(True, {"a": "fa", "b": "fb", "c": "fc", "short": "proj"})
+    result = compared(tmp_path, net, port, torch.randn(2, 4, 8, 8))
+    assert result.aligned
+    assert not result.suspects
