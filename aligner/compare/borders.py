@@ -144,7 +144,8 @@ def _elsewhere(
         entry = user.pair.reference
         if entry is not None and (one.order < entry.order <= end if inward else entry.order > end):
             users.append(user)
-    compared = [user for user in users if user.deviation is not None]
+    # What is excused itself, as the value stands in the port while layers are held to it, tells nothing of this one.
+    compared = [user for user in users if user.deviation is not None and not user.covered]
     if compared and not any(user.over for user in users) and telling(one):
         key = compared[0].pair.key
         _cover(reading, "covered-border")

@@ -65,6 +65,8 @@ class _Waiting:
     """What its counterpart is."""
     shuffled: bool = False
     """It has its counterpart's rows in another order."""
+    carried: bool = False
+    """A layer only passes it on, and it is no value of the reference's: it is made of what was made before."""
     seen: bool = False
     """Something right was made by this code since."""
 
@@ -167,11 +169,12 @@ class Borders:
         if waits and check.port not in self.refuted:
             near = self._uses.standing.near(found, check.key.step)
             right = {other.content for other in near if not judge(other, found.shape).suspicious}
-            waiting = _Waiting(check, code, prints.taken(found.raw()), entry.content, shuffled)
-            if other_size and right - {entry.content} and not is_input(check.port.slot):
+            elsewhere, carried = right - {entry.content}, check.port in self._uses.passed and not right
+            waiting = _Waiting(check, code, prints.taken(found.raw()), entry.content, shuffled, carried)
+            if other_size and elsewhere and not is_input(check.port.slot):
                 return Moved(self._right([waiting])[0], None)
             made = around and not right and (not is_input(check.port.slot) or self._goes_round(waiting.value))
-            if other_size or made or shuffled or right - {entry.content}:  # else it is its counterpart in another form
+            if other_size or made or carried or shuffled or elsewhere:  # else it is its counterpart in another form
                 self._open.append(waiting)
                 return Moved(check, None)
         if check.port in self._uses.later and check.port not in self.refuted:
@@ -261,6 +264,7 @@ class Borders:
         if check.suspicious and not all(check.error < LITTLE * min(one.check.error, 1.0) for one in mine):
             self._open = [one for one in self._open if all(one is not other for other in mine)]
             held = [one for one in mine if not self._ends_late(one.check.port) or not self._is_later(one, mine)]
+            held = [one for one in held if not one.carried] or held  # those may be right once the others are
             self.refuted.update(one.check.port for one in held)
             for one in (one for one in mine if not one.comparable):
                 self.accused.setdefault(one.check.port, set()).add(check.port)

@@ -77,9 +77,8 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     _further(reference, port, calls, entries)
     short = usual(pairs, port.header.get("amp"))
     cast = {layers[layer]: dtype for layer, dtype in switched(port).items() if layer in layers}
-    guessed = {pair.port for pair in pairing.layers if pair.by == "structure"}
     layers.update(_uncalled(reference, port, layers))
-    moved = uses(pairs, port.calls, around | _recut(pairs), guessed)
+    moved = uses(pairs, port.calls, around | _recut(pairs))
     known = entries, calls, missing, _uneven(pairs, pairing), _results(pairs), layers
     numbers = differing(reference, port, calls)
     plan = Plan(*known, short, lowered(reference), cast, uses=moved, numbers=numbers, made=Within(reference).makes)

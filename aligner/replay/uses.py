@@ -28,17 +28,16 @@ class Uses:
     later: frozenset[Key] = frozenset()
     """Addresses whose counterpart is used by the reference where the port has a value that it makes later."""
     passed: frozenset[Key] = frozenset()
-    """Addresses of layers that hand on what they are given on both sides, and were paired by likeness alone."""
+    """Addresses of layers that hand on what they are given on both sides."""
     around: frozenset[str] = frozenset()
     """The port's layers that others run inside of, or that have other code inside, without the net itself."""
     standing: Standing = field(default_factory=Standing)
 
 
-def uses(pairs: Sequence[Pair], calls: Iterable[Call], around: Set[str], guessed: Set[str]) -> Uses:
+def uses(pairs: Sequence[Pair], calls: Iterable[Call], around: Set[str]) -> Uses:
     """Read them from the pairs of a free run and the port's calls. The net's own border is where it is.
 
-    `around` are the port's layers with others or other code inside, `guessed` those whose counterparts likeness alone
-    has told.
+    `around` are the port's layers with others or other code inside.
 
     What a layer is given counts for what is used inside it alone: a right value in the wrong place is wrong.
     """
@@ -73,14 +72,14 @@ def uses(pairs: Sequence[Pair], calls: Iterable[Call], around: Set[str], guessed
         if places and all(here.order > other.order and here.content != other.content for here in places):
             later.add(other.key)
     standing = Standing.of(pair.reference for pair in pairs if pair.reference is not None)
-    return Uses(used, frozenset(later), _passed(forward, guessed - around), frozenset(around - {""}), standing)
+    return Uses(used, frozenset(later), _passed(forward, around), frozenset(around - {""}), standing)
 
 
-def _passed(forward: Iterable[tuple[Entry, Entry]], guessed: Set[str]) -> frozenset[Key]:
+def _passed(forward: Iterable[tuple[Entry, Entry]], around: Set[str]) -> frozenset[Key]:
     """The addresses of the calls that hand on what they are given, on both sides."""
     calls: dict[object, list[tuple[Entry, Entry]]] = {}
     for one, other in forward:
-        if other.key.layer in guessed:
+        if other.key.layer not in around:
             calls.setdefault((other.key.step, other.key.layer, other.key.call), []).append((one, other))
     return frozenset(
         other.key

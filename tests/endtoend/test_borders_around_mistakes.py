@@ -56,3 +56,47 @@ def test_the_blocks_alone_are_wrong(tmp_path, capsys):
     (tmp_path / "port.py").write_text(PORT.replace("(x, layer(x).relu())", "(layer(x).relu(), x)"), encoding="utf-8")
     assert {one["layer"] for one in answer(tmp_path, capsys)["origins"]} <= {"features.1", "features.3"}
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+MIXERS = """
+import torch
+from torch import nn
+
+
+class Pooling(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pool = nn.AvgPool2d(3, 1, 1, count_include_pad=False)
+
+    def forward(self, x):
+        return self.pool(x) - x
+
+
+class Block(nn.Module):
+    def __init__(self, width=6):
+        super().__init__()
+        self.norm, self.mixer, self.drop = nn.BatchNorm2d(width), Pooling(), nn.Identity()
+        self.scale = nn.Parameter(torch.rand(width, 1, 1) + 0.5)
+        self.fc = nn.Conv2d(width, width, 1)
+
+    def forward(self, x):
+        return self.fc(x + self.scale * self.drop(self.mixer(self.norm(x))))
+
+
+def build():
+    torch.manual_seed(3)
+    return nn.Sequential(Block(), Block()).eval(), (torch.randn(2, 6, 8, 8),)
+"""
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_value_that_stands_at_another_border_only_while_it_is_held_excuses_no_layer(tmp_path, capsys, wrong):
+    port = MIXERS.replace(
+        "self.scale * self.drop(self.mixer(self.norm(x)))", "self.drop(self.scale * self.mixer(self.norm(x)))"
+    )
+    port = port.replace("self.pool(x) - x", "self.pool(x)") if wrong else port
+    (tmp_path / "ref.py").write_text(MIXERS, encoding="utf-8")
+    (tmp_path / "port.py").write_text(port, encoding="utf-8")
+    found = answer(tmp_path, capsys)
+    assert {one["layer"] for one in found["origins"]} == ({"0.mixer", "1.mixer"} if wrong else set())
+    assert is_right_with_the_patch(tmp_path, capsys) if wrong else found["outcome"] == "aligned"

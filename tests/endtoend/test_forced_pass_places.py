@@ -189,7 +189,7 @@ class Lengths(nn.Module):
         return self.fc(self.norm(y))
 
 
-@pytest.mark.parametrize(("scale", "wanted"), [(1.0, []), (1.1, [("", "glue", ("rows", "norm"))])])
+@pytest.mark.parametrize(("scale", "wanted"), [(1.0, []), (1.1, [("rows", "glue", ("rows", "norm"))])])
 def test_an_output_in_another_structure_is_judged_by_what_the_net_goes_on_with(tmp_path, scale, wanted):
     torch.manual_seed(0)
     inputs = torch.randn(3, 5, 6), torch.tensor([3, 5, 2])
