@@ -277,7 +277,7 @@ class Borders:
             return [replace(one.check, follows=True) for one in mine[1:]], replace(check, follows=True)
         for one in mine:
             one.seen = True
-        return self._right([one for one in mine if one.given]), check
+        return self._right([one for one in mine if one.given and not one.shuffled]), check
 
     def learned(self, checks: Sequence[Check]) -> bool:
         """Whether the run that made `checks` has told that others are to be held than were.
