@@ -83,7 +83,7 @@ Slot = tuple[str, str, str]
 
 
 def firsts(port: Dump) -> Mapping[Slot, Fork]:
-    """Where no edit was found, the first lines that make what the other side has nowhere.
+    """Where no edit was found, the likeliest line, and the reference's first that makes what the port has nowhere.
 
     Raises:
         DumpError: a finding is damaged.

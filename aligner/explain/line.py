@@ -33,7 +33,7 @@ class Fork:
     "elsewhere"  the port hands on what this line made, not what that one did
     "handed"     the port hands on what came to this code as it came, where the reference has another value
     "between"    no more is known than that the mistake lies in the lines from these to `until`
-    "first"      no more is known than that these are the first to make, of what both sides have, what the other lacks
+    "first"      the likeliest, and the reference's first that makes, of what both sides have, what the port lacks
     """
 
     kind: str

@@ -357,8 +357,8 @@ class Stepping:
 
     def leaving(self, check: Check, parent: Parent, story: Story) -> Leaving:
         """Where its code leaves the reference's, as far as it is known without an edit."""
-        matching, _ = self._matching(check, *parent.heard(Sources({})), story)
-        return Leaving() if matching is None else leaving(matching, check.owner, self._plan.layers.values())
+        matching, end = self._matching(check, *parent.heard(Sources({})), story)
+        return Leaving() if matching is None else leaving(matching, end, check.owner, self._plan.layers.values())
 
     def _layer(self, reference: str) -> Optional[object]:
         """The port's layer."""

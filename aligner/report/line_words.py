@@ -46,8 +46,8 @@ LINE: dict[str, tuple[str, str]] = {
         "错误在这些行之一：此前的值与标杆一致",
     ),
     "line-first": (
-        "no edit puts it right; this is the first line whose result the reference has nowhere, and beside it the first"
-        " of the reference's whose result the port has nowhere. What goes into both is right",
-        "未找到能改正的修改；这是第一处结果在标杆中没有的代码行，对应的是标杆中第一处结果为待比对所缺的代码行。两处的输入都正确",
+        "no edit puts it right; most likely it is this line, behind which right values are wrong. Beside it stands the"
+        " reference's first line whose result the port has nowhere",
+        "未找到能改正的修改；最可能出错的是这一行：正确的值在此之后变错。旁边是标杆中第一处结果为待比对所缺的代码行",
     ),
 }

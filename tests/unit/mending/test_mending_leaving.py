@@ -36,7 +36,7 @@ def matching(theirs, values):
 
 def test_it_is_the_first_step_on_either_side_that_works_on_what_both_have(port):
     steps = [Event("mul", (0,), (1,), site=port(1), name="mul"), Event("add", (1,), (2,), site=port(4))]
-    found = leaving(matching(steps, [X, X * 2, X * 2 + 1]), "", ())
+    found = leaving(matching(steps, [X, X * 2, X * 2 + 1]), None, "", ())
     assert (found.port.line, found.port.text, found.port.operation) == (1, "a = x * 2", "mul")
     assert (found.reference.line, found.reference.text) == (1, "h = x / 2")
     assert found.home == ""
@@ -44,13 +44,13 @@ def test_it_is_the_first_step_on_either_side_that_works_on_what_both_have(port):
 
 def test_what_is_made_of_nothing_is_taken_for_right_if_there_is_another_step(port):
     steps = [Event("arange", (), (1,), site=port(2)), Event("sub", (0, 1), (2,), site=port(3))]
-    assert leaving(matching(steps, [X, COUNT, X - COUNT]), "", ()).port.line == 3
+    assert leaving(matching(steps, [X, COUNT, X - COUNT]), None, "", ()).port.line == 3
     alone = [Event("arange", (), (1,), site=port(2))]
-    assert leaving(matching(alone, [X, COUNT]), "", ()).port.line == 2
+    assert leaving(matching(alone, [X, COUNT]), None, "", ()).port.line == 2
 
 
 def test_a_step_that_stands_nowhere_and_a_function_that_is_called_are_none(port):
     steps = [Event("mul", (0,), (1,)), Event(HELPER, (0,), (1,), site=port(1))]
-    found = leaving(matching(steps, [X, X * 2]), "", ())
+    found = leaving(matching(steps, [X, X * 2]), None, "", ())
     assert found.port is None
     assert found.reference.line == 1
