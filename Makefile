@@ -5,7 +5,7 @@ RUN := $(VENV)/bin/python
 # Each holds torch and MindSpore, 1.5 GB; a file of tests stays in one of them.
 JOBS ?= 2
 
-.PHONY: help setup demo test test-all lint bench realports clean
+.PHONY: help setup demo test test-all test-long lint bench realports clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /	/'
@@ -25,6 +25,9 @@ test: setup ## the tests of the main environment
 
 test-all: test ## the main environment, then the others of the table in CONTRIBUTING.md
 	sh tests/environments.sh old bare39 bare311 mindtorch mindnlp
+
+test-long: setup ## every case of every test of the main environment
+	ALIGNER_LONG=1 $(RUN) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: setup ## ruff and mypy, and whether the oldest Python that is supported can read it, where there is one
 	$(RUN) -m ruff check .

@@ -1,9 +1,10 @@
-"""Golden files: what a report must look like, compared as text."""
+"""Golden files: what a report must look like, compared as text. And how many cases of a test run."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ import pytest
 from tests import examples
 
 GOLDEN = Path(__file__).parent / "golden"
+
+FEW = 2
+"""Cases of one test that run on every change; each case is a net that is captured, searched, mended and captured again.
+"""
 
 _SCRUBS = (
     (re.compile(r"aligner \d+\.\d+\.\d+\S*"), "aligner VERSION"),
@@ -35,6 +40,21 @@ def pytest_configure():
 def pytest_make_parametrize_id(val, argname):
     """Bytes name no test: a file made for one may hold the time, and the processes of xdist must agree on all names."""
     return argname if isinstance(val, bytes) else None
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of a test of whole commands that has many cases, the first ones, unless its file was asked for or all are."""
+    if os.environ.get("ALIGNER_LONG") or any(word.partition("::")[0].endswith(".py") for word in config.args):
+        return
+    met, left = Counter(), []
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        met[test] += 1
+        if met[test] > FEW and "/endtoend/" in str(item.path):
+            left.append(item)
+    config.hook.pytest_deselected(items=left)
+    out = set(left)
+    items[:] = [item for item in items if item not in out]
 
 
 @pytest.fixture(autouse=True)

@@ -111,7 +111,7 @@ def test_what_is_right_in_the_first_turn_alone_is_not_told_as_proved(tmp_path, c
     start, end = wrong.index("def spell"), wrong.index("def forward(self, tokens)")
     spell = wrong[start:end].replace("tokens", "letters")  # the reference's words say nothing here
     (tmp_path / "port.py").write_text(wrong[:start] + spell + wrong[end:], encoding="utf-8")
-    told = answer(tmp_path, capsys)["origins"]
+    told = answer(tmp_path, capsys, "--search", "12")["origins"]
     assert told
     for origin in told:
         assert not origin["edit"] or is_right_with_the_patch(tmp_path, capsys)

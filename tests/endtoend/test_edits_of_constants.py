@@ -95,7 +95,7 @@ def test_no_edit_is_told_that_changes_what_is_made_when_the_file_is_read(tmp_pat
     right = REFERENCE.replace("def travelled", f"{made}\n\ndef travelled").replace("SLOPE)", f"SLOPE * {used})")
     (tmp_path / "ref.py").write_text(right.replace(used, "(-65 / 15)"), encoding="utf-8")
     (tmp_path / "port.py").write_text(right.replace("-56 / 15", "-65 / 15"), encoding="utf-8")
-    (origin,) = answer(tmp_path, capsys)["origins"]
+    (origin,) = answer(tmp_path, capsys, "--search", "12")["origins"]
     assert all(line["line"] != 9 for line in (origin["edit"] or {"lines": []})["lines"])
 
 
@@ -113,5 +113,5 @@ def test_no_edit_is_told_of_a_table_that_another_file_has_taken(tmp_path, capsys
     (tmp_path / "port.py").write_text(port, encoding="utf-8")
     right = REFERENCE.replace("self.one((", "self.one(-65 / 15 * (")
     (tmp_path / "ref.py").write_text(right, encoding="utf-8")
-    (origin,) = answer(tmp_path, capsys)["origins"]
+    (origin,) = answer(tmp_path, capsys, "--search", "12")["origins"]
     assert all(line["line"] != 3 for line in (origin["edit"] or {"lines": []})["lines"])

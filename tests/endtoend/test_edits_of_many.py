@@ -67,7 +67,7 @@ def test_twelve_mistakes_in_one_layer_are_all_mended(tmp_path, capsys):
 def test_those_before_one_that_nothing_mends_are_mended(tmp_path, capsys, count):
     written(tmp_path, count, RIGHT, WRONG, WRONG, HOPELESS, RIGHT, RIGHT)
     (tmp_path / "ref.py").write_text(net(count, *[RIGHT] * 3, UNSPELLED, *[RIGHT] * 2), encoding="utf-8")
-    told = answer(tmp_path, capsys)["origins"]
+    told = answer(tmp_path, capsys, "--search", "25")["origins"]
     assert len(told) == 3 * count
     assert {one["between"][1].split(".", 2)[2] for one in told if one["edit"] is None} == {"steps.4"}
     assert sum(one["edit"] is None for one in told) == count

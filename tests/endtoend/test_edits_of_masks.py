@@ -83,7 +83,7 @@ def test_where_the_layer_is_wrong_as_well_no_mask_is_proved_that_it_reads_the_ot
     tmp_path, capsys, mistake
 ):
     ported(tmp_path, NET, [FORM, (SAID, mistake), OTHERWISE])
-    origins = answer(tmp_path, capsys)["origins"]
+    origins = answer(tmp_path, capsys, "--search", "12")["origins"]
     edits = [one["edit"] for one in origins if one.get("edit") and one["edit"]["confirmed"]]
     proved = [line["after"].partition("mask = ") for edit in edits for line in edit["lines"]]
     back = torch.arange(8)[:, None] // 2 - torch.arange(8) // 2
