@@ -107,7 +107,8 @@ def test_steps_that_compute_come_before_those_that_bring_values_into_another_for
 
 def test_a_right_value_that_stands_for_another_one_is_told_where_it_got_its_name(port):
     at = port("def construct(self, x, y):", "    scale, shift = y, x", "    return (x - 1) * scale")
-    ours = [Event("sub", (0, Constant(1.0)), (2,)), Event("mul", (2, 0), (3,))], [X, Y, X - 1, (X - 1) * X]
+    first = Event("neg", (1,), (2,)), Event("sub", (0, Constant(1.0)), (3,))
+    ours = [*first, Event("mul", (3, 0), (4,))], [X, Y, -Y, X - 1, (X - 1) * X]
     node = ast.parse("(x - 1) * scale", mode="eval").body
     steps = [
         Event("sub", (0, Constant(1.0)), (2,), site=at(3)),
