@@ -32,6 +32,9 @@ _ALONG = frozenset(_TAKING.split())
 _SEGMENTS = "unsortedsegment"
 """How the names of operations begin that add into as many rows as they are told."""
 
+_BY_CLASS = ("crossentropy", "nllloss")
+"""Losses of scores and the numbers of their classes; what is to be ignored is below zero."""
+
 _BY_ROWS = ("gathernd", "tensorscatterupdate", "tensorscatteradd", "scatterndupdate", "scatterndadd")
 """Operations whose index has a number for each axis."""
 
@@ -143,6 +146,9 @@ class Care:
             yield from self._index(given[1], plain, -1)
         elif name in _ALONG and len(given) > 1:
             yield from self._index(given[1], given[0].shape, plain[0] if plain else 0)
+        elif name in _BY_CLASS and len(given) > 1:
+            classes = given[0].shape[1 if len(given[0].shape) > 1 else 0]
+            yield from ((np.maximum(index, 0), classes) for index, _ in self._index(given[1], (1,), 0))
         elif name in _BY_ROWS and len(given) > 1:
             rows = self.values.read(given[1])
             for axis in range(rows.shape[-1]) if rows.dtype.kind in "iu" else ():
