@@ -21,13 +21,13 @@ demo: setup ## a planted bug found in a torch/MindSpore pair
 	$(RUN) -m aligner demo build/demo
 
 test: setup ## the tests of the main environment
-	$(RUN) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test-all: test ## the main environment, then the others of the table in CONTRIBUTING.md
 	sh tests/environments.sh old bare39 bare311 mindtorch mindnlp
 
 test-long: setup ## every case of every test of the main environment
-	ALIGNER_LONG=1 $(RUN) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	ALIGNER_LONG=1 $(RUN) -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 lint: setup ## ruff and mypy, and whether the oldest Python that is supported can read it, where there is one
 	$(RUN) -m ruff check .

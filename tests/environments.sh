@@ -92,5 +92,5 @@ for name in "$@"; do
         ;;
     esac
     # shellcheck disable=SC2086 # several words are meant
-    ALIGNER_REFERENCES=$references ".venv-$name/bin/python" -m pytest -q -n "${JOBS:-2}" --dist loadfile --no-loadscope-reorder $tests
+    ALIGNER_REFERENCES=$references ".venv-$name/bin/python" -m pytest -q -n "${JOBS:-2}" --dist loadfile --no-loadscope-reorder --max-worker-restart 0 $tests
 done
