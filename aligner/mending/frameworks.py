@@ -52,7 +52,8 @@ def differing(matching: Matching) -> Optional[Differing]:
     wrong = _wrong(matching)
     for event in matching.heard:
         telling = event.word in SMOOTH or event.word in JUMPING
-        if not telling or event.part or not {*event.results} & wrong or row(event.name) is None:
+        off = bool({*event.results} & wrong) or "reduction" in event.arguments
+        if not (telling and off) or event.part or row(event.name) is None:
             continue
         for model in matching.ours.events:
             alike = model.word == event.word and row(model.name) is not None and _is_same(matching, model, event)
@@ -85,11 +86,14 @@ def _is_same(matching: Matching, model: Event, event: Event) -> bool:
 
 
 def _result(matching: Matching, model: Event, event: Event, wrong: set[int]) -> Optional[int]:
-    """The first result, of one shape on both sides, that is wrong and not its counterpart."""
-    reduces = "reduction" in model.arguments  # a loss that is not summed up has all its parts
+    """The first result, of one shape on both sides, that is wrong and not its counterpart; or a loss not summed up.
+
+    The parts of such a loss are right by themselves, and the reference may have them too.
+    """
     for number, (one, other) in enumerate(zip(model.results, event.results)):
-        alike = matching.ours.shapes[one] == matching.theirs.shapes[other] or reduces
-        if alike and other in wrong and other not in matching.twins.get(one, ()):
+        alike = matching.ours.shapes[one] == matching.theirs.shapes[other]
+        off = other in wrong if alike else "reduction" in model.arguments
+        if off and other not in matching.twins.get(one, ()):
             return number
     return None
 

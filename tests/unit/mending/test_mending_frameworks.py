@@ -46,6 +46,19 @@ def test_a_loss_that_is_not_summed_up():
     assert told(**loss, ours=(X, RIGHT.mean(keepdims=True))) is not None
 
 
+def test_a_loss_that_is_not_summed_up_whose_parts_the_reference_has_too():
+    stories, known = [], {"reduction": "mean"}
+    for made in (RIGHT.mean(), RIGHT.sum()):
+        values = [fingerprint(value) for value in (X, RIGHT, np.array(made))]
+        loss, total = Event("smooth_l1_loss", (0,), (1,), known, name="smooth_l1_loss"), Event("sum", (1,), (2,))
+        stories.append(Story(values, [loss, total], [X.shape, X.shape, ()]))
+    parts = Event("mul", (0, 0), (1,))
+    stories[0].events[:] = [parts, Event("smooth_l1_loss", (0,), (2,), known, name="smooth_l1_loss")]
+    found = differing(Matching(*stories, stories[1].events, 2, 2, 0.5))
+    assert found is not None
+    assert (found.port.name, found.result) == ("smooth_l1_loss", 0)
+
+
 @pytest.mark.parametrize(
     "other",
     [
