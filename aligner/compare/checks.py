@@ -115,6 +115,9 @@ PLACES = ("layer", "glue", "inputs")
 ARGUMENT = "argument-missing"
 """The reason of a check whose value the port's code did not hand over at all."""
 
+OTHER_CALL = "other-call"
+"""The reason of a check whose value another call of the reference's layer is given, for which the port has none."""
+
 OTHER_BORDER = "other-border"
 """The reason of a check of a value that is right, and not what the reference's layer of that name hands on."""
 

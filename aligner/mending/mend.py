@@ -18,7 +18,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.adapter import Adapter
-from aligner.compare.checks import LIMIT, Check
+from aligner.compare.checks import LIMIT, OTHER_CALL, Check
 from aligner.dtypes import DTYPES
 from aligner.mending.afterwards import Afterwards
 from aligner.mending.attributes import Instances
@@ -224,7 +224,7 @@ class Mending:
         if not wrong:
             return []
         leaving, before = self._stepping.leaving(wrong[0], parent, story), plain.get(wrong[0].port, math.inf)
-        if not parent.is_steady():
+        if not parent.is_steady() or any(check.reason == OTHER_CALL for check in wrong):
             return [Mended(group.owner, group.call, wrong[0], before, before, leaving=leaving)]
         likewise = self._likewise(group, parent, plain, wrong)
         if any(not one.right for one in likewise) or self._is_over():  # what was found still holds for others

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Optional
 
-from aligner.compare.checks import LIMIT, OTHER_BORDER, OTHER_SHAPE, Check
+from aligner.compare.checks import LIMIT, OTHER_BORDER, Check
 from aligner.compare.held import held
 from aligner.compare.net import is_input
 from aligner.record import Key
 from aligner.replay import prints
+from aligner.replay.handed import excused, with_their_results
 from aligner.replay.rows import in_other_order
 from aligner.replay.uses import Uses
 
@@ -117,7 +118,9 @@ class Borders:
         self._apart: set[tuple[Key, Key]] = set()
         """Such pairs where it is not made of them, as it turned out."""
         self._came: dict[Key, tuple[object, prints.Print]] = {}
-        """Wrong values that calls were given: what their counterparts are, and what they are."""
+        """Wrong values that calls were given: what their counterparts are, and what they are, ..."""
+        self.like: dict[Key, Set[object]] = {}
+        """... and the reference's values that they may be."""
         self._spoiled: set[Key] = set()
         """Of these the ones that are so for sure."""
 
@@ -129,6 +132,7 @@ class Borders:
         self._given.clear()
         self._let_go.clear()
         self._came.clear()
+        self.like.clear()
         self.accused.clear()
         self._spoiled.clear()
         self.doubted.clear()
@@ -323,6 +327,7 @@ class Borders:
     def came(self, check: Check, entry: Entry, found: Held, doubtful: bool) -> None:
         """A call was given a wrong value; a `doubtful` one may only be in another form."""
         self._came[check.port] = entry.content, prints.taken(found.raw())
+        self.like[check.port] = {other.content for other in self._uses.standing.near(found, check.key.step)}
         self._spoiled |= set() if doubtful else {check.port}
 
     def ended(self, checks: Sequence[Check], free: Set[tuple[str, int]] = frozenset()) -> Sequence[Check]:
@@ -349,7 +354,7 @@ class Borders:
                 self.elsewhere.pop(due.port, None)
                 back += [due, replace(wrong[port], follows=True)]
         told = {check.port: check for check in (*right, *back)}
-        return [*right, *back, *_with_their_results([told.get(check.port, check) for check in checks])]
+        return [*right, *back, *with_their_results([told.get(check.port, check) for check in checks])]
 
     def _right(self, waiting: Sequence[_Waiting]) -> Sequence[Check]:
         self._open = [one for one in self._open if all(one is not other for other in waiting)]
@@ -380,20 +385,3 @@ class Borders:
 
 def _one_call(one: Key, other: Key) -> bool:
     return (one.layer, one.call) == (other.layer, other.call)
-
-
-def _with_their_results(checks: Sequence[Check]) -> Sequence[Check]:
-    """The checks of arguments of another size, as they are to be told, where all that the layer makes of them is right:
-    a norm of all, of which the code takes a part."""
-    results = [check for check in checks if not is_input(check.port.slot)]
-    right = {(one.port.layer, one.port.call) for one in results if one.reason == OTHER_BORDER}
-    right -= {(one.port.layer, one.port.call) for one in results if one.suspicious}
-    larger = (one for one in checks if one.suspicious and one.reason == OTHER_SHAPE and is_input(one.port.slot))
-    larger = (one for one in larger if (one.port.layer, one.port.call) in right)
-    layers = {check.port.layer for check in checks}
-    return [excused(one) for one in larger if not any(layer.startswith(f"{one.port.layer}.") for layer in layers)]
-
-
-def excused(check: Check) -> Check:
-    """The check of a value that is right, and no counterpart of the reference's value of that name."""
-    return replace(check, error=0.0, deviation=None, reason=OTHER_BORDER, facts={}, follows=False)

@@ -12,9 +12,10 @@ memory at a time. What is wrong is kept in the port's dump (phase FORCED) for th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Optional
 
-from aligner.compare.checks import OTHER_SHAPE, Check
+from aligner.compare.checks import OTHER_CALL, OTHER_SHAPE, Check
 from aligner.errors import DumpError
 from aligner.noise import Change
 from aligner.record import Array, Key
@@ -51,6 +52,10 @@ class ForcedPass(Holding):
         if self.values.taken and step not in self.values.spared:
             self.values.spared[step] = True
             self.values.spared[step] = self._better(step, call, known, 1)
+        others = self.plan.of_other_calls(self.plan, self.values.borders.like)
+        self.checks[known:] = [
+            replace(c, reason=OTHER_CALL) if c.port in others and c.fails else c for c in self.checks[known:]
+        ]
         elsewhere = {**self.values.borders.elsewhere, **self.values.masks.known}
         self.values.plan = self.plan.learned(elsewhere, self.values.turned.orders)  # type: ignore[arg-type]  # as records
 
@@ -111,7 +116,7 @@ class ForcedPass(Holding):
     ) -> Sequence[Check]:
         """What is found in a run in which these arguments are others; calls that cannot take them keep their own."""
         before, borders = self.checks[known:], self.values.borders
-        elsewhere, refuted = dict(borders.elsewhere), set(borders.refuted)
+        elsewhere, refuted, like = dict(borders.elsewhere), set(borders.refuted), dict(borders.like)
         words = set(self.values.masks.understood)
         try:
             while asked:
@@ -129,7 +134,7 @@ class ForcedPass(Holding):
             return self.checks[known:] if asked else ()
         finally:
             self.values.instead, self.checks[known:], self.values.masks.understood = {}, before, words
-            borders.elsewhere, borders.refuted = elsewhere, refuted
+            borders.elsewhere, borders.refuted, borders.like = elsewhere, refuted, like
 
     def _doubting(self, step: int, call: Callable[[], object], known: int) -> None:
         """Run the step with those values held that may be wrong after all, if there are any."""
@@ -210,7 +215,7 @@ class ForcedPass(Holding):
         """Run the step in another reading: it stays where so many fewer places are wrong (`whole`: and all is held);
         what is as `faint` as rounding does not count."""
         borders, checks = self.values.borders, self.checks[known:]
-        elsewhere, refuted = dict(borders.elsewhere), set(borders.refuted)
+        elsewhere, refuted, like = dict(borders.elsewhere), set(borders.refuted), dict(borders.like)
         del self.checks[known:]
         try:
             self._run(step, call) if whole else self._settled(step, call, known)
@@ -222,7 +227,7 @@ class ForcedPass(Holding):
             better = False
         if not better:
             self.checks[known:] = checks
-            borders.elsewhere, borders.refuted = elsewhere, refuted
+            borders.elsewhere, borders.refuted, borders.like = elsewhere, refuted, like
         return better
 
     def disturbed(

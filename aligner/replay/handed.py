@@ -123,6 +123,23 @@ def in_effect(checks: Sequence[Check], made: int, free: Container[tuple[str, int
     ]
 
 
+def excused(check: Check) -> Check:
+    """The check of a value that is right, and no counterpart of the reference's value of that name."""
+    return replace(check, error=0.0, deviation=None, reason=OTHER_BORDER, facts={}, follows=False)
+
+
+def with_their_results(checks: Sequence[Check]) -> Sequence[Check]:
+    """The checks of arguments of another size, as they are to be told, where all that the layer makes of them is right:
+    a norm of all, of which the code takes a part."""
+    results = [check for check in checks if not is_input(check.port.slot)]
+    right = {(one.port.layer, one.port.call) for one in results if one.reason == OTHER_BORDER}
+    right -= {(one.port.layer, one.port.call) for one in results if one.suspicious}
+    larger = (one for one in checks if one.suspicious and one.reason == OTHER_SHAPE and is_input(one.port.slot))
+    larger = (one for one in larger if (one.port.layer, one.port.call) in right)
+    layers = {check.port.layer for check in checks}
+    return [excused(one) for one in larger if not any(layer.startswith(f"{one.port.layer}.") for layer in layers)]
+
+
 def shape_of(tensor: Any) -> tuple[int, ...]:
     """The sizes of a tensor's axes, in plain numbers."""
     return tuple(int(size) for size in tensor.shape)

@@ -17,8 +17,8 @@ from aligner.compare.net import CallId, is_input
 from aligner.dtypes import DTYPES
 from aligner.record import Array, Key
 from aligner.replay import prints
-from aligner.replay.borders import excused
 from aligner.replay.frames import Frame, Plan
+from aligner.replay.handed import excused
 
 NEAR = 1e-2
 """What is off by less is the same thing, made by another kernel."""

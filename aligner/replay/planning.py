@@ -27,7 +27,7 @@ from aligner.replay.axed import axed
 from aligner.replay.frames import Plan
 from aligner.replay.precision import usual
 from aligner.replay.routed import route
-from aligner.replay.steered import differing, often, recounted
+from aligner.replay.steered import differing, of_other_calls, often, recounted
 from aligner.replay.uses import uses
 from aligner.replay.within import Within
 
@@ -82,7 +82,9 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     known = entries, calls, missing, _uneven(pairs, pairing), _results(pairs), layers
     numbers = differing(reference, port, calls)
     plan = Plan(*known, short, lowered(reference), cast, uses=moved, numbers=numbers, made=Within(reference).makes)
-    return replace(plan, recounted=partial(recounted, reference, port))
+    return replace(
+        plan, recounted=partial(recounted, reference, port), of_other_calls=partial(of_other_calls, reference, port)
+    )
 
 
 def _told(reference: Dump, port: Dump, pairs: Sequence[Pair]) -> Mapping[Key, Formed]:

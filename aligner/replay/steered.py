@@ -73,6 +73,22 @@ def recounted(reference: Dump, port: Dump, plan: Plan, layers: Set[str]) -> Plan
     return replace(plan, calls=calls, entries=entries)
 
 
+def of_other_calls(reference: Dump, port: Dump, plan: Plan, like: Mapping[Key, Set[object]]) -> Set[Key]:
+    """Of the port's wrong arguments those that another call of the reference's layer is given, for which the port has
+    none: that one may be meant, and then the call that lacks is the mistake."""
+    ours, theirs = often(reference), often(port)
+    known = {one for call, one in plan.calls.items() if call.number < theirs.get(call.layer, 0)}
+    found = set[Key]()
+    for at, contents in like.items():
+        one, wanted = plan.calls.get(CallId(at.layer, at.call)), plan.entries.get(at)
+        if one is None or wanted is None or wanted.key.layer != one.layer:
+            continue
+        free = (n for n in range(min(ours.get(one.layer, 0), MOST)) if CallId(one.layer, n) not in known)
+        given = (reference.find(wanted.key._replace(call=number)) for number in free)
+        found |= {at} if any(entry is not None and entry.content in contents for entry in given) else set()
+    return found
+
+
 def often(dump: Dump) -> Mapping[str, int]:
     """How often each layer was called in a step."""
     found: dict[str, int] = {}
