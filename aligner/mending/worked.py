@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Union
@@ -37,8 +37,15 @@ _SIGNS: Mapping[type, tuple[str, Callable[[Any, Any], Any]]] = {
 
 _PLAIN: Mapping[str, Callable[..., Any]] = {"float": float, "int": int, "abs": abs, "max": max, "min": min}
 
-_VARIED = (("{}", 0.0), ("{} - 1", -1.0), ("{} + 1", 1.0))
-"""How a size is written in the place of another one, and by how much that is off it; its half and its double, too."""
+_VARIED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "{} - 1": ("1", lambda size: size - 1),
+    "{} + 1": ("1", lambda size: size + 1),
+    "{} // 2": ("2", lambda size: size // 2),
+    "2 * {}": ("2", lambda size: 2 * size),
+}
+"""What a size stands for beside itself, with the number that is written then. Of the sizes of one input that comes out
+by chance: the reference's line must have that number, or the size must be the layer's own.
+"""
 
 
 def worked(sources: Sources, figures: Iterable[Figure]) -> Iterator[tuple[Edit, ...]]:
@@ -50,7 +57,7 @@ def worked(sources: Sources, figures: Iterable[Figure]) -> Iterator[tuple[Edit, 
         plain = (wanted == int(wanted) and abs(wanted) < SMALL) or number_text(wanted) in model.text
         if event.site is None or not isinstance(event.node, ast.expr) or plain:
             continue
-        file, known = event.site.file, _Known(event.names)
+        file, known = event.site.file, _Known(event.names, model.text)
         nodes = [node for node in walked(event.node) if isinstance(node, ast.expr) and known.has(node, found)]
         named = {node.id for node in nodes if isinstance(node, ast.Name)}
         nodes = [node for node in nodes if isinstance(node, (ast.BinOp, ast.Call))]  # what is kept is set elsewhere
@@ -61,18 +68,37 @@ def worked(sources: Sources, figures: Iterable[Figure]) -> Iterator[tuple[Edit, 
                     [one.value] if isinstance(one.value, (ast.BinOp, ast.Call)) and known.has(one.value, found) else []
                 )
         for node in nodes:
-            for part, text in _ways(sources, file, node, known, wanted):
+            written = known.written([*statements(sources.text(file), event.site.line)])
+            for part, text in _ways(sources, file, node, known, wanted, written + known.sizes):
                 yield (Edit(file, *sources.span(file, part), text),)
 
 
 class _Known:
-    """Plain numbers that the code has."""
+    """Plain numbers that the code has. `line` is the reference's."""
 
-    def __init__(self, names: Mapping[str, Any]) -> None:
-        self._names = names
+    def __init__(self, names: Mapping[str, Any], line: str) -> None:
+        self._names, self._theirs = names, _steps(line)
         own = getattr(names.get("self"), "__dict__", {})
         local = [(name, one) for name, one in names.items() if is_factor(one) and name.strip("_")]
-        self.sizes = local + [(f"self.{name}", one) for name, one in own.items() if is_factor(one) and name[:1] != "_"]
+        kept = [(f"self.{name}", one) for name, one in own.items() if is_factor(one) and name[:1] != "_"]
+        numbers = {ast.unparse(one) for node in self._theirs for one in (node.left, node.right)}
+        varied = [
+            (form.format(name), does(one))
+            for form, (number, does) in _VARIED.items()
+            for name, one in [*(local if number in numbers or not line else ()), *kept]
+            if isinstance(one, int) or "//" not in form
+        ]
+        self.sizes = [*local, *kept, *varied]
+        """As they are written, with what they come to."""
+
+    def written(self, body: Iterable[ast.AST]) -> list[tuple[str, Number]]:
+        """What the reference's line, or the code itself, works out of such numbers."""
+        found: dict[str, Number] = {}
+        own = [node for one in body for node in ast.walk(one) if isinstance(node, ast.BinOp)]
+        for node in [*self._theirs, *own]:
+            with suppress(Exception):  # of what else it may be made
+                found.setdefault(ast.unparse(node), self.value(node))
+        return [*found.items()]
 
     def has(self, node: ast.expr, number: float) -> bool:
         """Whether an expression is this number."""
@@ -113,7 +139,16 @@ class _Known:
         raise ValueError(ast.dump(node))
 
 
-def _ways(sources: Sources, file: str, node: ast.expr, known: _Known, wanted: float) -> Iterator[tuple[ast.expr, str]]:
+def _steps(line: str) -> list[ast.BinOp]:
+    """What a line works out of two values each; nothing, where it is no whole statement."""
+    with suppress(SyntaxError):
+        return [node for node in ast.walk(ast.parse(line.strip())) if isinstance(node, ast.BinOp)]
+    return []
+
+
+def _ways(
+    sources: Sources, file: str, node: ast.expr, known: _Known, wanted: float, sizes: Sequence[tuple[str, Number]]
+) -> Iterator[tuple[ast.expr, str]]:
     """Parts of an expression, and what stands in the place of each where all of it is to be the wanted number."""
     parts = [one for one in walked(node) if isinstance(one, ast.expr)]
     leaves = [one for one in parts if isinstance(one, (ast.Constant, ast.Name, ast.Attribute, ast.Subscript))]
@@ -125,11 +160,11 @@ def _ways(sources: Sources, file: str, node: ast.expr, known: _Known, wanted: fl
                     said = (bracketed(sources.words(file, one)) for one in (step.left, step.right))
                     yield step, f" {sign} ".join(said)
     for part in leaves:
-        for text, number in _sizes(known):
+        for text, number in sizes:
             with suppress(Exception):
                 if _is(known.value(node, {part: number}), wanted):
                     yield part, bracketed(text) if part is not node else text
-    for text, number in _sizes(known):
+    for text, number in sizes:
         for sign, does in (_SIGNS[ast.Mult], _SIGNS[ast.Div]):
             with suppress(Exception):
                 if _is(does(known.value(node), number), wanted):
@@ -138,13 +173,6 @@ def _ways(sources: Sources, file: str, node: ast.expr, known: _Known, wanted: fl
         with suppress(Exception):
             if _is(known.value(node) ** power, wanted):
                 yield node, form.format(bracketed(sources.words(file, node)))
-
-
-def _sizes(known: _Known) -> Iterator[tuple[str, Number]]:
-    for form, more in _VARIED:
-        yield from ((form.format(text), number + int(more)) for text, number in known.sizes)
-    yield from ((f"{text} // 2", number // 2) for text, number in known.sizes if isinstance(number, int))
-    yield from ((f"2 * {text}", 2 * number) for text, number in known.sizes)
 
 
 def _is(number: Number, wanted: float) -> bool:

@@ -61,3 +61,23 @@ def test_a_small_number_and_one_that_is_written_out_are_no_sizes(tmp_path, wante
     event = Event("mul", (), (), site=Site(str(file), 2, 11, 2, 30), node=node, names=NAMES)
     model = Event("mul", (), (), spot=Spot("ref.py", 1, line, "mul"))
     assert not [*worked(Sources({}), [Figure(event, model, 1 / 24, wanted)])]
+
+
+@pytest.mark.parametrize(
+    ("line", "first", "not_told"),
+    [
+        ("x * (d // self.heads) ** -0.5", "d // self.heads", "n + 1"),
+        ("x.mean(-1) * self.scale", "d // 3", "n + 1"),
+        ("x * (n + 1) ** -0.5", "n + 1", "2 * n"),
+    ],
+)
+def test_what_is_written_comes_before_what_is_so_by_chance(tmp_path, line, first, not_told):
+    file = tmp_path / "net.py"
+    file.write_text("def f(self, x):\n    y = x.reshape(-1, d // 3)\n    return x * d ** -0.5\n", encoding="utf-8")
+    node = ast.parse(file.read_text()).body[0].body[1].value
+    names = {"self": SimpleNamespace(heads=3), "d": 24, "n": 7, "b": 4}
+    event = Event("mul", (), (), site=Site(str(file), 3, 11, 3, 24), node=node, names=names)
+    model = Event("mul", (), (), spot=Spot("ref.py", 1, line, "mul"))
+    told = [edit.new.strip("()") for (edit,) in worked(Sources({}), [Figure(event, model, 24**-0.5, 8**-0.5)])]
+    assert told[0] == first
+    assert not_told not in told
