@@ -46,6 +46,7 @@ class ForcedPass(Holding):
         known = len(self.checks)
         self._doubts.blamed.clear()
         self._settled(step, call, known)
+        self._recalling(step, call, known)
         for read in (self._asking, self._doubting, self._exchanging, self._turning, self._owning, self._steering):
             read(step, call, known)
         self._counting(step, call, known)
@@ -202,6 +203,17 @@ class ForcedPass(Holding):
         self.values.plan = plan.recounted(plan, around)
         if self.plan.calls == plan.calls or not self._better(step, call, known, 1, whole=True):
             self.values.plan = plan
+
+    def _recalling(self, step: int, call: Callable[[], object], known: int) -> None:
+        """Where calls of a layer are given each other's values: run the step with these held to each other's, and
+        without what was learned before."""
+        plan, borders = self.plan, self.values.borders
+        self.values.plan = plan.recalled(plan, borders.like)
+        if self.plan.calls == plan.calls:
+            return
+        refuted, borders.refuted = borders.refuted, set()
+        if not self._better(step, call, known, 1):
+            self.values.plan, borders.refuted = plan, refuted
 
     def _better(
         self,

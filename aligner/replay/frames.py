@@ -56,6 +56,8 @@ class Plan:
     """Plain numbers that the reference's call is given where the port's is given others, by step and slot."""
     recounted: Callable[[Plan, Set[str]], Plan] = lambda plan, layers: plan
     """The plan where layers inside of these of the port's are called as often as the reference's."""
+    recalled: Callable[[Plan, Mapping[Key, Set[object]]], Plan] = lambda plan, like: plan
+    """The plan where calls stand for those of the reference's that are given what they are given: these values."""
     of_other_calls: Callable[[Plan, Mapping[Key, Set[object]]], Set[Key]] = lambda plan, like: frozenset()
     """Of wrong arguments that may be these values of the reference's, those of calls that the port lacks."""
     made: Callable[[CallId, Array], bool] = lambda call, array: False

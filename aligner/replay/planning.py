@@ -26,8 +26,9 @@ from aligner.replay import inner
 from aligner.replay.axed import axed
 from aligner.replay.frames import Plan
 from aligner.replay.precision import usual
+from aligner.replay.recalled import of_other_calls, often, recalled, recounted
 from aligner.replay.routed import route
-from aligner.replay.steered import differing, of_other_calls, often, recounted
+from aligner.replay.steered import differing
 from aligner.replay.uses import uses
 from aligner.replay.within import Within
 
@@ -83,7 +84,10 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     numbers = differing(reference, port, calls)
     plan = Plan(*known, short, lowered(reference), cast, uses=moved, numbers=numbers, made=Within(reference).makes)
     return replace(
-        plan, recounted=partial(recounted, reference, port), of_other_calls=partial(of_other_calls, reference, port)
+        plan,
+        recounted=partial(recounted, reference, port),
+        recalled=partial(recalled, reference, port),
+        of_other_calls=partial(of_other_calls, reference, port),
     )
 
 

@@ -12,20 +12,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Union
 
 from aligner.compare.checks import OTHER_NUMBER, Check
-from aligner.compare.formed import likewise
 from aligner.compare.net import CallId
-from aligner.record import Key, Phase
+from aligner.record import Phase
 from aligner.structure import numbers
 
 if TYPE_CHECKING:
-    from aligner.dump.reader import Dump, Entry
+    from aligner.dump.reader import Dump
     from aligner.replay.frames import Frame, Plan
 
 Number = Union[bool, int, float]
 Numbers = Mapping[tuple[int, CallId], Mapping[str, Number]]
-
-MOST = 256
-"""Calls of a layer inside."""
 
 EACH = 3
 """Layers that are looked at one by one, where all at once are no better."""
@@ -43,58 +39,6 @@ def differing(reference: Dump, port: Dump, calls: Mapping[CallId, CallId]) -> Nu
         others = {slot: wanted[slot] for slot, one in own.items() if slot in wanted and _differ(one, wanted[slot])}
         if others:
             found[call.step, this] = others
-    return found
-
-
-def recounted(reference: Dump, port: Dump, plan: Plan, layers: Set[str]) -> Plan:
-    """The plan where layers inside of these are called as often as the reference's, call by call."""
-    ours, theirs = often(reference), often(port)
-    uneven = {call.layer for call, one in plan.calls.items() if call.number != one.number}
-    uneven |= {path for path, other in plan.layers.items() if ours.get(other, 0) != theirs.get(path, 0)}
-    inside = {
-        path: other
-        for path, other in plan.layers.items()
-        if path in uneven and any(not layer or path.startswith(f"{layer}.") for layer in layers)
-    }
-    slots: dict[str, dict[tuple[int, str], Entry]] = {}
-    for key, entry in plan.entries.items():
-        if key.layer in inside and entry.key.layer == inside[key.layer]:
-            slots.setdefault(key.layer, {})[key.step, key.slot] = entry
-    calls = {call: one for call, one in plan.calls.items() if call.layer not in inside}
-    entries = {key: entry for key, entry in plan.entries.items() if key.layer not in inside}
-    for path, other in inside.items():
-        for number in range(min(ours.get(other, 0), MOST)):
-            calls[CallId(path, number)] = CallId(other, number)
-            for (step, slot), one in slots.get(path, {}).items():
-                due = reference.find(Key(step, Phase.FORWARD, other, number, one.key.slot))
-                entries.update(
-                    {} if due is None else {Key(step, Phase.FORWARD, path, number, slot): likewise(one, due)}
-                )
-    return replace(plan, calls=calls, entries=entries)
-
-
-def of_other_calls(reference: Dump, port: Dump, plan: Plan, like: Mapping[Key, Set[object]]) -> Set[Key]:
-    """Of the port's wrong arguments those that another call of the reference's layer is given, for which the port has
-    none: that one may be meant, and then the call that lacks is the mistake."""
-    ours, theirs = often(reference), often(port)
-    known = {one for call, one in plan.calls.items() if call.number < theirs.get(call.layer, 0)}
-    found = set[Key]()
-    for at, contents in like.items():
-        one, wanted = plan.calls.get(CallId(at.layer, at.call)), plan.entries.get(at)
-        if one is None or wanted is None or wanted.key.layer != one.layer:
-            continue
-        free = (n for n in range(min(ours.get(one.layer, 0), MOST)) if CallId(one.layer, n) not in known)
-        given = (reference.find(wanted.key._replace(call=number)) for number in free)
-        found |= {at} if any(entry is not None and entry.content in contents for entry in given) else set()
-    return found
-
-
-def often(dump: Dump) -> Mapping[str, int]:
-    """How often each layer was called in a step."""
-    found: dict[str, int] = {}
-    for call in dump.calls:
-        if call.phase is Phase.FORWARD:
-            found[call.layer] = max(found.get(call.layer, 0), call.number + 1)
     return found
 
 

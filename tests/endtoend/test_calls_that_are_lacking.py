@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -18,7 +20,7 @@ from torch import nn
 
 
 class Decoder(nn.Module):
-    def __init__(self, depth=2, width=8):
+    def __init__(self, depth=2, width=12):
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(width, width) for _ in range(depth)])
         self.boxes = nn.ModuleList([nn.Linear(width, 4) for _ in range(depth)])
@@ -29,7 +31,7 @@ END = """
 
 def build():
     torch.manual_seed(3)
-    return Net().eval(), (torch.randn(2, 5, 8), torch.rand(2, 5, 4))
+    return Net().eval(), (torch.randn(2, 5, 12), torch.rand(2, 5, 4))
 """
 REFERENCE = f"""{START}
     def forward(self, x, box):
@@ -83,3 +85,17 @@ def test_no_edit_is_told_of_the_call_that_is_there(tmp_path, capsys, wrong):
     told = answer(tmp_path, capsys)
     assert bool(told["origins"]) is wrong
     assert not any(one["edit"] for one in told["origins"]) or is_right_with_the_patch(tmp_path, capsys)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_calls_in_another_order_are_no_mistake_behind_one(tmp_path, capsys, alone):
+    """The free run gives both calls wrong values: which is which, what they are given when held tells."""
+    port = PORT.replace("self.decoder(x, box)", "self.decoder(x + 0.5, box)")
+    if alone:  # of two lists one
+        port = port.replace("(state, torch.sigmoid(box + predict(state)))", "torch.sigmoid(box + predict(state))")
+        port = port.replace("[box for _, box in self.decoder(x + 0.5, box)]", "self.decoder(x + 0.5, box)")
+    (tmp_path / "ref.py").write_text(REFERENCE, encoding="utf-8")
+    (tmp_path / "port.py").write_text(port, encoding="utf-8")
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert origin["layer"] == ""
+    assert "self.decoder(x, box)" in json.dumps(origin["edit"])
