@@ -8,6 +8,7 @@ reference's call is given is none of this: in which order that joins it is known
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Optional
@@ -43,6 +44,7 @@ def pieces(reference: Dump, port: Dump, pairing: Pairing) -> Iterator[tuple[list
     forward = (entry for entry in reference.entries if entry.key.phase is Phase.FORWARD)
     shares, selections = (Shares(), Shares()), Selections(forward)
     sides: list[tuple[bool, object, list[Entry], list[Entry]]] = []
+    sizes = _sizes(reference), _sizes(port)
     for (step, call, given), one in ours.items():
         counterpart = pairing.calls.get(call) if call.layer else None
         other = theirs.get((step, counterpart, given), []) if counterpart is not None else []
@@ -57,7 +59,8 @@ def pieces(reference: Dump, port: Dump, pairing: Pairing) -> Iterator[tuple[list
             if value is not None:
                 yield [Part(value, as_part(other[0]), (one[0].key, other[0].key))], {other[0].key: value}
             for mine, its in pairs(one, other) if value is None else ():
-                if (rows := selections.of(mine, its)) is not None:
+                looped = sizes[0][mine.key._replace(call=0)] == sizes[1][its.key._replace(call=0)]  # no row is left
+                if not looped and (rows := selections.of(mine, its)) is not None:
                     taken = Selected(mine, rows, its.shape)
                     others = Rest(its, rows, len(mine.shape) - 1)
                     yield [Part(taken, others, (mine.key, its.key))], {its.key: taken}
@@ -100,6 +103,14 @@ def _ends(dump: Dump) -> _Ends:
         key = entry.key
         if key.phase is Phase.FORWARD:
             found.setdefault((key.step, CallId(key.layer, key.call), is_input(key.slot)), []).append(entry)
+    return found
+
+
+def _sizes(dump: Dump) -> Mapping[Key, int]:
+    """How many numbers there are in all calls of a step, by the address in the first."""
+    found = Counter[Key]()
+    for entry in dump.entries:
+        found[entry.key._replace(call=0)] += math.prod(entry.shape)
     return found
 
 

@@ -108,8 +108,9 @@ class Making:
         """The same call where it made other layers."""
         function = inspect.isfunction(found.maker.made)
         for path in self._layers:
-            maker = _of_function(self._layers, path) if function else of_class(self._layers, path)
-            if maker is not None and maker.place == found.maker.place and path == maker.layer != found.maker.layer:
+            makers = _of_functions(self._layers, path) if function else iter([of_class(self._layers, path)])
+            maker = next((one for one in makers if one is not None and one.place == found.maker.place), None)
+            if maker is not None and path == maker.layer != found.maker.layer:
                 yield maker
 
     def _together(self, path: str, maker: Maker, change: Change) -> Iterator[Passed]:
@@ -308,7 +309,7 @@ def _around(layers: Mapping[str, Any], path: str, place: Optional[sites.Place] =
     built = sites.built(layers[path])
     if built is None:
         return None
-    function = _of_function(layers, path) if place in (None, built.place) else None
+    function = next(_of_functions(layers, path, place or built.place), None)
     if function is not None:
         return function
     around = (one for one in ancestors(path) if one in layers)
@@ -329,23 +330,22 @@ def of_class(layers: Mapping[str, Any], path: str) -> Optional[Maker]:
     return None
 
 
-def _of_function(layers: Mapping[str, Any], path: str) -> Optional[Maker]:
-    """Of the file's own; what it returned is the outermost layer that it built."""
+def _of_functions(layers: Mapping[str, Any], path: str, inner: Optional[sites.Place] = None) -> Iterator[Maker]:
+    """Of functions of files' own, from the inner to the outer, or of the one that this place is in; what each returned
+    is the outermost layer that it built."""
     built = sites.built(layers[path])
-    made = built.scope.get(built.helper) if built is not None else None
-    if built is None or built.around is None or not inspect.isfunction(made):
-        return None
-    call = sites.call(built.around, built.helper)
-    if call is None:
-        return None
-    outermost = path
-    for one in ancestors(path):
-        its = sites.built(layers[one]) if one in layers else None
-        if its is None or its.around != built.around:
-            break
-        outermost = one
-    given = {name: built.names[name] for name in built.parameters if name in built.names}
-    return Maker(outermost, built.around, call, [*built.parameters], made, given, built.outside)
+    for place, names, caller in built.callers() if built is not None else ():
+        made, call = caller.scope.get(caller.name), sites.call(caller.place, caller.name)
+        if inner not in (None, place) or call is None or not inspect.isfunction(made):
+            continue
+        outermost = path
+        for one in ancestors(path):
+            its = sites.built(layers[one]) if one in layers else None
+            if its is None or all(each.place != caller.place for *_, each in its.callers()):
+                break
+            outermost = one
+        given = {name: names[name] for name in caller.parameters if name in names}
+        yield Maker(outermost, caller.place, call, [*caller.parameters], made, given, caller.names)
 
 
 def _holds(kind: type, place: sites.Place) -> bool:

@@ -222,23 +222,24 @@ class Settings:
         """The same where a function of the user's is given what the call hands on: `linear(a, b, bias=True)`."""
         nodes, whole = _given(call, type(self._layers[path])), keywords(text) or {}
         said = {name: value for name, value in whole.items() if not says(nodes.get(name), name, value)}
-        outer = sites.call(built.around, built.helper) if built.around is not None else None
+        caller = built.caller
+        outer = sites.call(caller.place, caller.name) if caller is not None else None
         names = {name: node.id for name in said if isinstance(node := nodes.get(name), ast.Name)}
-        if outer is None or built.around is None or not {*names.values()} <= {*built.parameters}:
+        if outer is None or caller is None or not {*names.values()} <= {*caller.parameters}:
             return None
         hands_on = any(one.arg is None and isinstance(one.value, ast.Name) for one in call.keywords)  # all it is given
-        names.update({name: name for name in said if hands_on and name not in {*nodes, *built.parameters}})
+        names.update({name: name for name in said if hands_on and name not in {*nodes, *caller.parameters}})
         if {*names} != {*said}:
             return None
-        beside = [other for other in self._layers if other != path and _from(self._layers[other]) == built.around]
+        beside = [other for other in self._layers if other != path and _from(self._layers[other]) == caller.place]
         broken = [o for o in beside if (its := wanted(o)) is None or keywords(its) != whole]
-        method = isinstance(outer.func, ast.Attribute) and built.parameters[:1] in (("self",), ("cls",))
-        parameters = built.parameters[method:]
+        method = isinstance(outer.func, ast.Attribute) and caller.parameters[:1] in (("self",), ("cls",))
+        parameters = caller.parameters[method:]
         asks = {names[name]: value for name, value in said.items()}
-        edits = _written(built.around.file, outer, parameters, asks, hands_on)
+        edits = _written(caller.place.file, outer, parameters, asks, hands_on)
         if broken or len({(names[name], value) for name, value in said.items()}) > len({*names.values()}):
             return None
-        return self._taken(built.around, edits, ())
+        return self._taken(caller.place, edits, ())
 
     def _beside(self, place: sites.Place, path: str) -> list[str]:
         """The other layers that the same call builds."""
@@ -314,7 +315,7 @@ def _reads(call: ast.Call) -> bool:
 def _from(layer: Any) -> Optional[sites.Place]:
     """Where the function was called that built it."""
     built = sites.built(layer)
-    return None if built is None else built.around
+    return None if built is None or built.caller is None else built.caller.place
 
 
 def _given(call: ast.Call, kind: type) -> Mapping[str, ast.expr]:

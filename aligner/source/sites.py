@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any, NamedTuple, Optional
 from weakref import WeakKeyDictionary
 
@@ -14,6 +14,9 @@ from aligner.source.written import parsed, source, walked
 
 WRAPPERS = 8
 """Frames of a framework's between a layer's constructor and the user's code that calls it."""
+
+HELPERS = 4
+"""Functions of the user's that call each other to build a layer."""
 
 NAMES = 64
 """Names that are kept of a place."""
@@ -28,6 +31,19 @@ class Place(NamedTuple):
     """Where it begins, the line and where it ends."""
 
 
+class Caller(NamedTuple):
+    """A function of the user's that was called, what it takes, where it was called and what had a name there."""
+
+    name: str
+    parameters: tuple[str, ...]
+    scope: Mapping[str, Any]
+    """What the file of the function has names for."""
+    place: Place
+    names: Mapping[str, Any]
+    further: Optional[Caller]
+    """The function that called it, where that was called as well."""
+
+
 class Built(NamedTuple):
     """The call that built a layer, and the numbers, words and tuples that had a name there."""
 
@@ -35,12 +51,15 @@ class Built(NamedTuple):
     names: Mapping[str, Any]
     scope: Mapping[str, Any]
     """What the file has names for."""
-    helper: str = ""
-    """The user's function that the call stands in, where that was called for it; what it takes, where it was called and
-    what had a name there."""
-    parameters: tuple[str, ...] = ()
-    around: Optional[Place] = None
-    outside: Mapping[str, Any] = MappingProxyType({})
+    caller: Optional[Caller] = None
+    """The function that the call stands in, where that was called for it."""
+
+    def callers(self) -> Iterator[tuple[Place, Mapping[str, Any], Caller]]:
+        """Where each of them stands that was called, with what had a name in it, from the inner to the outer."""
+        place, names, caller = self.place, self.names, self.caller
+        while caller is not None:
+            yield place, names, caller
+            place, names, caller = caller.place, caller.names, caller.further
 
 
 class Cast(NamedTuple):
@@ -61,7 +80,7 @@ def note(layer: Any, constructor: FrameType, packages: frozenset[str]) -> None:
         if frame is None:
             return
         if str(frame.f_globals.get("__name__")).partition(".")[0] not in packages:
-            _BUILT[layer] = Built(_place(frame), _plain(frame), frame.f_globals, *_helper(frame, packages))
+            _BUILT[layer] = Built(_place(frame), _plain(frame), frame.f_globals, _caller(frame, packages))
             return
         if frame.f_code.co_name == "__init__":
             return
@@ -74,16 +93,16 @@ def note_cast(layer: Any, name: str, frame: FrameType, packages: frozenset[str])
         _CAST[layer] = Cast(_place(frame), name)
 
 
-def _helper(
-    frame: FrameType, packages: frozenset[str]
-) -> tuple[str, tuple[str, ...], Optional[Place], Mapping[str, Any]]:
+def _caller(frame: FrameType, packages: frozenset[str], deep: int = HELPERS) -> Optional[Caller]:
     code, outer = frame.f_code, frame.f_back
     if code.co_name.startswith("<") and outer is not None and outer.f_code.co_filename == code.co_filename:
-        return _helper(outer, packages)  # a comprehension
+        return _caller(outer, packages, deep)  # a comprehension
     foreign = outer is None or str(outer.f_globals.get("__name__")).partition(".")[0] in {*packages, "aligner"}
-    if foreign or outer is None or code.co_name.startswith(("<", "__")):
-        return "", (), None, {}
-    return code.co_name, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], _place(outer), _plain(outer)
+    if foreign or outer is None or code.co_name.startswith(("<", "__")) or not deep:
+        return None
+    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    further = _caller(outer, packages, deep - 1)
+    return Caller(code.co_name, parameters, frame.f_globals, _place(outer), _plain(outer), further)
 
 
 def built(layer: Any) -> Optional[Built]:

@@ -233,6 +233,64 @@ def test_one_argument_that_comes_to_several_of_a_function_is_changed_where_it_is
     assert is_right_with_the_patch(tmp_path, capsys)
 
 
+IN_TURNS = """
+import torch
+from torch import nn
+
+
+def conv3(ins, outs, stride=1, dilation=1):
+    return nn.Conv2d(ins, outs, 3, stride=stride, padding=dilation, dilation=dilation)
+
+
+def unit(ins, outs, stride=1, dilation=1):
+    return nn.Sequential(conv3(ins, outs, stride, dilation), nn.PReLU(outs))
+
+
+class Matching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.wide, self.out = unit(6, 8), unit(8, 8, dilation=2), conv3(8, 2)
+
+    def forward(self, one, other):
+        x = self.embed(torch.cat([one * other, one], 1))
+        return self.out(x + self.wide(x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features, self.matching = unit(3, 3), Matching()
+
+    def forward(self, x):
+        one, other = self.features(x).chunk(2)
+        return self.matching(one, other) + self.matching(other, one)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(4, 3, 9, 9),)
+"""
+
+
+def test_a_function_that_a_function_calls_of_a_layer_that_one_side_calls_once(tmp_path, capsys):
+    """Two calls are one with all their rows: these are no rows that one side takes out of more."""
+    at_once = IN_TURNS.replace(
+        "def forward(self, one, other):", "def forward(self, one):\n        other = one.roll(2, 0)"
+    )
+    at_once = at_once.replace(
+        "one, other = self.features(x).chunk(2)", "one, other = self.matching(self.features(x)).chunk(2)"
+    )
+    at_once = at_once.replace("self.matching(one, other) + self.matching(other, one)", "one + other")
+    (tmp_path / "ref.py").write_text(IN_TURNS, encoding="utf-8")
+    (tmp_path / "port.py").write_text(at_once.replace("unit(8, 8, dilation=2)", "unit(8, 8)"), encoding="utf-8")
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert origin["layer"] == "matching.wide.0"
+    (line,) = origin["edit"]["lines"]
+    assert "unit(8, 8, dilation=2)" in line["after"]
+    assert not origin["edit"]["only_here"]
+    assert is_right_with_the_patch(tmp_path, capsys)
+
+
 HANDED_ON = """
 import torch
 from torch import nn
