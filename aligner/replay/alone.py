@@ -298,7 +298,7 @@ class Alone:
         address = Key(call.step, Phase.FORWARD, call.layer, call.number, slot)
         own = self._port.find(address)
         wanted = self.plan.entries.get(address)
-        entry = wanted or own
+        entry = wanted or self._port.find(address._replace(phase=Phase.FORCED)) or own
         if entry is None:
             raise LookupError(slot)
         value, word = entry.raw(), entry.dtype

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Optional
 
 from aligner.compare.checks import LIMIT, OTHER_BORDER, Check
 from aligner.compare.held import held
-from aligner.compare.net import is_input
-from aligner.record import Key
+from aligner.compare.net import CallId, is_input
+from aligner.dtypes import decode
+from aligner.record import Array, Key
 from aligner.replay import prints
 from aligner.replay.handed import excused, with_their_results
 from aligner.replay.rows import in_other_order
@@ -85,7 +86,9 @@ class _Waiting:
 class Borders:
     """Decides in a forced pass, value by value; `elsewhere` holds what was decided, by the port's address."""
 
-    def __init__(self, uses: Uses) -> None:
+    def __init__(self, uses: Uses, makes: Callable[[CallId, Array], bool] = lambda call, array: False) -> None:
+        self._makes = makes
+        """Whether the reference's code makes a value inside of a call of its own."""
         self.elsewhere: dict[Key, Optional[Entry]] = {}
         self.refuted: set[Key] = set()
         """Values that are at no other border, as it turned out: what is made of them is no better."""
@@ -127,23 +130,24 @@ class Borders:
     def begin(self) -> None:
         """A run begins."""
         self._held = frozenset(self.refuted)
-        self._due.clear()
-        self._open.clear()
-        self._given.clear()
-        self._let_go.clear()
-        self._came.clear()
-        self.like.clear()
-        self.accused.clear()
-        self._spoiled.clear()
-        self.doubted.clear()
-        self.elsewhere.clear()
+        for one in (self._due, self._came, self.like, self.accused, self.elsewhere):
+            one.clear()
+        for each in (self._open, self._given, self._let_go, self._spoiled, self.doubted):
+            each.clear()
 
     def moved(
-        self, check: Check, entry: Entry, found: Held, judge: Callable[..., Check], code: Code
+        self,
+        check: Check,
+        entry: Entry,
+        found: Held,
+        judge: Callable[..., Check],
+        code: Code,
+        call: Optional[CallId] = None,
     ) -> Optional[Moved]:
         """What is to be made of a value that is not its counterpart.
 
-        `judge` sets it against another one, in the shape given or in its own; `code` goes on with it.
+        `judge` sets it against another one, in the shape given or in its own; `code` goes on with it; `call` is the
+        reference's that is given its counterpart.
         """
         used = self._uses.used.get(check.port, ()) if check.port not in self.refuted else ()
         others = [(judge(other), other) for other in used]
@@ -154,6 +158,9 @@ class Borders:
                 waiting = _Waiting(check, code, prints.taken(found.raw()), entry.content)
                 self._given += [waiting] if waiting.given and waiting.comparable else []
                 return Moved(excused(check), other)
+            given = call if is_input(check.port.slot) and check.port.layer in self._uses.around else None
+            if given is not None and self._makes(given, decode(found.raw(), found.dtype)):
+                return Moved(self.let(check, entry, found), None)  # what is made of it inside is to tell
             if nearest.error < NEARER * check.error:
                 self.elsewhere[check.port] = other
                 told = replace(nearest, key=check.key, against=other.key)
@@ -240,8 +247,9 @@ class Borders:
         """Whether this call waits for what is made of its other arguments."""
         return any(_one_call(one.check.port, port) for one in self._open)
 
-    def opened(self, check: Check, code: Code, outer: Code) -> tuple[Sequence[Check], Check]:
+    def opened(self, check: Check, due: object, code: Code, outer: Code) -> tuple[Sequence[Check], Check]:
         """What a value that `code` makes tells of those that wait: their checks, and its own, as they are to be told.
+        `due` is what its counterpart is: where that is theirs as well, they are cut to size, or filled up, and right.
 
         If what the code makes is right until it ends, they are: their layers end elsewhere. If not, it comes of them,
         and they are to be held. Of what the code was given the first value tells. Where `code` hands this value on,
@@ -281,7 +289,8 @@ class Borders:
             return [replace(one.check, follows=True) for one in mine[1:]], replace(check, follows=True)
         for one in mine:
             one.seen = True
-        return self._right([one for one in mine if one.given and not one.shuffled]), check
+        right = [one for one in mine if (one.given and not one.shuffled) or (not one.comparable and one.content == due)]
+        return self._right(right), check
 
     def learned(self, checks: Sequence[Check]) -> bool:
         """Whether the run that made `checks` has told that others are to be held than were.

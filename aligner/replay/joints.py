@@ -26,7 +26,7 @@ from aligner.replay.answering import answered, leaves
 from aligner.replay.counterparts import Fill, Group, Run
 from aligner.replay.forms import squeezed
 from aligner.replay.items import Item, Match
-from aligner.replay.numbered import crossing
+from aligner.replay.numbered import crossing, torn
 from aligner.replay.sample import NEAR, Sample
 from aligner.replay.standing import Standing
 from aligner.replay.transfer import Transfer
@@ -292,7 +292,7 @@ class Joints:
             if path not in pairs and left and path not in self._aside:
                 pairs[path] = left[0]
         told = {path for path in pairs if run.known.get(path, False) or path in run.fitted}
-        back = crossing(self._prior, pairs, told)
+        back = crossing(self._prior, pairs, told) | torn({**self._sure, **self._prior}, pairs, {*run.groups})
         pairs = {path: other for path, other in pairs.items() if path not in back}
         pairs.update((path, one) for path in back if (one := self._prior.get(path)) and one not in pairs.values())
         changed = {path: other for path, other in pairs.items() if self._prior.get(path) != other}

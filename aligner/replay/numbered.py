@@ -1,12 +1,15 @@
-"""Lists of layers whose members are each other's by their numbers, in which values tell another number.
+"""Lists of layers whose members are each other's by their numbers, in which values tell another number; and blocks of
+which values would move some layers to another block.
 
 A member that is given what the next one should be given is no sign that the two stand in each other's places, if not
-all of the list find a place in it: a number in the code is wrong.
+all of the list find a place in it: a number in the code is wrong. So is what a block makes of a layer that is given the
+same as those of other blocks (a style, a time), where another one's weights would do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 
@@ -39,6 +42,27 @@ def crossing(prior: Mapping[str, str], pairs: Mapping[str, str], told: Set[str])
                 if not any(len(mine[place.path]) == len(mine[one]) for place in _places(path) if place.path in mine)
             }
     return found
+
+
+def torn(prior: Mapping[str, str], pairs: Mapping[str, str], alike: Set[str]) -> set[str]:
+    """Those of the port's layers in `alike` whose counterparts in `pairs` lie in another block than `prior` has all of
+    their block in, and the others of the block do not.
+    """
+    found: set[str] = set()
+    for path in (path for path in alike if path in prior and pairs.get(path, prior[path]) != prior[path]):
+        around = path.rpartition(".")[0]
+        beside = [other for other in prior if around and other != path and other.startswith(f"{around}.")]
+        block = _common([prior[path], *(prior[other] for other in beside)]) if beside else ""
+        inside = [pairs.get(other, prior[other]).startswith(f"{block}.") for other in (path, *beside) if block]
+        found |= {path} if inside and not inside[0] and all(inside[1:]) else set()
+    return found
+
+
+def _common(paths: Sequence[str]) -> str:
+    """What they lie in."""
+    parts = [path.split(".") for path in paths]
+    same = itertools.takewhile(lambda each: len({*each}) == 1, zip(*parts))
+    return ".".join(each[0] for each in same)
 
 
 def _stays(counterpart: str, own: Collection[str], alike: Collection[str], number: int) -> bool:

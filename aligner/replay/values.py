@@ -83,7 +83,7 @@ class Values:
         """Those whose numbers were in other places, and that are no masks."""
         self.disturb: Optional[Change] = None
         self.watched: Optional[Callable[[Check, Array, str], None]] = None
-        self.borders = Borders(plan.uses)
+        self.borders = Borders(plan.uses, plan.made)
         self.turned, self.own, self.portions = Turned(), Own(plan.made), Portions()
         self.indices: set[Key] = set()
         """Whole numbers that are others than the reference's, and may count from elsewhere."""
@@ -92,14 +92,12 @@ class Values:
         self._step, self._kept = 0, Counter[tuple[str, str]]()
         self._prints: dict[Key, prints.Print] = {}
         """What was kept in the dump."""
-        self._told: set[object] = set()
-        """Masks and indices that layers hand on wrong, by their contents: they may go far."""
+        self._told: set[object] = set()  # masks and indices that layers hand on wrong, by content: they may go far
         self._said: dict[int, Check] = {}
         """By their places, masks that layers hand on in other words, as they are if nobody who gets one takes it so."""
         self._right: set[prints.Print] = set()
         """Values of the reference that the port has got into its hands in this run."""
-        self._overflow = Overflow()
-        self.lent = Lent(adapter)
+        self._overflow, self.lent = Overflow(), Lent(adapter)
 
     def begin(self, step: int, owned: set[int]) -> None:
         """A run begins."""
@@ -150,6 +148,8 @@ class Values:
             check, other = (check, entry) if nearly else self._at_border(check, entry, found, place, frame)
             if other is None:
                 self.checks.append(check)
+                if self._prints and is_input(address.slot):  # behind something wrong the free run's is another one
+                    self.keep(check.port, found.dtype, found.raw())
                 return self._instead(wanted, found) if address in self.instead else None
             wanted = wanted if other is entry else held(other)
         check, doubtful = self._doubted(frame, check, wanted, found, same)
@@ -259,15 +259,15 @@ class Values:
             def judge(entry: Entry, shape: Optional[tuple[int, ...]] = None) -> Check:
                 return judged(short, held(entry, shape), found, place, False)
 
-            within = given and frame.path in self.plan.uses.around
-            if (moved := self.borders.moved(check, entry, found, judge, here if within else around)) is not None:
+            code = here if given and frame.path in self.plan.uses.around else around
+            if (moved := self.borders.moved(check, entry, found, judge, code, frame.call)) is not None:
                 check, other = replace(moved.check, isolated=check.isolated), moved.entry
         if (settled := self.borders.settled(check, entry)) is not None:
             due, check = settled
             if due.suspicious:
                 due = replace(due, kept=self.keep(due.port, found.dtype, found.raw()))
             self._amend(due)
-        excused, check = self.borders.opened(check, around if given else here, around)
+        excused, check = self.borders.opened(check, entry.content, around if given else here, around)
         for due in excused:
             self._amend(due)
         return check, other

@@ -44,12 +44,12 @@ def waiting(*layers, inside=True):
         assert moved.entry is None
         # the check is another object by now, as it is where values are judged
         code = (layer, 0) if inside else BLOCK
-        assert borders.opened(replace(wrong[layer]), code, BLOCK)[1].suspicious
+        assert borders.opened(replace(wrong[layer]), None, code, BLOCK)[1].suspicious
     return borders
 
 
 def told(borders, made, code=BLOCK, outer=BLOCK):
-    excused, mine = borders.opened(made, code, outer)
+    excused, mine = borders.opened(made, None, code, outer)
     return [one.port.layer for one in excused if one.reason == OTHER_BORDER], mine.follows
 
 
