@@ -13,6 +13,7 @@ from aligner.compare.composites import COMPOSITES, by_hand
 from aligner.compare.naming import by_content, by_map, by_name, by_replay, family
 from aligner.compare.net import CallId, Net, Visit
 from aligner.compare.sequence import BEST, Feature, align, rising
+from aligner.compare.strangers import strangers
 from aligner.compare.verdict import LayerPair
 from aligner.vocabulary import KINDS
 
@@ -85,6 +86,9 @@ def pair_layers(
     _pair_rows(pairing, reference, port, bool(replayed))
     _pair_parents(pairing, reference, port, {(pair.reference, pair.port) for pair in replayed})
     _pair_owners(pairing, reference, port)
+    apart = strangers(pairing.layers, pairing.calls, reference, port)
+    pairing.layers = [pair for pair in pairing.layers if (pair.reference, pair.port) not in apart]
+    pairing.calls = {one: other for one, other in pairing.calls.items() if (one.layer, other.layer) not in apart}
     known = {(pair.reference, pair.port) for pair in pairing.layers}
     pairing.layers += [pair for pair in replayed if (pair.reference, pair.port) not in known]  # for their parameters
     pairing.alone.update(visit.id for visit in reference.visits if visit.id not in pairing.calls)
@@ -170,8 +174,14 @@ def _alone_or_known(
         weights = reference.weights(one)
         both, neither = one in ours and other in theirs, one not in ours and other not in theirs
         apart = both or (told and neither and weights == port.weights(other))
-        if (one, other) in known or not weights or not apart:
+        cut = (one, other) in known and _given(reference.visits[i]) != _given(port.visits[j])  # one call is several
+        if not cut and ((one, other) in known or not weights or not apart):
             yield i, j, sure
+
+
+def _given(visit: Visit) -> int:
+    """How many numbers a call is given."""
+    return sum(math.prod(entry.shape) for entry in visit.inputs)
 
 
 def _in_row(net: Net, visit: Visit) -> bool:
