@@ -39,6 +39,7 @@ from aligner.mending.lapses import (
     scaled,
     unread,
 )
+from aligner.mending.masked import masked
 from aligner.mending.matching import Matching
 from aligner.mending.options import compared, decided, opposed, reduced, switched, untold
 from aligner.mending.regrouped import moved_in, regrouped, unturned
@@ -152,6 +153,7 @@ class Blindly:
         yield from self._of_helpers()
         yield from self._of_steps()
         yield from added(self._search, self._matching, self._texts)
+        yield from masked(self._search, self._matching, self._texts)
         yield from self._varied()
         start = self._start()
         for anchor in self._search.anchors():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
@@ -28,6 +29,13 @@ def is_same(one: object, other: object) -> bool:
 def is_mask(value: Optional[Fingerprint]) -> bool:
     """Whether all of it is true or false."""
     return value is not None and value.whole and value.size > 1 and {*value.plain[3:]} <= {0.0, 1.0}
+
+
+def hides(value: Optional[Fingerprint]) -> bool:
+    """Whether all of it is nought or one, whatever its type."""
+    if value is None or value.size < 2 or not 0.0 <= value.plain[3] < value.plain[4] <= 1.0:
+        return False
+    return math.isclose(value.plain[1] ** 2, value.plain[0], rel_tol=1e-5)  # the squares are the numbers
 
 
 def is_factor(value: object) -> bool:

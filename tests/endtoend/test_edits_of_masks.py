@@ -293,3 +293,67 @@ def test_a_deviation_of_what_is_free(tmp_path, capsys):
     (line,) = answer(tmp_path, capsys)["origins"][0]["edit"]["lines"]
     assert "/ (count - 1)" in line["after"]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+ONE_BY_ONE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Flows(nn.Module):
+    def forward(self, labels):
+        return torch.stack([self.of(one) for one in labels])
+
+    def of(self, one):
+        h, w = one.shape
+        same = F.unfold(one[None, None], 3, padding=1)[0] == one.reshape(1, -1)
+        same = (same & (one.reshape(1, -1) > 0)).float()
+        heat = torch.zeros(h, w)
+        for _ in range(3):
+            heat = (F.unfold((heat + 0.1 * one)[None, None], 3, padding=1)[0] * same).mean(0).reshape(h, w)
+        near = F.unfold(heat.log1p()[None, None], 3, padding=1)[0] * same
+        return torch.stack([near[7] - near[1], near[5] - near[3]]).reshape(2, h, w)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.flows, self.last = Flows(), nn.Conv2d(2, 3, 1)
+
+    def forward(self, labels):
+        return self.last(self.flows(labels))
+
+
+def build():
+    torch.manual_seed(7)
+    return Net().eval(), torch.randint(0, 4, (2, 6, 7)).float()
+"""
+AT_ONCE = """
+def around(maps):
+    b, h, w = maps.shape
+    padded = F.pad(maps, (1, 1, 1, 1))
+    return torch.stack([padded[:, i : i + h, j : j + w] for i in range(3) for j in range(3)], 1)
+
+
+class Flows(nn.Module):
+    def forward(self, labels):
+        same = around(labels) == labels[:, None]
+        same = torch.logical_and(same, (labels > 0)[:, None]).float()
+        heat = torch.zeros_like(labels)
+        for _ in range(3):
+            heat = (around(heat + 0.1 * labels) * same).sum(1) / 9.0
+        near = around(torch.log1p(heat))
+        return torch.stack((near[:, 7] - near[:, 1], near[:, 5] - near[:, 3]), 1)
+
+
+"""
+
+
+def test_a_mask_that_is_forgotten_where_all_is_done_at_once(tmp_path, capsys):
+    start, end = ONE_BY_ONE.index("class Flows"), ONE_BY_ONE.index("class Net")
+    (tmp_path / "ref.py").write_text(ONE_BY_ONE, encoding="utf-8")
+    (tmp_path / "port.py").write_text(ONE_BY_ONE[:start] + AT_ONCE + ONE_BY_ONE[end:], encoding="utf-8")
+    (origin,) = answer(tmp_path, capsys)["origins"]
+    assert [line["after"].strip() for line in origin["edit"]["lines"]] == ["near = around(torch.log1p(heat)) * same"]
+    assert is_right_with_the_patch(tmp_path, capsys)
