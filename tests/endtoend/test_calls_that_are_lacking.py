@@ -87,15 +87,17 @@ def test_no_edit_is_told_of_the_call_that_is_there(tmp_path, capsys, wrong):
     assert not any(one["edit"] for one in told["origins"]) or is_right_with_the_patch(tmp_path, capsys)
 
 
+@pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("alone", [False, True])
-def test_calls_in_another_order_are_no_mistake_behind_one(tmp_path, capsys, alone):
+def test_calls_in_another_order_are_no_mistake_behind_one(tmp_path, capsys, alone, deep):
     """The free run gives both calls wrong values: which is which, what they are given when held tells."""
     port = PORT.replace("self.decoder(x, box)", "self.decoder(x + 0.5, box)")
     if alone:  # of two lists one
         port = port.replace("(state, torch.sigmoid(box + predict(state)))", "torch.sigmoid(box + predict(state))")
         port = port.replace("[box for _, box in self.decoder(x + 0.5, box)]", "self.decoder(x + 0.5, box)")
-    (tmp_path / "ref.py").write_text(REFERENCE, encoding="utf-8")
-    (tmp_path / "port.py").write_text(port, encoding="utf-8")
+    head, several = "nn.Linear(width, 4)", "nn.Sequential(nn.Linear(width, 7), nn.ReLU(), nn.Linear(7, 4))"
+    for name, text in (("ref.py", REFERENCE), ("port.py", port)):  # what a layer inside has made is another call's, too
+        (tmp_path / name).write_text(text.replace(head, several) if deep else text, encoding="utf-8")
     (origin,) = answer(tmp_path, capsys)["origins"]
     assert origin["layer"] == ""
     assert "self.decoder(x, box)" in json.dumps(origin["edit"])
