@@ -28,12 +28,7 @@ def strangers(
     layers: Iterable[LayerPair], calls: Mapping[CallId, CallId], reference: Net, port: Net
 ) -> set[tuple[str, str]]:
     """Such pairs of layers."""
-    alike = [
-        (pair.reference, pair.port)
-        for pair in layers
-        if pair.by == "structure" and pair.reference not in reference.inner and pair.port not in port.inner
-        if not reference.weights(pair.reference) and not port.weights(pair.port)
-    ]
+    alike = guessed(layers, reference, port)
     if not alike:
         return set()
     ours, theirs = ({visit.id: visit for visit in net.visits} for net in (reference, port))
@@ -43,6 +38,16 @@ def strangers(
         return set()
     same = {(a.call.layer, b.call.layer) for a, b in paired if (a.call.layer, b.call.layer) in alike if _agree(a, b)}
     return {*alike} - same
+
+
+def guessed(layers: Iterable[LayerPair], reference: Net, port: Net) -> list[tuple[str, str]]:
+    """Layers without weights, and without others inside, that likeness alone has paired."""
+    return [
+        (pair.reference, pair.port)
+        for pair in layers
+        if pair.by == "structure" and pair.reference not in reference.inner and pair.port not in port.inner
+        if not reference.weights(pair.reference) and not port.weights(pair.port)
+    ]
 
 
 def _agree(one: Visit, other: Visit) -> bool:

@@ -25,6 +25,7 @@ from aligner.compare.layers import Pairing, pair_layers
 from aligner.compare.net import is_input, survey
 from aligner.compare.reading import LOW_PRECISION
 from aligner.compare.reduced import Reduced, Scaled
+from aligner.compare.strangers import guessed
 from aligner.compare.worded import Axed
 from aligner.dtypes import DTYPES
 from aligner.dump.reader import Dump, open_dump
@@ -103,6 +104,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
         nets = survey(subject.reference), survey(port)
         pairing = pair_layers(*nets, subject.given, list(subject.mapping))
         plan = planned(subject.reference, port, pairing, nets[1].inner)
+        plan = replace(plan, guessed=frozenset(other for _, other in guessed(pairing.layers, *nets)))
         with as_it_was(subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
             forced = ForcedPass(subject.adapter, subject.model, plan, sink, order, subject.stopped)
             listened = heard(subject.adapter, subject.model, port, sink.finding)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Optional
 
 from aligner.compare.checks import OTHER_CALL, OTHER_SHAPE, Check
+from aligner.compare.net import is_input
 from aligner.errors import DumpError
 from aligner.noise import Change
 from aligner.record import Array, Key
@@ -28,6 +29,9 @@ ORDERS = 4
 
 FAINT = 30.0
 """What is off by less than so many times what rounding explains may be rounding: it is measured later."""
+
+PARTED = 4
+"""Layers that are tried as nobody's counterparts."""
 
 RERUNS = 3
 """Runs of a step in which values are found to be held that had been taken for those of another border."""
@@ -47,6 +51,7 @@ class ForcedPass(Holding):
         self._doubts.blamed.clear()
         self._settled(step, call, known)
         self._recalling(step, call, known)
+        self._parting(step, call, known)
         for read in (self._asking, self._doubting, self._exchanging, self._turning, self._owning, self._steering):
             read(step, call, known)
         self._counting(step, call, known)
@@ -215,6 +220,20 @@ class ForcedPass(Holding):
         if not self._better(step, call, known, 1):
             self.values.plan, borders.refuted = plan, refuted
 
+    def _parting(self, step: int, call: Callable[[], object], known: int) -> None:
+        """Where a layer is wrong that likeness alone has paired, and in all its calls: run the step with it as nobody's
+        counterpart. It is none where less is wrong so, and nothing new: of one that is wrong itself what comes next is.
+        """
+        checks = [check for check in self.checks[known:] if check.port.layer in self.plan.guessed]
+        right = {c.port.layer for c in checks if not (c.suspicious or c.reason or is_input(c.port.slot))}
+        wrong = dict.fromkeys(check.port.layer for check in checks if check.fails)
+        for layer in [layer for layer in wrong if layer not in right][:PARTED]:
+            plan, borders = self.plan, self.values.borders
+            refuted, borders.refuted = borders.refuted, set()
+            self.values.plan = plan.without(layer)
+            if not self._better(step, call, known, 0, others=False):
+                self.values.plan, borders.refuted = plan, refuted
+
     def _better(
         self,
         step: int,
@@ -223,16 +242,18 @@ class ForcedPass(Holding):
         fewer: int,
         whole: bool = False,
         faint: float = 0.0,
+        others: bool = True,
     ) -> bool:
-        """Run the step in another reading: it stays where so many fewer places are wrong (`whole`: and all is held);
-        what is as `faint` as rounding does not count."""
+        """Run the step in another reading: it stays where so many fewer places are wrong (`whole`: and all is held;
+        without `others`: and less, of what was wrong before); what is as `faint` as rounding does not count."""
         borders, checks = self.values.borders, self.checks[known:]
         elsewhere, refuted, like = dict(borders.elsewhere), set(borders.refuted), dict(borders.like)
         del self.checks[known:]
         try:
             self._run(step, call) if whole else self._settled(step, call, known)
             counts = [wrong_places(c for c in one if c.ratio >= faint) for one in (self.checks[known:], checks)]
-            better = counts[0] <= counts[1] - fewer
+            wrong = [{check.port for check in one if check.fails} for one in (self.checks[known:], checks)]
+            better = counts[0] <= counts[1] - fewer and (others or wrong[0] < wrong[1])
         except Exception as error:
             if isinstance(error, DumpError) or not whole:
                 raise

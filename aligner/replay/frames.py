@@ -54,6 +54,8 @@ class Plan:
     """What calls of the port were given that is neither a value nor a list of some, by step; None for what is lost."""
     numbers: Mapping[tuple[int, CallId], Mapping[str, Union[bool, int, float]]] = field(default_factory=dict)
     """Plain numbers that the reference's call is given where the port's is given others, by step and slot."""
+    guessed: Set[str] = frozenset()
+    """The port's layers without weights that likeness alone has paired."""
     recounted: Callable[[Plan, Set[str]], Plan] = lambda plan, layers: plan
     """The plan where layers inside of these of the port's are called as often as the reference's."""
     recalled: Callable[[Plan, Mapping[Key, Set[object]]], Plan] = lambda plan, like: plan
@@ -62,6 +64,13 @@ class Plan:
     """Of wrong arguments that may be these values of the reference's, those of calls that the port lacks."""
     made: Callable[[CallId, Array], bool] = lambda call, array: False
     """Whether the reference's code makes a value inside of a call of its own."""
+
+    def without(self, layer: str) -> Plan:
+        """The plan in which one of the port's layers stands for none."""
+        layers = {path: other for path, other in self.layers.items() if path != layer}
+        calls = {call: other for call, other in self.calls.items() if call.layer != layer}
+        entries = {key: entry for key, entry in self.entries.items() if key.layer != layer}
+        return replace(self, layers=layers, calls=calls, entries=entries)
 
     def learned(self, elsewhere: Mapping[Key, Optional[Entry]], orders: Mapping[Key, Axes]) -> Plan:
         """The plan with other counterparts for these values of the port, or none, and with these orders of axes."""

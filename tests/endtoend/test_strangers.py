@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from tests.endtoend.test_edits_of_ports import (  # noqa: E402 - only after it is known to be there
     _here,  # noqa: F401 - a fixture
     answer,
+    is_right_with_the_patch,
 )
 
 REFERENCE = """
@@ -77,10 +78,29 @@ class Net(nn.Module):
 """
 
 
-def test_neither_is_blamed(tmp_path, capsys):
+def told(tmp_path, capsys, *mistake):
     (tmp_path / "ref.py").write_text(REFERENCE, encoding="utf-8")
     start, end = REFERENCE.index("class Penalty"), REFERENCE.index("def build")
-    (tmp_path / "port.py").write_text(REFERENCE[:start] + AT_ONCE + "\n\n" + REFERENCE[end:], encoding="utf-8")
-    told = answer(tmp_path, capsys)
-    assert told["outcome"] == "aligned"
-    assert not told["origins"]
+    port = REFERENCE[:start] + AT_ONCE + "\n\n" + REFERENCE[end:]
+    (tmp_path / "port.py").write_text(port.replace(*mistake) if mistake else port, encoding="utf-8")
+    return answer(tmp_path, capsys)
+
+
+def test_neither_is_blamed(tmp_path, capsys):
+    found = told(tmp_path, capsys)
+    assert found["outcome"] == "aligned"
+    assert not found["origins"]
+
+
+MISTAKES = [
+    ("self.cell(self.embed(token)) + hidden", "self.cell(self.embed(token)) - hidden"),
+    ("torch.tanh(self.cell(self.embed(ids)))", "torch.sigmoid(self.cell(self.embed(ids)))"),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_nor_beside_a_mistake(tmp_path, capsys, mistake):
+    (origin,) = told(tmp_path, capsys, *mistake)["origins"]
+    assert origin["layer"] == ""
+    assert mistake[0] in origin["edit"]["lines"][0]["after"]
+    assert is_right_with_the_patch(tmp_path, capsys)
