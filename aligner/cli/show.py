@@ -172,7 +172,9 @@ def _counterpart(dump: Dump, layer: str, port: Dump, path: str) -> tuple[str, li
     from aligner.compare.net import survey
     from aligner.compare.pairing import pair_records
 
-    pairing = pair_layers(survey(dump), survey(port), mapping=port.header.get("mapping"))
+    pairing = pair_layers(
+        survey(dump), survey(port), mapping=port.header.get("mapping"), parted=port.header.get("parted")
+    )
     other = next((pair.port for pair in pairing.layers if pair.reference == layer), None)
     if other is None:
         raise UsageError("show-no-counterpart", layer=display(layer), port=path)

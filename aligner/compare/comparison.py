@@ -79,7 +79,7 @@ def compare(
         nets = survey(one), survey(other)
         given = resolved(wanted, *(all_names(net) for net in nets)) if wanted else {}
         given = {**kept_map(other.header.get("map"), *nets, set(given.values())), **given}
-        pairing = pair_layers(*nets, given, other.header.get("mapping"))
+        pairing = pair_layers(*nets, given, other.header.get("mapping"), other.header.get("parted"))
         pairs = in_reading_order(pair_records(one, other, pairing), *nets)
         mixup = mixed_up(one, other)
         if mixup is None or not mixup.void:

@@ -13,7 +13,7 @@ from aligner.compare.composites import COMPOSITES, by_hand
 from aligner.compare.naming import by_content, by_map, by_name, by_replay, family
 from aligner.compare.net import CallId, Net, Visit
 from aligner.compare.sequence import BEST, Feature, align, rising
-from aligner.compare.strangers import strangers
+from aligner.compare.strangers import guessed, strangers
 from aligner.compare.verdict import LayerPair
 from aligner.vocabulary import KINDS
 
@@ -59,9 +59,10 @@ class Pairing:
 
 
 def pair_layers(
-    reference: Net, port: Net, given: Optional[Mapping[str, str]] = None, mapping: object = None
+    reference: Net, port: Net, given: Optional[Mapping[str, str]] = None, mapping: object = None, parted: object = ()
 ) -> Pairing:
-    """Pair layers and calls: the user's map, the replay's, equal paths, then likeness and order.
+    """Pair layers and calls: the user's map, the replay's, equal paths, then likeness and order; without pairs of
+    likeness that a forced pass has `parted`.
 
     Raises:
         UsageError: the map names layers that are in neither dump.
@@ -87,6 +88,8 @@ def pair_layers(
     _pair_parents(pairing, reference, port, {(pair.reference, pair.port) for pair in replayed})
     _pair_owners(pairing, reference, port)
     apart = strangers(pairing.layers, pairing.calls, reference, port)
+    told = [tuple(row) for row in parted if isinstance(row, list)] if isinstance(parted, list) else []
+    apart |= {pair for pair in guessed(pairing.layers, reference, port) if pair in told}
     pairing.layers = [pair for pair in pairing.layers if (pair.reference, pair.port) not in apart]
     pairing.calls = {one: other for one, other in pairing.calls.items() if (one.layer, other.layer) not in apart}
     known = {(pair.reference, pair.port) for pair in pairing.layers}

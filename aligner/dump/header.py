@@ -62,6 +62,7 @@ _LISTS: dict[str, Callable[[object], bool]] = {
     "left": _is_plain,
     "mapping": _row(2),
     "map": _row(2),
+    "parted": _row(2),
     "parameters": _row(3),
 }
 """Fields that are lists, and what stands in them."""

@@ -105,6 +105,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
         pairing = pair_layers(*nets, subject.given, list(subject.mapping))
         plan = planned(subject.reference, port, pairing, nets[1].inner)
         plan = replace(plan, guessed=frozenset(other for _, other in guessed(pairing.layers, *nets)))
+        first = plan.layers
         with as_it_was(subject.adapter, subject.model, subject.seed, subject.silence_dropout, subject.buffers):
             forced = ForcedPass(subject.adapter, subject.model, plan, sink, order, subject.stopped)
             listened = heard(subject.adapter, subject.model, port, sink.finding)
@@ -148,6 +149,7 @@ def examine(subject: Subject, path: str, sink: Sink, order: int, free: float) ->
         "forced": True,
         "held": len(plan.calls) - len(left),
         "left": list(dict.fromkeys(layer for layer, _ in left)),
+        "parted": [[other, path] for path, other in first.items() if path not in plan.layers],
     }
     sink.update_header(**told, reference_token=subject.reference.token, precision=plan.short, timing=timing)
     wrong = {(check.owner, check.where, check.between) for check in checks if check.fails}

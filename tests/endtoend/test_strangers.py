@@ -100,7 +100,8 @@ MISTAKES = [
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_nor_beside_a_mistake(tmp_path, capsys, mistake):
-    (origin,) = told(tmp_path, capsys, *mistake)["origins"]
-    assert origin["layer"] == ""
-    assert mistake[0] in origin["edit"]["lines"][0]["after"]
+    found = told(tmp_path, capsys, *mistake)
+    assert {(one["layer"], one["family"]) for one in found["origins"]} == {("", 0)}
+    assert "penalty" not in {one["measured"]["layer"] for one in found["origins"]}
+    assert mistake[0] in found["origins"][0]["edit"]["lines"][0]["after"]
     assert is_right_with_the_patch(tmp_path, capsys)
