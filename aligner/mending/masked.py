@@ -30,20 +30,9 @@ def masked(search: Search, matching: Matching, texts: Texts) -> Iterator[Candida
     operands = (value for event in lacking for value in event.operands if isinstance(value, int) and value >= 0)
     if not any(hides(matching.ours.values[value]) for value in operands):
         return
-    wrong = {value for value, _ in matching.wrong}
-    found = {
-        (event.site, ast.dump(event.node)): event
-        for event in reversed(matching.heard)
-        if event.word != RETURN and event.results and event.site is not None and isinstance(event.node, ast.expr)
-        if wrong
-        & {
-            *event.results,
-            *(value for _, value in event.inputs),
-        }  # of what is put together and taken apart again, the parts are on it
-    }
-    last, first = [*found.values()], [*reversed([*found.values()])]
-    steps = dict.fromkeys(itertools.chain.from_iterable(zip(first, last)))  # a loop may be most of the way
-    for late, event in enumerate(itertools.islice(steps, STEPS)):
+    steps = _steps(matching)
+    both = dict.fromkeys(itertools.chain.from_iterable(zip(steps, reversed(steps))))  # a loop may be most of the way
+    for late, event in enumerate(itertools.islice(both, STEPS)):
         for more, name in enumerate(itertools.islice(_masks(event, matching, texts), NAMES)):
             sign = "&" if is_mask(matching.theirs.values[event.results[0]]) else "*"
             node = event.node
@@ -51,6 +40,17 @@ def masked(search: Search, matching: Matching, texts: Texts) -> Iterator[Candida
             edit = search.edit(event, node, f"({bracketed(texts.source(event, node))} {sign} {name})")
             if edit is not None:
                 yield Candidate(KNOWN + 0.03 * late + 0.01 * more, (edit,), MISSING, (), 9)
+
+
+def _steps(matching: Matching) -> list[Event]:
+    """Expressions that make a wrong value, each once, or that are given one: of what is put together and taken apart
+    again, only the parts are known to be wrong."""
+    wrong, found = {value for value, _ in matching.wrong}, dict[object, Event]()
+    for event in matching.heard:
+        known = {*event.results, *(value for _, value in event.inputs)}
+        if event.word != RETURN and event.results and isinstance(event.node, ast.expr) and wrong & known:
+            found.setdefault((event.site, ast.dump(event.node)), event)
+    return [*found.values()]
 
 
 def _masks(event: Event, matching: Matching, texts: Texts) -> Iterator[str]:

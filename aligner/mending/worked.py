@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, Union
+from typing import Any, Optional, Union
 
 from aligner.mending.differing_numbers import Figure
 from aligner.mending.kinds import is_factor
@@ -77,15 +77,17 @@ class _Known:
     """Plain numbers that the code has. `line` is the reference's."""
 
     def __init__(self, names: Mapping[str, Any], line: str) -> None:
-        self._names, self._theirs = names, _steps(line)
+        theirs = _steps(line)
+        self._names, self._theirs = names, theirs or []
         own = getattr(names.get("self"), "__dict__", {})
         local = [(name, one) for name, one in names.items() if is_factor(one) and name.strip("_")]
         kept = [(f"self.{name}", one) for name, one in own.items() if is_factor(one) and name[:1] != "_"]
         numbers = {ast.unparse(one) for node in self._theirs for one in (node.left, node.right)}
+        numbers |= {number for number, _ in _VARIED.values()} if theirs is None else set()  # it may say any of them
         varied = [
             (form.format(name), does(one))
             for form, (number, does) in _VARIED.items()
-            for name, one in [*(local if number in numbers or not line else ()), *kept]
+            for name, one in [*(local if number in numbers else ()), *kept]
             if isinstance(one, int) or "//" not in form
         ]
         self.sizes = [*local, *kept, *varied]
@@ -139,11 +141,12 @@ class _Known:
         raise ValueError(ast.dump(node))
 
 
-def _steps(line: str) -> list[ast.BinOp]:
-    """What a line works out of two values each; nothing, where it is no whole statement."""
-    with suppress(SyntaxError):
-        return [node for node in ast.walk(ast.parse(line.strip())) if isinstance(node, ast.BinOp)]
-    return []
+def _steps(line: str) -> Optional[list[ast.BinOp]]:
+    """What a line works out of two values each; None where it is unknown, or no whole statement."""
+    try:
+        return [node for node in ast.walk(ast.parse(line.strip())) if isinstance(node, ast.BinOp)] if line else None
+    except SyntaxError:
+        return None
 
 
 def _ways(

@@ -69,6 +69,7 @@ def test_a_small_number_and_one_that_is_written_out_are_no_sizes(tmp_path, wante
         ("x * (d // self.heads) ** -0.5", "d // self.heads", "n + 1"),
         ("x.mean(-1) * self.scale", "d // 3", "n + 1"),
         ("x * (n + 1) ** -0.5", "n + 1", "2 * n"),
+        ("x = torch.mul(x,", "d // 3", "2 * n"),
     ],
 )
 def test_what_is_written_comes_before_what_is_so_by_chance(tmp_path, line, first, not_told):
@@ -80,4 +81,5 @@ def test_what_is_written_comes_before_what_is_so_by_chance(tmp_path, line, first
     model = Event("mul", (), (), spot=Spot("ref.py", 1, line, "mul"))
     told = [edit.new.strip("()") for (edit,) in worked(Sources({}), [Figure(event, model, 24**-0.5, 8**-0.5)])]
     assert told[0] == first
+    assert ("n + 1" in told) is (not_told != "n + 1")  # also of half a statement, which may say it
     assert not_told not in told
