@@ -10,8 +10,9 @@ from __future__ import annotations
 import linecache
 import math
 import time
+import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -91,6 +92,26 @@ class _Cut(dict[tuple[object, ...], int]):
             numbers[0] = self.pop(place, numbers[0])
 
 
+class _Views(dict[int, tuple["weakref.ref[Any]", list[str], int]]):
+    """Parts of values that share their numbers with them, as torch tensors tell: `x[i][mask] = y` writes into `x`. By
+    the part's object, what it was taken out of, where, and the number that this had.
+    """
+
+    def made(self, name: str, part: object, given: Sequence[Any], arguments: list[str], numbers: Sequence[int]) -> None:
+        """An operation has made this of values with these numbers."""
+        self.pop(id(part), None)
+        shares = getattr(part, "_base", None) is not None and bare(name) == "getitem"
+        if shares and len(given) == len(numbers) == 1:
+            self[id(part)] = weakref.ref(given[0]), [name.replace("get", "set"), *arguments], numbers[0]
+
+    def written(self, part: object, where: Where) -> Iterator[_Waiting]:
+        """What was written into with this part, as steps."""
+        while id(part) in self and (whole := self[id(part)][0]()) is not None:
+            _, (name, *arguments), number = self[id(part)]
+            yield _Waiting(name, [number, part], [whole], [*arguments, "*"], where)
+            part = whole
+
+
 @dataclass
 class _Code:
     """The code of a layer while it runs."""
@@ -99,6 +120,7 @@ class _Code:
     call: int = 0
     waiting: list[_Waiting] = field(default_factory=list)
     cut: _Cut = field(default_factory=_Cut)
+    views: _Views = field(default_factory=_Views)
     held: int = 0
     """Bytes that wait, at most."""
     known: dict[bytes, int] = field(default_factory=dict)
@@ -232,6 +254,11 @@ class Following:
         def made(output: object) -> None:
             results = self._found((output,), {})
             code.waiting.append(_Waiting(name, given if before is None else before, results, arguments, where))
+            for part in results if not self._waits else ():
+                if any(part is one for one in given):
+                    code.waiting += code.views.written(part, where)
+                else:
+                    code.views.made(name, part, given, arguments, before or ())
             code.held += sum(8 * _count(tensor) for tensor in results)
             if not self._waits or code.held > HELD or any(map(is_array, results)):
                 self._read_amid(code)
@@ -284,7 +311,8 @@ class Following:
             if step.name in code.passed:
                 code.passed[step.name] += [[number, *_line(step.where)] for number in results]
             elif not set(results) <= set(numbers):  # else nothing was done
-                code.steps.append([step.name, numbers, results, step.arguments, *_line(step.where)])
+                row = [step.name, numbers, results, step.arguments, *_line(step.where)]
+                code.steps += [row] if row not in code.steps[-1:] else []  # `x[i] += y` writes twice
         code.waiting.clear()
         code.held = 0
 

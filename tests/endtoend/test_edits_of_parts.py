@@ -194,3 +194,40 @@ def test_a_table_of_numpys_that_the_layer_keeps_stands_for_one_that_is_made_anew
     assert found["origins"][0]["edit"]["confirmed"]
     assert "self.index[:n, :n]" in found["origins"][0]["edit"]["lines"][0]["after"]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+PAINTED = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(6, 6)
+
+    def forward(self, x):
+        x = self.line(x)
+        levels = torch.zeros(2, 7)
+        for i in range(len(x)):
+            far = (x[i] - x[i, 3]).pow(2).sum(-1).sqrt()
+            share = far / far.max()
+            for rank in (3, 2, 1):
+                levels[i][share < rank / 3] = rank
+        return levels
+
+
+def build():
+    torch.manual_seed(7)
+    return Net().eval(), torch.randn(2, 7, 6)
+"""
+
+
+def test_what_is_written_through_a_part_of_a_value_is_followed(tmp_path, capsys):
+    (tmp_path / "ref.py").write_text(PAINTED, encoding="utf-8")
+    wrong = PAINTED.replace("x[i] - x[i, 3]", "x[i] - x.mean(1)[i]").replace(
+        "levels[i][share < rank / 3]", "levels[i, share < rank / 3]"
+    )
+    (tmp_path / "port.py").write_text(wrong, encoding="utf-8")
+    assert answer(tmp_path, capsys)["origins"][0]["edit"]["confirmed"]
+    assert is_right_with_the_patch(tmp_path, capsys)
