@@ -330,6 +330,14 @@ def of_class(layers: Mapping[str, Any], path: str) -> Optional[Maker]:
     return None
 
 
+def names_at(layers: Mapping[str, Any], path: str, place: sites.Place) -> Mapping[str, Any]:
+    """What the constructor that this place is in was given, and the layer that it made."""
+    holding = (one for one in ancestors(path) if one in layers and _holds(type(layers[one]), place))
+    around = next(holding, None)
+    maker = of_class(layers, around) if around is not None else None
+    return {} if maker is None or around is None else {"self": layers[around], **maker.given}
+
+
 def _of_functions(layers: Mapping[str, Any], path: str, inner: Optional[sites.Place] = None) -> Iterator[Maker]:
     """Of functions of files' own, from the inner to the outer, or of the one that this place is in; what each returned
     is the outermost layer that it built."""

@@ -19,7 +19,7 @@ from aligner.explain.setting_rules import same
 from aligner.mending.configured import Configured
 from aligner.mending.hunks import hunks
 from aligner.mending.keywords import keywords, named, says
-from aligner.mending.passed import Changes, Making, Passed
+from aligner.mending.passed import Changes, Making, Passed, names_at
 from aligner.mending.sources import Edit, Sources, edit_of
 from aligner.record import Attribute, LayerSpec
 from aligner.source import sites
@@ -176,7 +176,7 @@ class Settings:
             said = keywords(text) or {}
             for only in (*(said if len(said) > 1 else ()), ""):  # a padding that is "same" follows a dilation
                 edits, broken = self._set(path, built, call, text, others, only)
-                if edits and not broken and only and self._builds(layer, built, call, edits, aim):
+                if edits and not broken and only and self._builds(path, built, call, edits, aim, unknown=False):
                     break
             if broken and (far := self._around(path, built, call, text, wanted)) is not None:
                 return far
@@ -184,7 +184,7 @@ class Settings:
                 return far
         else:
             edits, broken = _replaced(built, call, text), [other for other, its in others.items() if its != text]
-        if (built.place, tuple(edits)) not in self._done and not self._builds(layer, built, call, edits, aim):
+        if (built.place, tuple(edits)) not in self._done and not self._builds(path, built, call, edits, aim):
             return None
         return self._taken(built.place, edits, broken)
 
@@ -246,19 +246,28 @@ class Settings:
         built = ((other, sites.built(layer)) for other, layer in self._layers.items() if other != path)
         return [other for other, its in built if its is not None and its.place == place]
 
-    def _builds(self, layer: Any, built: sites.Built, call: ast.Call, edits: Sequence[Edit], aim: LayerSpec) -> bool:
-        """Whether the call builds what was tried, where all that it says is known and the layer is not large."""
-        if sum(math.prod(parameter.shape) for parameter in self._adapter.parameters(layer)) > LARGE:
-            return True
+    def _builds(
+        self,
+        path: str,
+        built: sites.Built,
+        call: ast.Call,
+        edits: Sequence[Edit],
+        aim: LayerSpec,
+        unknown: bool = True,
+    ) -> bool:
+        """Whether the call builds what was tried; `unknown` where not all that it says is known, or the layer is large."""
+        if sum(math.prod(parameter.shape) for parameter in self._adapter.parameters(self._layers[path])) > LARGE:
+            return unknown
         plain = Sources({})
         start, end = plain.span(built.place.file, call)
         text = plain.edited(edits).text(built.place.file)
         text = text[start : end + len(text) - len(plain.text(built.place.file))]
         try:
             with undrawn(self._adapter):
-                made = eval(" ".join(text.split("\n")), {**built.scope, **built.names})  # the user's own line
+                names = {**built.scope, **names_at(self._layers, path, built.place), **built.names}
+                made = eval(" ".join(text.split("\n")), names)  # the user's own line
         except (NameError, AttributeError):
-            return True
+            return unknown
         except Exception:
             return False
         found = self._adapter.spec(made)

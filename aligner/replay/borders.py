@@ -238,10 +238,11 @@ class Borders:
         """Whether it is what a layer hands on that others run inside of: it may have more of its own behind them."""
         return port.layer in self._uses.around and not is_input(port.slot)
 
-    def _is_later(self, waiting: _Waiting, others: Sequence[_Waiting]) -> bool:
+    @staticmethod
+    def _is_later(waiting: _Waiting, others: Iterable[Key]) -> bool:
         """Whether it may be right once others are held: it is of another size, or of a layer around theirs."""
         inside = f"{waiting.check.port.layer}."
-        return not waiting.comparable or any(one.check.port.layer.startswith(inside) for one in others)
+        return not waiting.comparable or any(one.layer.startswith(inside) for one in others)
 
     def _begun(self, port: Key) -> bool:
         """Whether this call waits for what is made of its other arguments."""
@@ -275,7 +276,8 @@ class Borders:
             return (), check
         if check.suspicious and not all(check.error < LITTLE * min(one.check.error, 1.0) for one in mine):
             self._open = [one for one in self._open if all(one is not other for other in mine)]
-            held = [one for one in mine if not self._ends_late(one.check.port) or not self._is_later(one, mine)]
+            others = {one.check.port for one in mine} | (self.refuted - self._held)
+            held = [one for one in mine if not self._ends_late(one.check.port) or not self._is_later(one, others)]
             held = [one for one in held if not one.carried] or held  # those may be right once the others are
             self.refuted.update(one.check.port for one in held)
             for one in (one for one in mine if not one.comparable):

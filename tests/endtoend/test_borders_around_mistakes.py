@@ -100,3 +100,37 @@ def test_a_value_that_stands_at_another_border_only_while_it_is_held_excuses_no_
     found = answer(tmp_path, capsys)
     assert {one["layer"] for one in found["origins"]} == ({"0.mixer", "1.mixer"} if wrong else set())
     assert is_right_with_the_patch(tmp_path, capsys) if wrong else found["outcome"] == "aligned"
+
+
+STEM = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6))
+        self.block, self.last = nn.Conv2d(6, 6, 3), nn.Linear(6, 5)
+        nn.init.uniform_(self.stem[1].running_var, 0.02, 0.1)
+
+    def forward(self, x, mask):
+        x = F.silu(self.stem(x))
+        return self.last(self.block(x * mask).mean((2, 3)))
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(2, 3, 9, 9), (torch.rand(2, 1, 7, 7) > 0.3).float())
+"""
+
+
+def test_what_ends_later_than_its_wrong_last_layer_is_no_mistake_beside_that(tmp_path, capsys):
+    """The reference's block ends with that layer: what both hand on is one value."""
+    port = STEM.replace("nn.BatchNorm2d(6))", "nn.BatchNorm2d(6, eps=1e-2), nn.SiLU())")
+    port = port.replace("F.silu(self.stem(x))", "self.stem(x)")
+    (tmp_path / "ref.py").write_text(STEM, encoding="utf-8")
+    (tmp_path / "port.py").write_text(port, encoding="utf-8")
+    assert [one["layer"] for one in answer(tmp_path, capsys)["origins"]] == ["stem.1"]
+    assert is_right_with_the_patch(tmp_path, capsys)

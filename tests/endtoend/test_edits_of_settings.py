@@ -446,3 +446,36 @@ def test_a_layer_of_the_users_is_built_otherwise_where_its_class_is_right_for_ot
     assert not edit["only_here"]
     assert line in edit["lines"][0]["after"]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+CONFIGURED = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+
+
+@dataclass
+class Config:
+    width: int = 6
+
+
+class Net(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.wide = nn.Conv1d(config.width, config.width, 3, padding=2, dilation=2, stride=2)
+
+    def forward(self, x):
+        return self.wide(x).amax(-1)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net(Config()).eval(), (torch.randn(2, 6, 11),)
+"""
+
+
+def test_a_part_of_the_settings_is_no_proof_where_the_rest_of_the_line_is_an_objects(tmp_path, capsys):
+    (tmp_path / "ref.py").write_text(CONFIGURED, encoding="utf-8")
+    (tmp_path / "port.py").write_text(CONFIGURED.replace(", padding=2, dilation=2", ""), encoding="utf-8")
+    assert "padding=2, dilation=2" in answer(tmp_path, capsys)["origins"][0]["edit"]["lines"][0]["after"]
+    assert is_right_with_the_patch(tmp_path, capsys)
