@@ -255,7 +255,7 @@ class Settings:
         aim: LayerSpec,
         unknown: bool = True,
     ) -> bool:
-        """Whether the call builds what was tried; `unknown` where not all that it says is known, or the layer is large."""
+        """Whether the call builds what was tried; `unknown` where not all it says is known, or the layer is large."""
         if sum(math.prod(parameter.shape) for parameter in self._adapter.parameters(self._layers[path])) > LARGE:
             return unknown
         plain = Sources({})
