@@ -26,7 +26,8 @@ from aligner.source.rewriting import EAR
 from aligner.structure import Tensors, flatten_arguments
 from aligner.values import Values, is_array
 from aligner.vocabulary import KINDS
-from aligner.words.calls import Constant, Opaque, Operand, Taken, listed, operation
+from aligner.words.calls import Constant, Opaque, Operand, Taken, operation
+from aligner.words.lists import listed
 from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 
 MOST = 16000

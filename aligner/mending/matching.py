@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Optional
 
 from aligner.fingerprint import Prints, apart
+from aligner.mending.at_once import at_once
 from aligner.mending.differing_numbers import Figure, figures
 from aligner.mending.events import KEPT, LAYER, RETURN, WIDENED, Event, Story, is_idle, makers
 from aligner.words.calls import Constant, Operand, equal
@@ -144,6 +145,12 @@ class Matching:
         had = {value for value, twins in self.twins.items() if twins}
         ways = [dict(_behind(start, self.makers[0], had, ())) for start in [*dict.fromkeys(starts)][:AGAIN]]
         return [step for way in ways if not lacking & {*way} for step in way.items()]  # else it is taken out of them
+
+    @cached_property
+    def at_once(self) -> Sequence[Step]:
+        """What the port lacks and the reference reduces in several steps, in one."""
+        makers, shapes = self.makers[0], self.ours.shapes
+        return [(value, one) for value, made in self.near if (one := at_once(made, makers, shapes)) is not None]
 
     @cached_property
     def once_more(self) -> Mapping[int, Sequence[Event]]:

@@ -90,7 +90,7 @@ class Search:
     def _as_theirs(self, anchor: Anchor) -> Iterator[Candidate]:
         """A call of the port's as the reference calls the same operation."""
         event = anchor.event
-        for value, model in (*self._matching.near, *self._formed(anchor)):
+        for value, model in (*self._matching.near, *self._formed(anchor), *self._matching.at_once):
             if model is not None and model.word == event.word and event.word not in (LAYER, HELPER):
                 for edits, why, fed in (*self._adjusted(anchor, model), *counted_on(event, model, self._sources)):
                     weights = [min(self._cost(edit), _AT_MOST.get(why, 99.0)) for edit in edits]

@@ -22,7 +22,8 @@ from aligner.findings import CODE
 from aligner.fingerprint import LARGEST, Fingerprint, apart, fingerprint
 from aligner.mending.events import LAYER, Event, Story, as_filled, as_segments, pieces
 from aligner.record import Call, Key, Phase
-from aligner.words.calls import Operand, Taken, listed, numbered, operation, parsed
+from aligner.words.calls import Operand, Taken, numbered, operation, parsed
+from aligner.words.lists import listed
 from aligner.words.operations import INVISIBLE, QUESTIONS, bare
 
 if TYPE_CHECKING:
@@ -268,7 +269,7 @@ def events_of(step: Step, story: Story, known: Mapping[int, int]) -> Iterable[Ev
     shapes = [story.shapes[value] for value in made]
     tables: list[Event] = []
 
-    def table(numbers: tuple[int, ...]) -> Taken:
+    def table(numbers: tuple[float, ...]) -> Taken:
         story.values.append(fingerprint(np.array(numbers)))
         story.shapes.append((len(numbers),))
         tables.append(Event("table", (), (len(story.values) - 1,), {"numbers": numbers}, spot=step.spot))

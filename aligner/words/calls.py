@@ -10,7 +10,7 @@ import ast
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Optional, Union
 
@@ -61,9 +61,6 @@ class Operation:
 
 MANY = 256
 """Numbers of a table that are told."""
-
-AXES = 8
-"""More than values have."""
 
 _TYPES = re.compile(r"(?:\w+\.)*((?:b?float|u?int|bool|complex)\d*)", re.IGNORECASE)
 _TURNED = ("rsub", "rtruediv", "rdiv", "rpow", "rmatmul", "rfloordiv", "rmod", "searchsorted")
@@ -122,25 +119,6 @@ def numbered(value: Any, taken: Iterator[Taken]) -> Any:
     if isinstance(value, tuple) and not isinstance(value, (Opaque, Constant)):
         return tuple(numbered(item, taken) for item in value)
     return value
-
-
-def listed(name: str, args: Sequence[Any], value: Callable[[tuple[int, ...]], Taken]) -> list[Any]:
-    """The arguments of a call, with a value in the place of each list of whole numbers that is an index."""
-    found = [*args]
-    if bare(name) == "getitem" and len(found) > 1 and isinstance(found[1], tuple) and not _is_word(found[1]):
-        whole = len(found[1]) > AXES and _is_list(found[1])  # no value has so many axes
-        items = (value(item) if _is_list(item) else item for item in found[1])
-        found[1] = value(found[1]) if whole else tuple(items)
-    return found
-
-
-def _is_list(value: object) -> bool:
-    plain = isinstance(value, tuple) and not _is_word(value) and len(value) > 0
-    return plain and all(type(one) is int for one in value)  # type: ignore[attr-defined]  # it is a tuple
-
-
-def _is_word(value: object) -> bool:
-    return isinstance(value, (Taken, Opaque, Constant))
 
 
 def operation(

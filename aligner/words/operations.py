@@ -136,7 +136,7 @@ dot: dot
 scaled_dot_product_attention: scaleddotproductattention | p=0.0 is_causal=False scale=None
 transpose: transpose permute t mt h mh swapaxes swapdims movedim moveaxis | perm=None
 reshape: reshape view flatten unflatten squeeze unsqueeze expanddims viewas reshapeas ravel | shape=None
-cat: cat concat concatenate | axis=0
+cat: cat concat concatenate append | axis=0
 stack: stack | axis=0
 split: split chunk tensorsplit unbind unstack | sizes=None axis=0
 getitem: getitem select narrow slice | index=None

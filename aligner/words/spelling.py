@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from aligner.words.operations import OPERATORS, row
-from aligner.words.templates import BOTH, LEFT_OUT, MINDSPORE, OVER_SEVERAL, OWN, TORCH
+from aligner.words.templates import BOTH, LEFT_OUT, MINDSPORE, NUMPY, OVER_SEVERAL, OWN, TORCH
 
 SEVERAL = frozenset(("topk", "sort", "cummax", "cummin", "chunk"))
 """Words of operations that make values and where they are, in this order on every side."""
@@ -61,6 +61,8 @@ def spelled(
         word = f"arg{word}"
     if word == "reshape":
         operands = [unshaped(operands[0])]
+    if word == "cat":
+        operands = [_row(one, modules, side) if _is_figure(one) else one for one in operands]
     if word in MASKED and given.get("rest"):
         spread = f"{bracketed(operands[MASKED[word]])}[..., {', '.join(['None'] * given['rest'])}]"
         operands = [spread if place == MASKED[word] else one for place, one in enumerate(operands)]
@@ -119,6 +121,15 @@ def _rolled(text: str, given: Mapping[str, Any], texts: Mapping[str, str], modul
         cut = f"-{bracketed(said)}" if said and said.isidentifier() else str(-shift)
         text = "{0}.cat({0}.tensor_split({1}, ({2},), {3})[::-1], axis={3})".format(modules["ops"], text, cut, axis)
     return text
+
+
+def _is_figure(text: str) -> bool:
+    return re.fullmatch(r"-?[\d.]+(e-?\d+)?", text) is not None
+
+
+def _row(text: str, modules: Mapping[str, str], side: str) -> str:
+    """A number as a value of one: other values are put beside it."""
+    return f"[{float(text)}]" if side == NUMPY else f"{modules['ops']}.full((1,), {float(text)})"
 
 
 def _pool(given: Mapping[str, Any]) -> Mapping[str, Any]:

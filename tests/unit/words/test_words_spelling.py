@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from aligner.words.spelling import bracketed, index_text, number_text, spelled, unshaped
-from aligner.words.templates import MINDSPORE, TORCH
+from aligner.words.templates import MINDSPORE, NUMPY, TORCH
 
 torch = pytest.importorskip("torch")
 
@@ -289,6 +289,14 @@ def test_a_pool_without_a_stride_has_its_kernels():
     texts = {"kernel": "self.patch", "stride": "None", "pad": "0"}
     said = spelled("max_pool", ["x"], given, texts, MODULES, "torch")
     assert said == "torch.nn.functional.max_pool2d(x, self.patch, 4)"
+
+
+@pytest.mark.parametrize(
+    "side, said",
+    [(NUMPY, "np.concatenate(([1.0], x), axis=0)"), (MINDSPORE, "np.cat((np.full((1,), 1.0), x), axis=0)")],
+)
+def test_a_number_beside_values_is_a_value(side, said):
+    assert spelled("cat", ["1", "x"], {"axis": 0}, {}, {"ops": "np"}, side) == said
 
 
 def test_small_words():
