@@ -11,7 +11,7 @@ X = Taken(0, (5,))
 
 
 @pytest.mark.parametrize(
-    "name, args, wanted",
+    ("name", "args", "wanted"),
     [
         ("np.append", (1.0, X), [("value of (1.0,)", X)]),
         ("np.append", (X, (0, 2)), [(X, "value of (0, 2)")]),

@@ -292,7 +292,7 @@ def test_a_pool_without_a_stride_has_its_kernels():
 
 
 @pytest.mark.parametrize(
-    "side, said",
+    ("side", "said"),
     [(NUMPY, "np.concatenate(([1.0], x), axis=0)"), (MINDSPORE, "np.cat((np.full((1,), 1.0), x), axis=0)")],
 )
 def test_a_number_beside_values_is_a_value(side, said):
