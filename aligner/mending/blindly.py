@@ -37,6 +37,7 @@ from aligner.mending.lapses import (
     looped,
     reread,
     scaled,
+    taken_on,
     unread,
 )
 from aligner.mending.masked import masked
@@ -126,6 +127,7 @@ OF_SLIPS: Sequence[_Way] = (
     offset,
     looped,
     handed_on,
+    taken_on,
     grown,
     told,
     untold,

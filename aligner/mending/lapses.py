@@ -119,6 +119,20 @@ def handed_on(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ..
                         yield from ((Edit(file, *sources.span(file, node), other),) for other in others)
 
 
+def taken_on(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """y = f(x) in a loop in which x stays what it was before, as x = y = f(x): the next turn goes on with it."""
+    found = statements(sources.text(file), line)
+    functions = (node for node in walked(parsed(sources.text(file))) if isinstance(node, ast.FunctionDef))
+    around = [one for one in functions if one.lineno <= line <= (one.end_lineno or 0)]
+    given = {one.arg for one in around[-1].args.args[1:]} if around else set()
+    for loop in (one for one in found if isinstance(one, (ast.For, ast.While))):
+        there = (given | _stored([one for one in found if one.lineno < loop.lineno])) - _stored([loop])
+        for assignment, target in reversed([*_targets(loop)]):
+            used = [node.id for node in walked(assignment.value) if isinstance(node, ast.Name)]
+            start, _ = sources.span(file, target)
+            yield from ((Edit(file, start, start, f"{name} = "),) for name in dict.fromkeys(used) if name in there)
+
+
 def _stored(some: Sequence[ast.stmt]) -> set[str]:
     names = (node for one in some for node in walked(one) if isinstance(node, ast.Name))
     return {name.id for name in names if isinstance(name.ctx, ast.Store)}

@@ -19,6 +19,7 @@ from aligner.mending.lapses import (
     looped,
     reread,
     scaled,
+    taken_on,
     unread,
 )
 from tests.unit.mending.edited import edited
@@ -167,6 +168,19 @@ def test_another_of_what_a_turn_makes_is_handed_on(tmp_path):
     found = edited(tmp_path, handed_on, f"y = 0\n        for step in range(n):\n            {body}")
     assert any("y = stop(fine)" in text for text in found)
     assert not any("y = stop(z)" in text for text in found)
+
+
+def test_the_next_turn_goes_on_with_what_one_has_made(tmp_path):
+    body = "near = softmax(x * k)\n            y = (x + near) / 2"
+    found = edited(tmp_path, taken_on, f"x = x + 1\n        for step in range(n):\n            {body}")
+    assert any("x = y = (x + near) / 2" in text for text in found)
+    assert any("x = near = softmax" in text for text in found)
+    assert not any("near = y" in text for text in found)
+
+
+def test_a_variable_that_each_turn_makes_anew_goes_on_as_it_is(tmp_path):
+    body = "x = softmax(x * 2)\n            y = x / 2"
+    assert not any("x = y" in text for text in edited(tmp_path, taken_on, f"for step in range(n):\n            {body}"))
 
 
 def test_what_a_list_that_grows_has_so_far(tmp_path):
