@@ -42,7 +42,7 @@ from aligner.mending.lapses import (
 )
 from aligner.mending.masked import masked
 from aligner.mending.matching import Matching
-from aligner.mending.options import compared, decided, opposed, reduced, switched, untold
+from aligner.mending.options import compared, decided, opposed, over_all, reduced, switched, untold
 from aligner.mending.regrouped import moved_in, regrouped, unturned
 from aligner.mending.results import kept
 from aligner.mending.search import FAR, SHAPING, Search
@@ -133,7 +133,7 @@ OF_SLIPS: Sequence[_Way] = (
     untold,
     of_each,
 )
-OF_SLIPS = (*OF_SLIPS, by_turn, spaced, backwards, turned_round, columns, raised, opposed)
+OF_SLIPS = (*OF_SLIPS, by_turn, spaced, backwards, turned_round, columns, raised, opposed, over_all)
 """Ways to write a function otherwise, told from its text alone."""
 
 BLIND = ("relu", "gelu", "sigmoid", "tanh", "silu", "sqrt", "exp", "abs", "log", "square")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import Optional
 
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.variations import own, statements
@@ -131,6 +132,40 @@ def opposed(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
         calls = [(end, f"{home}{dot}{OPPOSITES[word]}") for end, (home, dot, word) in found if word in OPPOSITES]
         for together in [calls] * (len(calls) > 1) + [[one] for one in calls]:
             yield tuple(Edit(file, *sources.span(file, end), text) for end, text in together)
+
+
+def over_all(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]]:
+    """What is counted or averaged over all that there is, over what a mask lets through: mask.size as mask.sum(),
+    (x * mask).mean() as (x * mask).sum() / mask.sum(); the nearest lines first.
+    """
+    for statement in statements(sources.text(file), line):
+        nodes = [*own(statement)]
+        called = {node.func for node in nodes if isinstance(node, ast.Call)}
+        for node in nodes:
+            counted = None if node in called else _counted(node)
+            if counted is not None:
+                yield (Edit(file, *sources.span(file, node), f"{sources.words(file, counted)}.sum()"),)
+            product = _averaged(node)
+            for side in (product.right, product.left) if product is not None else ():
+                if product is not None and isinstance(side, (ast.Name, ast.Attribute)):
+                    total, many = sources.words(file, product), sources.words(file, side)
+                    yield (Edit(file, *sources.span(file, node), f"(({total}).sum() / {many}.sum())"),)
+
+
+def _counted(node: ast.AST) -> Optional[ast.expr]:
+    """x of x.size and x.numel()."""
+    called = node.func if isinstance(node, ast.Call) and not node.args else node
+    name = "size" if called is node else "numel"
+    return called.value if isinstance(called, ast.Attribute) and called.attr == name else None
+
+
+def _averaged(node: ast.AST) -> Optional[ast.BinOp]:
+    """The product of which a call takes the mean of all."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "mean":
+        return None
+    given = node.args or [node.func.value]
+    product = given[0] if len(given) == 1 and not node.keywords else None
+    return product if isinstance(product, ast.BinOp) and isinstance(product.op, ast.Mult) else None
 
 
 def _is_whole(node: ast.expr) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aligner.mending.options import compared, decided, opposed, reduced, switched, untold
+from aligner.mending.options import compared, decided, opposed, over_all, reduced, switched, untold
 from tests.unit.mending.edited import edited
 
 
@@ -77,3 +77,21 @@ def test_the_other_end_is_asked_for(tmp_path):
 def test_a_layer_that_pads_may_do_so_by_other_values(tmp_path):
     found = edited(tmp_path, untold, "y = nn.Pad(paddings=((0, 0), (n, n)))(x)")
     assert [text.count('mode="REFLECT"') + 2 * text.count('mode="SYMMETRIC"') for text in found] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("mask.size", "mask.sum()"),
+        ("mask.numel()", "mask.sum()"),
+        ("(x * mask).mean()", "((x * mask).sum() / mask.sum())"),
+        ("ops.mean(x * self.mask)", "((x * self.mask).sum() / self.mask.sum())"),
+        ("mask.size(0)", None),
+        ("(x * mask).mean(1)", None),
+        ("(x + mask).mean()", None),
+    ],
+)
+def test_what_is_counted_or_averaged_over_all(tmp_path, line, other):
+    found = edited(tmp_path, over_all, f"y = {line} + 1")
+    assert found if other else not found
+    assert other is None or f"y = {other} + 1\n" in found[0]
