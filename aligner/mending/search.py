@@ -22,7 +22,7 @@ from aligner.mending.handing import handed
 from aligner.mending.joining import apart, each_others, everywhere
 from aligner.mending.matching import EARLY, NEAREST, Matching, Step
 from aligner.mending.measuring import counted_on
-from aligner.mending.sources import Edit, Sources, change, edit_of
+from aligner.mending.sources import Edit, Sources, change, edit_of, less
 from aligner.mending.texts import Texts
 from aligner.mending.upstream import other_steps, partings
 from aligner.words.calls import Constant, Operand, equal
@@ -356,19 +356,15 @@ class Search:
             edit = self.edit(event, at, text)
             yield from [edit] if edit is not None else ()
             if isinstance(where, str) and equal(value, arguments(event.word).get(key)):
-                yield self._without(site.file, node, at)
+                yield less(self._sources, site.file, node, at)
         elif where is None:
+            mode = next((one.value for one in node.keywords if (key, one.arg) == ("pad", "pad_mode")), None)
+            edit = None if mode is None else self.edit(event, mode, f'"pad", padding={text}')
+            yield from [edit] if edit is not None else ()
             end = self._sources.span(site.file, node)[1] - 1
             comma = ", " if node.args or node.keywords else ""
             for name in NAMES.get(key, (key,)):
                 yield Edit(site.file, end, end, f"{comma}{name}={text}")
-
-    def _without(self, file: str, call: ast.Call, value: ast.AST) -> Edit:
-        """A call without an argument that it is given by name."""
-        end = self._sources.span(file, value)[1]
-        ends = [self._sources.span(file, one)[1] for one in (*call.args, *(each.value for each in call.keywords))]
-        before = max((one for one in ends if one < end), default=0)
-        return Edit(file, before or self._sources.span(file, call.func)[1] + 1, end, "")
 
     def _all_of(self, event: Event, node: ast.Call, text: str) -> Iterator[Edit]:
         if node.args and event.site is not None:

@@ -226,3 +226,11 @@ def _is_tuple(text: str) -> bool:
         return isinstance(ast.parse(text, mode="eval").body, ast.Tuple)
     except SyntaxError:
         return False
+
+
+def less(sources: Sources, file: str, call: ast.Call, value: ast.AST) -> Edit:
+    """A call without an argument that it is given by name."""
+    end = sources.span(file, value)[1]
+    ends = [sources.span(file, one)[1] for one in (*call.args, *(each.value for each in call.keywords))]
+    before = max((one for one in ends if one < end), default=0)
+    return Edit(file, before or sources.span(file, call.func)[1] + 1, end, "")

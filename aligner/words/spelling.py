@@ -22,7 +22,7 @@ NAMES: Mapping[str, Sequence[str]] = {
     "eps": ("eps", "epsilon"),
     "slope": ("negative_slope", "alpha"),
     "include_pad": ("count_include_pad",),
-    "pad": ("padding", "pad"),
+    "pad": ("padding", "pad", 'pad_mode="pad", padding'),
     "p": ("p", "ord"),
 }
 """What an argument may be called that a call lacks so far."""

@@ -36,10 +36,11 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.mix, self.stem = Mix(), nn.Conv2d(1, 4, 3, padding=1)
+        self.kernel = nn.Parameter(torch.rand(4, 1, 3, 3))
 
     def forward(self, x):
         y = self.mix(x)
-        y = torch.relu(self.stem(y[:, None]))
+        y = F.conv2d(torch.relu(self.stem(y[:, None])), self.kernel, stride=2, padding=2, groups=4, dilation=2)
         return F.max_pool2d(y, 3, stride=2, padding=1)
 
 
@@ -73,11 +74,13 @@ class Net(nn.Cell):
     def __init__(self):
         super().__init__()
         self.mix, self.stem = Mix(), nn.Conv2d(1, 4, 3, padding=1, pad_mode="pad", has_bias=True)
+        self.kernel = ms.Parameter(initializer("ones", (4, 1, 3, 3)), name="kernel")
         self.pool = nn.MaxPool2d(3, 2, pad_mode="pad", padding=1)
 
     def construct(self, x):
         y = self.mix(x)
         y = ops.relu(self.stem(y[:, None]))
+        y = ops.conv2d(y, self.kernel, None, 2, "pad", 2, 2, 4)
         return self.pool(y)
 
 
@@ -86,6 +89,16 @@ def build():
 """
 MISTAKES = {
     "along another axis": ("nn.Softmax(axis=-1)", "nn.Softmax(axis=-2)", "ops.softmax(k, axis=-1)"),
+    "another way to pad": (
+        '"pad", 2, 2, 4)',
+        'pad_mode="same", dilation=2, groups=4)',
+        'ops.conv2d(y, self.kernel, None, 2, pad_mode="pad", padding=2, dilation=2, groups=4)',
+    ),
+    "no padding": (
+        '2, "pad", 2, 2, 4)',
+        "2, dilation=2, groups=4)",
+        'ops.conv2d(y, self.kernel, None, 2, dilation=2, groups=4, pad_mode="pad", padding=2)',
+    ),
     "another pool": ("nn.MaxPool2d(3, 2, ", "nn.AvgPool2d(3, 2, ", "ops.max_pool2d(y, 3, 2, padding=1)"),
 }
 
