@@ -126,13 +126,15 @@ class Borders:
         """... and the reference's values that they may be."""
         self._spoiled: set[Key] = set()
         """Of these the ones that are so for sure."""
+        self._unsure: set[Key] = set()
+        """What calls with arguments in other forms tell to be held: where nothing else is, in the next run."""
 
     def begin(self) -> None:
         """A run begins."""
         self._held = frozenset(self.refuted)
         for one in (self._due, self._came, self.like, self.accused, self.elsewhere):
             one.clear()
-        for each in (self._open, self._given, self._let_go, self._spoiled, self.doubted):
+        for each in (self._open, self._given, self._let_go, self._spoiled, self._unsure, self.doubted):
             each.clear()
 
     def moved(
@@ -234,27 +236,27 @@ class Borders:
         self.refuted.update(one.check.port for one in chain)
         return True
 
-    def _ends_late(self, port: Key) -> bool:
-        """Whether it is what a layer hands on that others run inside of: it may have more of its own behind them."""
-        return port.layer in self._uses.around and not is_input(port.slot)
-
-    @staticmethod
-    def _is_later(waiting: _Waiting, others: Iterable[Key]) -> bool:
-        """Whether it may be right once others are held: it is of another size, or of a layer around theirs."""
-        inside = f"{waiting.check.port.layer}."
+    def _is_later(self, waiting: _Waiting, others: Iterable[Key]) -> bool:
+        """Whether it may be right once others are held: what a layer hands on that has others inside may have more of
+        its own behind them, and is of another size, or of a layer around theirs."""
+        port, inside = waiting.check.port, f"{waiting.check.port.layer}."
+        if port.layer not in self._uses.around or is_input(port.slot):
+            return False
         return not waiting.comparable or any(one.layer.startswith(inside) for one in others)
 
     def _begun(self, port: Key) -> bool:
         """Whether this call waits for what is made of its other arguments."""
         return any(_one_call(one.check.port, port) for one in self._open)
 
-    def opened(self, check: Check, due: object, code: Code, outer: Code) -> tuple[Sequence[Check], Check]:
+    def opened(
+        self, check: Check, due: object, code: Code, outer: Code, sure: bool = True
+    ) -> tuple[Sequence[Check], Check]:
         """What a value that `code` makes tells of those that wait: their checks, and its own, as they are to be told.
         `due` is what its counterpart is: where that is theirs as well, they are cut to size, or filled up, and right.
 
         If what the code makes is right until it ends, they are: their layers end elsewhere. If not, it comes of them,
-        and they are to be held. Of what the code was given the first value tells. Where `code` hands this value on,
-        `outer` goes on with it; else the two are one.
+        and they are to be held; not for `sure` where the code's arguments are in other forms. Of what it was given the
+        first value tells. Where `code` hands this value on, `outer` goes on with it; else the two are one.
         """
         if check.suspicious and check.where == "glue":
             self.doubted.update(one.check.port for one in self._given if one.code == code)
@@ -277,9 +279,9 @@ class Borders:
         if check.suspicious and not all(check.error < LITTLE * min(one.check.error, 1.0) for one in mine):
             self._open = [one for one in self._open if all(one is not other for other in mine)]
             others = {one.check.port for one in mine} | (self.refuted - self._held)
-            held = [one for one in mine if not self._ends_late(one.check.port) or not self._is_later(one, others)]
+            held = [one for one in mine if not self._is_later(one, others)]
             held = [one for one in held if not one.carried] or held  # those may be right once the others are
-            self.refuted.update(one.check.port for one in held)
+            (self.refuted if sure else self._unsure).update(one.check.port for one in held)
             for one in (one for one in mine if not one.comparable):
                 self.accused.setdefault(one.check.port, set()).add(check.port)
             for at, one in enumerate(mine):
@@ -310,6 +312,7 @@ class Borders:
             self.refuted.discard(spoilers[-1])
         else:
             self._known = self._held, frozenset(c.port for c in checks if not (c.suspicious or c.reason))
+        self.refuted |= self._unsure if self.refuted == self._held else set()
         return self.refuted != self._held
 
     def acquit(self, before: Sequence[Check], after: Sequence[Check]) -> bool:
@@ -356,9 +359,8 @@ class Borders:
         self.refuted.update(one.check.port for one in self._open if one.shuffled and not one.seen)
         self.refuted -= self._kept
         right = self._right([one for one in self._open if one.seen or one.check.port in self._kept])
-        made = {
-            (one.content, one.value): one.check for one in reversed(self._let_go) if not is_input(one.check.port.slot)
-        }
+        let_go = [one for one in reversed(self._let_go) if not is_input(one.check.port.slot)]
+        made = {(one.content, one.value): one.check for one in let_go}
         back: list[Check] = []
         for port, came in self._came.items():
             if port in wrong and (due := made.get(came)) is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Optional, Union
 
-from aligner.compare.net import CallId
+from aligner.compare.checks import OTHER_BORDER, Check
+from aligner.compare.net import CallId, is_input
 from aligner.compare.pairing import Pair
 from aligner.dtypes import DTYPES
 from aligner.record import Array, Key
@@ -119,6 +121,12 @@ class Frame:
     """Shapes of the arguments that the port alone gives it."""
     misled: list[int] = field(default_factory=list)
     """Those of them that say other things than the reference's, whatever the form."""
+
+    def is_sure(self, checks: Sequence[Check]) -> bool:
+        """Whether it was given the reference's arguments, by these checks, none in another form or border."""
+        places = (checks[at] for at in range(self.first, len(checks)))
+        given = takewhile(lambda check: check.port.layer == self.path and is_input(check.port.slot), places)
+        return not (self.doubtful or any(check.reason == OTHER_BORDER for check in given))
 
     @property
     def outer(self) -> Optional[tuple[str, int]]:

@@ -31,6 +31,7 @@ from aligner.replay.routed import route
 from aligner.replay.steered import differing
 from aligner.replay.uses import uses
 from aligner.replay.within import Within
+from aligner.vocabulary import KINDS
 
 MOST = 256
 """Calls that a port did not come to by itself."""
@@ -79,7 +80,7 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     short = usual(pairs, port.header.get("amp"))
     cast = {layers[layer]: dtype for layer, dtype in switched(port).items() if layer in layers}
     layers.update(_uncalled(reference, port, layers))
-    moved = uses(pairs, port.calls, around | _recut(pairs))
+    moved = uses(pairs, port.calls, around | _recut(pairs) | _rewritten(reference, port, layers))
     known = entries, calls, missing, _uneven(pairs, pairing), _results(pairs), layers
     numbers = differing(reference, port, calls)
     plan = Plan(*known, short, lowered(reference), cast, uses=moved, numbers=numbers, made=Within(reference).makes)
@@ -180,6 +181,15 @@ def _recut(pairs: Sequence[Pair]) -> Set[str]:
     both = {pair.port.key.layer for pair in pairs if pair.reference is not None and pair.port is not None}
     alone = {pair.key.layer for pair in pairs if pair.reference is None and pair.key.phase is Phase.FORWARD}
     return both & alone - {""}
+
+
+def _rewritten(reference: Dump, port: Dump, layers: Mapping[str, str]) -> Set[str]:
+    """The port's layers of the user's own kinds whose counterparts are the framework's: they may do more than those."""
+    kinds = ((own, port.layers.get(own), reference.layers.get(theirs)) for own, theirs in layers.items())
+    known = (
+        (own, one.spec.kind, other.spec.kind) for own, one, other in kinds if one is not None and other is not None
+    )
+    return {own for own, kind, wanted in known if kind not in KINDS and wanted in KINDS}
 
 
 def _uneven(pairs: Sequence[Pair], pairing: Pairing) -> Set[tuple[int, CallId]]:

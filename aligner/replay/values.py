@@ -247,27 +247,27 @@ class Values:
     ) -> tuple[Check, Optional[Entry]]:
         """The check of a value that may stand at another border, and its counterpart; None leaves it as it is."""
         other: Optional[Entry] = entry
-        given = is_input(check.port.slot)
+        given, here, around = is_input(check.port.slot), (frame.path, frame.number), frame.outer
         if check.suspicious and not given and frame.around is not None:
             inside = (one for one in self.checks[frame.first :] if not one.suspicious and not is_input(one.port.slot))
-            if (beyond := self.borders.beyond(check, entry, found, map(self.content, inside))) is not None:
+            if beyond := self.borders.beyond(check, entry, found, map(self.content, inside)):
                 return beyond, None
-        here, around = (frame.path, frame.number), frame.outer
         if check.suspicious:
             short = self.plan.coarsest(place[1])
 
             def judge(entry: Entry, shape: Optional[tuple[int, ...]] = None) -> Check:
                 return judged(short, held(entry, shape), found, place, False)
 
-            code = here if given and frame.path in self.plan.uses.around else around
-            if (moved := self.borders.moved(check, entry, found, judge, code, frame.call)) is not None:
+            inner = here if given and frame.path in self.plan.uses.around else around
+            if moved := self.borders.moved(check, entry, found, judge, inner, frame.call):
                 check, other = replace(moved.check, isolated=check.isolated), moved.entry
         if (settled := self.borders.settled(check, entry)) is not None:
             due, check = settled
-            if due.suspicious:
-                due = replace(due, kept=self.keep(due.port, found.dtype, found.raw()))
+            due = replace(due, kept=self.keep(due.port, found.dtype, found.raw())) if due.suspicious else due
             self._amend(due)
-        excused, check = self.borders.opened(check, entry.content, around if given else here, around)
+        code, maker = around if given else here, frame.around if given else frame
+        sure = maker is None or maker.is_sure(self.checks)
+        excused, check = self.borders.opened(check, entry.content, code, around, sure)
         for due in excused:
             self._amend(due)
         return check, other

@@ -134,3 +134,71 @@ def test_what_ends_later_than_its_wrong_last_layer_is_no_mistake_beside_that(tmp
     (tmp_path / "port.py").write_text(port, encoding="utf-8")
     assert [one["layer"] for one in answer(tmp_path, capsys)["origins"]] == ["stem.1"]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+MASKED = """
+import torch
+from torch import nn
+
+
+class Act(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+class Stem(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line, self.norm = nn.Linear(5, 6), nn.LayerNorm(6)
+
+    def forward(self, x, lengths):
+        x = self.norm(self.line(x[:, ::2]))
+        lengths = (lengths + 1) // 2
+        return x, torch.arange(x.shape[1])[None] < lengths[:, None]
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(6, 6)
+
+    def forward(self, x, mask):
+        scores = (x @ x.transpose(1, 2)).masked_fill(~mask[:, None], -1e9)
+        return self.line(scores.softmax(-1) @ x)
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Sequential(nn.Linear(6, 8), nn.ReLU()), nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x, mask):
+        u, v = self.one(x), self.two(x)
+        scores = (u @ v.transpose(1, 2)).masked_fill(~mask[:, None], -1e9)
+        return self.norm((u * (scores.softmax(-1) @ v)).sum(1)), scores.tanh() * mask[:, None]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.block, self.head = Stem(), Block(), Head()
+
+    def forward(self, x, lengths):
+        x, mask = self.stem(x, lengths)
+        return self.head(self.block(x, mask), mask)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(3, 12, 5), torch.tensor([11, 7, 9]))
+"""
+
+
+def test_a_layer_with_its_activation_is_no_mistake_beside_a_wrong_mask(tmp_path, capsys):
+    """Its code is given the mask as it is: what that makes tells nothing of the layers."""
+    port = MASKED.replace("nn.Sequential(nn.Linear(6, 8), nn.ReLU())", "Act(6, 8)")
+    (tmp_path / "ref.py").write_text(MASKED, encoding="utf-8")
+    (tmp_path / "port.py").write_text(port.replace("(lengths + 1) // 2", "lengths // 2"), encoding="utf-8")
+    assert {one["layer"] for one in answer(tmp_path, capsys)["origins"]} == {"stem"}
+    assert is_right_with_the_patch(tmp_path, capsys)
