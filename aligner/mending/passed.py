@@ -299,7 +299,8 @@ def _callers(layers: Mapping[str, Any], maker: Maker, parameter: str) -> Iterato
             yield maker, parameter
             return
         outer = _around(layers, maker.layer, maker.place)
-        if outer is None or node.id not in outer.parameters:
+        if outer is None or node.id not in outer.parameters:  # what a loop is at, or is worked out there
+            yield maker, parameter
             return
         maker, parameter = outer, node.id
 

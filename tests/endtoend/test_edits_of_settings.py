@@ -479,3 +479,41 @@ def test_a_part_of_the_settings_is_no_proof_where_the_rest_of_the_line_is_an_obj
     (tmp_path / "port.py").write_text(CONFIGURED.replace(", padding=2, dilation=2", ""), encoding="utf-8")
     assert "padding=2, dilation=2" in answer(tmp_path, capsys)["origins"][0]["edit"]["lines"][0]["after"]
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+LOOPED = """
+import torch
+from torch import nn
+
+
+def conv(ins, outs, kernel, dilation=1):
+    padding = dilation * (kernel - 1) // 2
+    return nn.Conv1d(ins, outs, kernel, padding=padding, dilation=dilation)
+
+
+class Net(nn.Module):
+    def __init__(self, steps=(1, 3, 5)):
+        super().__init__()
+        self.one = nn.ModuleList([conv(4, 4, 3, dilation=step) for step in steps])
+        self.two = nn.ModuleList([conv(4, 4, 3, dilation=1) for step in steps])
+
+    def forward(self, x):
+        for one, two in zip(self.one, self.two):
+            x = x + two(one(x).relu())
+        return x
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(2, 4, 15),)
+"""
+
+
+def test_what_a_loop_is_at_gives_way_to_what_is_right_in_all_its_turns(tmp_path, capsys):
+    (tmp_path / "ref.py").write_text(LOOPED, encoding="utf-8")
+    (tmp_path / "port.py").write_text(LOOPED.replace("dilation=1) for", "dilation=step) for"), encoding="utf-8")
+    (origin,) = answer(tmp_path, capsys)["origins"][:1]
+    assert (
+        "self.two = nn.ModuleList([conv(4, 4, 3, dilation=1) for step in steps])" in origin["edit"]["lines"][0]["after"]
+    )
+    assert is_right_with_the_patch(tmp_path, capsys)
