@@ -212,12 +212,17 @@ def widened(text: str, shape: Sequence[int], wanted: Sequence[int], side: str) -
     return f"{text}.{WIDER[side]}({-1 if places[-1] == len(wanted) - 1 else places[-1]})"
 
 
+_SHAPES = re.compile(r"\.(reshape|view|expand_dims|unsqueeze|squeeze)\([^()]*(\([^()]*\)[^()]*)*\)$")
+
+
+_MODULES = re.compile(r"([\w.]*\.)?(ops|mint|torch|np|numpy|functional|[FP])")
+
+
 def unshaped(text: str) -> str:
-    """Without a reshape at its end, which another one makes idle."""
-    start = text.rfind(".reshape(")
-    inside = text[start + 9 : -1]
-    whole = start > 0 and text.endswith(")") and inside.count("(") == inside.count(")")
-    return text[:start] if whole and ")" not in inside.split("(")[0] else text
+    """Without reshapes at its end, which another one makes idle."""
+    found = _SHAPES.search(text)
+    inside = "" if found is None else text[: found.start()]
+    return text if not inside or _MODULES.fullmatch(inside) else unshaped(inside)
 
 
 _FLOATS = frozenset(("alpha", "label_smoothing"))

@@ -303,6 +303,8 @@ def test_small_words():
     assert index_text(((None, None, 1), (None, None, 1), (0, 2, 1))) == "..., 0:2"
     assert unshaped("x.reshape(2, -1)") == "x"
     assert unshaped("f(x.reshape(2))") == "f(x.reshape(2))"
+    assert unshaped("x[0].unsqueeze(-1).reshape(x.shape[0], -1)") == "x[0]"
+    assert unshaped("ops.reshape(x, (2, 3))") == "ops.reshape(x, (2, 3))"
     assert bracketed("a + b") == "(a + b)"
     assert bracketed("a[0]") == "a[0]"
     assert [number_text(value) for value in (2.0, 0.5, float("-inf"))] == ["2", "0.5", 'float("-inf")']
