@@ -11,7 +11,7 @@ import numpy as np
 
 from aligner.compare.along import Row, Single
 from aligner.compare.hot import Chosen, Hot
-from aligner.compare.net import CallId, is_input
+from aligner.compare.net import CallId, ancestors, is_input
 from aligner.compare.padded import Padded
 from aligner.compare.reduced import Reduced, Scaled
 from aligner.compare.selected import Selected
@@ -43,10 +43,11 @@ class Theirs:
 
     def __init__(self, reference: Dump, plan: Plan, called: Collection[str]) -> None:
         """`called` are the port's layers that it calls. Those that it has and never calls are layers all the same: an
-        edit may call them."""
+        edit may call them; not those of which it calls what is inside, in a method of theirs."""
         self._reference, self._counterparts = reference, {*plan.calls.values()}
         self._layers = {call.layer for call in self._counterparts}
-        self._layers |= {ours for theirs, ours in plan.layers.items() if theirs not in called}
+        around = {one for layer in called for one in ancestors(layer)}
+        self._layers |= {ours for theirs, ours in plan.layers.items() if theirs not in {*called, *around}}
         self._made: dict[CallId, set[object]] = {}
         """What the port's counterpart of a call makes, as far as the reference's call makes it."""
         for key, entry in plan.entries.items():
