@@ -46,8 +46,16 @@ def _pairs(steps: Iterable[Event], models: Sequence[Event]) -> Iterator[Figure]:
                 (a.value, b.value) for a, b in itertools.product(*map(_constants, (one, other)))
             ]
             pairs += [(value, other.arguments.get(key)) for key, value in one.arguments.items()]
+            pairs += _ends(one.arguments.get("index"), other.arguments.get("index"))
             plain = ((a, b) for a, b in pairs if _is_plain(a) and _is_plain(b) and not equal(a, b))
             yield from (Figure(one, other, a, b) for a, b in plain)
+
+
+def _ends(one: object, other: object) -> Iterator[tuple[Any, Any]]:
+    """The numbers of two indices of one form, each with the one in its place."""
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
+        for here, there in zip(one, other):
+            yield from _ends(here, there) if isinstance(here, tuple) else [(here, there)]
 
 
 def _numbers(event: Event) -> Iterator[float]:

@@ -33,3 +33,11 @@ def test_what_is_no_finite_number_is_none():
     ours = [step("clamp", 1, min=None, max=float("inf")), step("sum", 1, axis=(1,), keepdims=True)]
     theirs = [step("clamp", 1, min=0.0, max=2.0), step("sum", 1, axis=1, keepdims=False)]
     assert not told(ours, theirs, 2)
+
+
+def test_ends_of_slices_in_their_places():
+    whole = (None, None, 1)
+    ours = [step("getitem", 1, index=(whole, (56, 112, 1)))]
+    theirs = [step("getitem", 1, index=(whole, (28, 84, 1)))]
+    assert told(ours, theirs, 1) == [("getitem", 28, 56), ("getitem", 84, 112)]
+    assert not told([step("getitem", 1, index=(whole, 0))], theirs, 1)
