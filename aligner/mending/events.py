@@ -90,6 +90,11 @@ class Story:
     parts: dict[int, tuple[Fingerprint, ...]] = field(default_factory=dict)
     """Of the port's values, what the rows are that the reference takes out."""
 
+    @property
+    def lines(self) -> set[str]:
+        """The reference's lines."""
+        return {event.text for event in self.events if event.text}
+
     def forms(self, value: int) -> Sequence[Optional[Fingerprint]]:
         """A value as it is, and as the reference may have it."""
         return [self.values[value], *self.parts.get(value, ())]

@@ -322,6 +322,9 @@ def _roundings(node: ast.AST) -> Iterator[tuple[str, Sequence[str]]]:
         inner = node.args[0]
         half = isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Add) and ast.unparse(inner.right) == "0.5"
         others = [f"int({ast.unparse(inner.left)})"] if half and isinstance(inner, ast.BinOp) else []
+        others += (
+            [f"int({ast.unparse(inner.args[0])})"] if isinstance(inner, ast.Call) and _name(inner) == "round" else []
+        )
         others += [f"int({said})"] if node.func.id == "round" else [f"round({said})"]
         yield node.func.id, others + ([] if half else [f"int({_term(inner)} + 0.5)", f"-int(-{_alone(inner)} // 1)"])
     name = _name(node)

@@ -246,8 +246,7 @@ class Mending:
             self._judge(result, wrong_of(group.checks, parent.trial(start)), plain, parent.trial(way.sources))
             if result.before > result.after:  # else what is put right is right as the code stands
                 self._take(group, start, heads, way.sources, result)
-                lines = {event.text for event in story.events}
-                result.sizes = sizes(hunks(start, way.sources), story.shapes, lines)
+                result.sizes = sizes(hunks(start, way.sources), story.shapes, story.lines)
                 return [result]
             result = replace(result, check=wrong[0], before=before, after=before, why=(), right=(), left=())
         by = self._differing(group, group.checks, parent, story, plain, Sources({})) if not likewise else []

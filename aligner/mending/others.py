@@ -34,7 +34,7 @@ BREAKING = 100.0
 STAYS = 0.9
 """Of an error, what is left where an edit does nothing for it."""
 
-LEAVING = 1.5
+LEAVING = 6.0
 """What it costs that another call of the same class would stay as wrong as it is."""
 
 

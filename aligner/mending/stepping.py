@@ -23,6 +23,7 @@ from aligner.mending.grafting import grafted
 from aligner.mending.ground import Ground
 from aligner.mending.handing import lacking
 from aligner.mending.heard import Heard
+from aligner.mending.hunks import hunks, sizes
 from aligner.mending.joining import PARALLEL, alongside, each_others, everywhere, in_parallel
 from aligner.mending.leaving import Leaving, leaving
 from aligner.mending.looking import Best, Look
@@ -195,14 +196,13 @@ class Stepping:
             if late or not self._goes_on(look.parent.call.layer):
                 continue
             trials, since = trials + 1, since + (best is not None and best.price < BREAKING)  # one that harms is none
-            edited = self._right(one, check, look, story)
-            if edited is None:
+            if (edited := self._right(one, check, look, story)) is None:
                 continue
             errors = look.parent.trial(edited)  # from memory it was found, and is to be seen
             left = {bad.port for bad in wrong_of(look.checks, errors)}
             if left <= others:
                 price = one.cost + 6.0 * len(left) + 3.0 * (not witnessed(look.parent, story, edited, one))
-                price += harm(edited)
+                price += harm(edited) + BREAKING * bool(sizes(hunks(look.sources, edited), story.shapes, story.lines))
                 if best is None or price < best.price:
                     best = Best(price, one, edited, left)
         return best, trials
@@ -299,7 +299,7 @@ class Stepping:
         if lacks and end is not None:
             layer = self._layer(end.layer)
             return [*lacking(matching, texts, sources, end, check.key.slot, matching.wanted, layer)]
-        lines = {event.text for event in story.events if event.text}
+        lines = story.lines
         candidates, blind = search.candidates(), [*Blindly(search, matching, texts, sources, end).candidates()]
         for one in blind:
             one.old = one.old or (sources.words_at(one.edits[0]) if len(one.edits) == 1 else "")

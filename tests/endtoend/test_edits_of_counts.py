@@ -107,3 +107,51 @@ def test_a_part_that_is_enough_is_right_beside_what_is_wrong_inside(tmp_path, ca
     assert layers == (
         set() if slope == 0.1 else {f"stacks.{at}.act" for at in ("0.layers.0", "0.layers.1", "1.layers.0")}
     )
+
+
+LAGS = """
+import math
+import torch
+from torch import nn
+
+
+class Lags(nn.Module):
+    def __init__(self, factor=2.0):
+        super().__init__()
+        self.factor, self.line = factor, nn.Linear(7, 7)
+
+    def forward(self, x):
+        batch, length, dim = x.shape
+        most = int(self.factor * math.log(length))
+        far, lags = torch.fft.irfft(torch.fft.rfft(x, dim=1).abs(), n=length, dim=1).mean(2).topk(most, dim=-1)
+        weights = far.softmax(-1)
+        found = torch.zeros_like(x)
+        for i in range(most):
+            place = (torch.arange(length)[None] + lags[:, i : i + 1]) % length
+            moved = torch.gather(x, 1, place[..., None].expand(batch, length, dim))
+            found = found + moved * weights[:, i].view(-1, 1, 1)
+        return self.line(found)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = Lags(), Lags()
+
+    def forward(self, x, y):
+        return self.one(x), self.two(y)
+
+
+def build():
+    torch.manual_seed(3)
+    return Net().eval(), (torch.randn(2, 12, 7), torch.randn(2, 20, 7))
+"""
+
+
+def test_a_number_that_is_right_in_one_layer_gives_way_to_what_is_right_in_all(tmp_path, capsys):
+    (tmp_path / "ref.py").write_text(LAGS, encoding="utf-8")
+    wrong = LAGS.replace("int(self.factor * math.log(length))", "int(round(self.factor * math.log(length)))")
+    (tmp_path / "port.py").write_text(wrong, encoding="utf-8")
+    (edit,) = answer(tmp_path, capsys)["origins"][0]["edit"]["lines"]
+    assert edit["after"].strip() == "most = int(self.factor * math.log(length))"
+    assert is_right_with_the_patch(tmp_path, capsys)
