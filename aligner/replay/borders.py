@@ -165,20 +165,19 @@ class Borders:
                 return Moved(self.let(check, entry, found), None)  # what is made of it inside is to tell
             if nearest.error < NEARER * check.error:
                 self.elsewhere[check.port] = other
-                told = replace(nearest, key=check.key, against=other.key)
                 self.doubted |= {check.port} if check.deviation is None else set()
-                return Moved(told, other)
+                return Moved(replace(nearest, key=check.key, against=other.key), other)
         around = check.port.layer in self._uses.around
         own = bool(check.port.layer) and not is_input(check.port.slot)
+        more = own and check.port.layer in self._uses.rewritten
         own = own and not any(_one_call(port, check.port) for port in self._spoiled)
-        made_of = any(one.code == code and not one.comparable for one in self._open)
-        own = own or (self.chains and made_of)
+        own = own or (self.chains and any(one.code == code and not one.comparable for one in self._open))
         other_size = found.raw().size != math.prod(entry.shape) and (around or own)
         if other_size and is_input(check.port.slot) and check.port.slot != FIRST and not self._begun(check.port):
             return None  # a mask or a table beside the values: what comes next need not be made of it
-        inner = bool(check.port.layer) and not other_size
-        shuffled = inner and in_other_order(held(entry), found, LIMIT * check.expected)
-        waits = around or other_size or shuffled or check.port in self._uses.passed
+        shuffled = bool(check.port.layer) and not other_size
+        shuffled = shuffled and in_other_order(held(entry), found, LIMIT * check.expected)
+        waits = around or other_size or shuffled or more or check.port in self._uses.passed
         if waits and check.port not in self.refuted:
             near = self._uses.standing.near(found, check.key.step)
             right = {other.content for other in near if not judge(other, found.shape).suspicious}
@@ -187,6 +186,8 @@ class Borders:
             if other_size and elsewhere and not is_input(check.port.slot):
                 return Moved(self._right([waiting])[0], None)
             made = around and not right and (not is_input(check.port.slot) or self._goes_round(waiting.value))
+            parent = CallId(check.key.layer.rpartition(".")[0], 0)
+            made = made or (more and self._makes(parent, decode(found.raw(), found.dtype)))
             if other_size or made or carried or shuffled or elsewhere:  # else it is its counterpart in another form
                 self._open.append(waiting)
                 return Moved(check, None)
@@ -196,8 +197,7 @@ class Borders:
         return None
 
     def beyond(self, check: Check, entry: Entry, found: Held, inside: Iterable[object]) -> Optional[Check]:
-        """The check of what a call hands on in another size, where its counterpart's very value is made `inside`: it
-        goes on behind its counterpart's end."""
+        """The check of what a call hands on in another size, and makes its counterpart's very value `inside`."""
         if found.raw().size == math.prod(entry.shape) or entry.content not in inside:
             return None
         return self.let(check, entry, found)
@@ -208,7 +208,7 @@ class Borders:
 
     def waits(self, check: Check) -> bool:
         """Whether it is still to be told of this value."""
-        return any(one.check.port == check.port for one in self._open)
+        return check.port in {one.check.port for one in self._open}
 
     def _goes_round(self, value: prints.Print) -> bool:
         """Whether a layer is handed on what waits already."""

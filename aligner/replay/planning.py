@@ -80,7 +80,7 @@ def planned(reference: Dump, port: Dump, pairing: Pairing, around: Set[str]) -> 
     short = usual(pairs, port.header.get("amp"))
     cast = {layers[layer]: dtype for layer, dtype in switched(port).items() if layer in layers}
     layers.update(_uncalled(reference, port, layers))
-    moved = uses(pairs, port.calls, around | _recut(pairs) | _rewritten(reference, port, layers))
+    moved = replace(uses(pairs, port.calls, around | _recut(pairs)), rewritten=_rewritten(reference, port, layers))
     known = entries, calls, missing, _uneven(pairs, pairing), _results(pairs), layers
     numbers = differing(reference, port, calls)
     plan = Plan(*known, short, lowered(reference), cast, uses=moved, numbers=numbers, made=Within(reference).makes)

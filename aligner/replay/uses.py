@@ -32,6 +32,8 @@ class Uses:
     around: frozenset[str] = frozenset()
     """The port's layers that others run inside of, or that have other code inside, without the net itself."""
     standing: Standing = field(default_factory=Standing)
+    rewritten: Set[str] = frozenset()
+    """Layers of the user's own kinds whose counterparts are the framework's: they may do more than those."""
 
 
 def uses(pairs: Sequence[Pair], calls: Iterable[Call], around: Set[str]) -> Uses:

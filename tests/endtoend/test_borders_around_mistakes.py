@@ -202,3 +202,15 @@ def test_a_layer_with_its_activation_is_no_mistake_beside_a_wrong_mask(tmp_path,
     (tmp_path / "port.py").write_text(port.replace("(lengths + 1) // 2", "lengths // 2"), encoding="utf-8")
     assert {one["layer"] for one in answer(tmp_path, capsys)["origins"]} == {"stem"}
     assert is_right_with_the_patch(tmp_path, capsys)
+
+
+@pytest.mark.parametrize("functional", [False, True])
+def test_a_layer_of_the_users_with_its_activation_is_right(tmp_path, capsys, functional):
+    reference = MASKED
+    if functional:
+        reference = reference.replace("nn.Sequential(nn.Linear(6, 8), nn.ReLU())", "nn.Linear(6, 8)")
+        reference = reference.replace("self.one(x), self.two(x)", "self.one(x).relu(), self.two(x).relu()")
+    port = MASKED.replace("nn.Sequential(nn.Linear(6, 8), nn.ReLU())", "Act(6, 8)")
+    (tmp_path / "ref.py").write_text(reference, encoding="utf-8")
+    (tmp_path / "port.py").write_text(port, encoding="utf-8")
+    assert answer(tmp_path, capsys)["outcome"] == "aligned"
