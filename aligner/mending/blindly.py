@@ -95,7 +95,7 @@ MOVED = 8
 STEPS, EACH = 40, 5
 """Wrong steps that are given other variables, and how many of these for each."""
 
-COUNTED, COUNT = 40, 3.0
+COUNTED, COUNT = 60, 3.0
 """Numbers of a function that are made one more or less, signs that are made others, and what it costs."""
 
 UNREAD, CHAINED = 1.5, 4.5

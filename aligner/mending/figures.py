@@ -46,6 +46,8 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
     lone = [one for one in own(statement) if isinstance(one, ast.BinOp) and _adds_one(one)]
     ones = {id(one.right) for one in lone}
     negative = {id(one.operand) for one in own(statement) if isinstance(one, ast.UnaryOp)}
+    layouts = (one for one in own(statement) if isinstance(one, ast.Call) and _name(one) in _LAYING)
+    laid = {id(node) for one in layouts for each in one.args for node in ast.walk(each)}
     yield from ((one, [_plain(one.left), f"{_plain(one.left)} {_SIGN_OF[type(one.op)]} 2"]) for one in lone)
     for node in own(statement):
         given = [*node.args, *(one.value for one in node.keywords)] if isinstance(node, ast.Call) else []
@@ -55,7 +57,7 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
         yield from ((one, ["-{}"]) for one in given if isinstance(one, ast.Attribute) and _is_named(one))
         number = _whole(node)
         if number is not None and abs(number) < 10:
-            yield from [(node, [str(number - 1), str(number + 1)])] if id(node) not in ones | negative else []
+            yield from [(node, [str(number - 1), str(number + 1)])] if id(node) not in ones | negative | laid else []
         elif isinstance(node, ast.Call) and _name(node) in ("range", "arange"):
             ends = [one for one in node.args[:2] if not isinstance(one, (ast.Constant, ast.Starred))]
             yield from ((one, ["{} + 1", "{} - 1"]) for one in ends if _name(node) == "range")
@@ -356,6 +358,9 @@ _FAMILIES = (("floor", "ceil", "round"), ("log", "log2", "log10", "log1p"), ("si
 
 _PYTHONS = frozenset(dir(builtins))
 """Functions that are not the user's."""
+
+_LAYING = ("transpose", "permute", "swapaxes", "reshape", "view")
+"""Calls that are given axes and sizes, of which one alone is hardly one off."""
 
 _SIGN_OF = {ast.Add: "+", ast.Sub: "-"}
 

@@ -6,6 +6,7 @@ import pytest
 
 from aligner.mending.figures import counted, operated, raised, resized, rounded, sliced, valued
 from aligner.mending.sources import Sources
+from tests.unit.mending.edited import edited
 
 
 def texts(tmp_path, way, line):
@@ -132,3 +133,9 @@ def test_numbers_and_attributes_that_are_numbers_as_the_references_the_nearest_f
 )
 def test_other_powers_of_what_has_a_name(tmp_path, line, others):
     assert texts(tmp_path, raised, line) == others
+
+
+def test_axes_and_sizes_of_a_layout_are_not_one_off(tmp_path):
+    found = edited(tmp_path, counted, "y = x.reshape(2, -1).transpose(0, 2, 1)[:, 3]")
+    assert any("[:, 4]" in text for text in found)
+    assert all("x.reshape(2, -1).transpose(0, 2, 1)" in text for text in found)
