@@ -36,9 +36,11 @@ UNTOLD = {
 REDUCING = ("mean", "sum", "std", "var", "amax", "amin", "norm", "softmax")
 """Functions that are told the axes that they take together."""
 
-_PAIRS = "min-max minimum-maximum amin-amax argmin-argmax any-all cummin-cummax logical_and-logical_or"
-OPPOSITES = {one: other for pair in _PAIRS.split() for one, other in (pair.split("-"), pair.split("-")[::-1])}
-"""What functions are called that tell the other end."""
+_PAIRS = "min-max minimum-maximum amin-amax argmin-argmax any-all cummin-cummax logical_and-logical_or repeat-tile"
+_PAIRS += " repeat-repeat_interleave tensor_scatter_update-tensor_scatter_add scatter-scatter_add index_copy-index_add"
+OPPOSITES = [tuple(way) for pair in _PAIRS.split() for way in (pair.split("-"), pair.split("-")[::-1])]
+"""What functions are called that tell the other end, repeat rows in the other order, or write over what others add to.
+"""
 
 AXES = 4
 """Of a value that is reduced, those that are tried."""
@@ -128,9 +130,10 @@ def opposed(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...]
     """The least for the greatest, any for all, and the other way round: all of a statement, then each."""
     for statement in statements(sources.text(file), line):
         ends = [node.func for node in own(statement) if isinstance(node, ast.Call)]
-        found = [(end, ast.unparse(end).rpartition(".")) for end in ends]
-        calls = [(end, f"{home}{dot}{OPPOSITES[word]}") for end, (home, dot, word) in found if word in OPPOSITES]
-        for together in [calls] * (len(calls) > 1) + [[one] for one in calls]:
+        found = [(end, *ast.unparse(end).rpartition(".")) for end in ends]
+        calls = [(end, f"{home}{dot}{to}") for end, home, dot, word in found for one, to in OPPOSITES if one == word]
+        firsts = {end: (end, text) for end, text in reversed(calls)}
+        for together in [[*firsts.values()]] * (len(firsts) > 1) + [[one] for one in calls]:
             yield tuple(Edit(file, *sources.span(file, end), text) for end, text in together)
 
 

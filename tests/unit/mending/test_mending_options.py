@@ -95,3 +95,15 @@ def test_what_is_counted_or_averaged_over_all(tmp_path, line, other):
     found = edited(tmp_path, over_all, f"y = {line} + 1")
     assert found if other else not found
     assert other is None or f"y = {other} + 1\n" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [
+        ("np.stack((np.tile(a, 2), np.repeat(b, 3)))", "np.stack((np.repeat(a, 2), np.tile(b, 3)))"),
+        ("x.repeat(3)", "x.repeat_interleave(3)"),
+        ("ops.tensor_scatter_update(x, at, y)", "ops.tensor_scatter_add(x, at, y)"),
+    ],
+)
+def test_rows_repeated_in_the_other_order_and_what_is_written_over(tmp_path, line, other):
+    assert any(f"y = {other}\n" in text for text in edited(tmp_path, opposed, f"y = {line}"))
