@@ -46,8 +46,9 @@ def _off_by_one(statement: ast.AST) -> Iterator[tuple[ast.AST, Sequence[str]]]:
     lone = [one for one in own(statement) if isinstance(one, ast.BinOp) and _adds_one(one)]
     ones = {id(one.right) for one in lone}
     negative = {id(one.operand) for one in own(statement) if isinstance(one, ast.UnaryOp)}
-    layouts = (one for one in own(statement) if isinstance(one, ast.Call) and _name(one) in _LAYING)
-    laid = {id(node) for one in layouts for each in one.args for node in ast.walk(each)}
+    calls = (one for one in own(statement) if isinstance(one, ast.Call) and _name(one) in _LAYING)
+    layouts = (one.args for one in calls if len(one.args) >= _LAYING[_name(one)])
+    laid = {id(node) for args in layouts for each in args for node in ast.walk(each)}
     yield from ((one, [_plain(one.left), f"{_plain(one.left)} {_SIGN_OF[type(one.op)]} 2"]) for one in lone)
     for node in own(statement):
         given = [*node.args, *(one.value for one in node.keywords)] if isinstance(node, ast.Call) else []
@@ -359,8 +360,10 @@ _FAMILIES = (("floor", "ceil", "round"), ("log", "log2", "log10", "log1p"), ("si
 _PYTHONS = frozenset(dir(builtins))
 """Functions that are not the user's."""
 
-_LAYING = ("transpose", "permute", "swapaxes", "reshape", "view")
-"""Calls that are given axes and sizes, of which one alone is hardly one off."""
+_LAYING = {"reshape": 1, "view": 1, "permute": 1, "transpose": 3}
+"""Calls that are given sizes, or all axes, of which one alone is hardly one off; from how many arguments on. Of two axes
+that are exchanged one may be.
+"""
 
 _SIGN_OF = {ast.Add: "+", ast.Sub: "-"}
 

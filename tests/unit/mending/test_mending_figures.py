@@ -139,3 +139,9 @@ def test_axes_and_sizes_of_a_layout_are_not_one_off(tmp_path):
     found = edited(tmp_path, counted, "y = x.reshape(2, -1).transpose(0, 2, 1)[:, 3]")
     assert any("[:, 4]" in text for text in found)
     assert all("x.reshape(2, -1).transpose(0, 2, 1)" in text for text in found)
+
+
+def test_one_of_two_axes_that_are_exchanged_may_be_one_off(tmp_path):
+    found = edited(tmp_path, counted, "y = x.transpose(1, 2) + x.swapaxes(-1, -2)")
+    assert any("x.transpose(1, 3)" in text for text in found)
+    assert any("x.swapaxes(-1, -3)" in text for text in found)
