@@ -361,8 +361,8 @@ _PYTHONS = frozenset(dir(builtins))
 """Functions that are not the user's."""
 
 _LAYING = {"reshape": 1, "view": 1, "permute": 1, "transpose": 3}
-"""Calls that are given sizes, or all axes, of which one alone is hardly one off; from how many arguments on. Of two axes
-that are exchanged one may be.
+"""Calls that are given sizes, or all axes, of which one alone is hardly one off; from how many arguments on. Of two
+axes that are exchanged one may be.
 """
 
 _SIGN_OF = {ast.Add: "+", ast.Sub: "-"}
