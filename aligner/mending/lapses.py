@@ -124,7 +124,7 @@ def taken_on(sources: Sources, file: str, line: int) -> Iterator[tuple[Edit, ...
     found = statements(sources.text(file), line)
     functions = (node for node in walked(parsed(sources.text(file))) if isinstance(node, ast.FunctionDef))
     around = [one for one in functions if one.lineno <= line <= (one.end_lineno or 0)]
-    given = {one.arg for one in around[-1].args.args[1:]} if around else set()
+    given = {one.arg for one in around[-1].args.args} - {"self"} if around else set()
     for loop in (one for one in found if isinstance(one, (ast.For, ast.While))):
         there = (given | _stored([one for one in found if one.lineno < loop.lineno])) - _stored([loop])
         for assignment, target in reversed([*_targets(loop)]):

@@ -22,6 +22,7 @@ from aligner.mending.lapses import (
     taken_on,
     unread,
 )
+from aligner.mending.sources import Sources
 from tests.unit.mending.edited import edited
 
 
@@ -176,6 +177,15 @@ def test_the_next_turn_goes_on_with_what_one_has_made(tmp_path):
     assert any("x = y = (x + near) / 2" in text for text in found)
     assert any("x = near = softmax" in text for text in found)
     assert not any("near = y" in text for text in found)
+
+
+def test_the_next_turn_goes_on_with_it_in_place_of_what_a_function_is_given_first(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text(
+        "def shifted(x, n):\n    for step in range(n):\n        y = x / 2\n    return y\n", encoding="utf-8"
+    )
+    found = [Sources({}).edited(edits).text(str(file)) for edits in taken_on(Sources({}), str(file), 3)]
+    assert [text.splitlines()[2].strip() for text in found] == ["x = y = x / 2"]
 
 
 def test_a_variable_that_each_turn_makes_anew_goes_on_as_it_is(tmp_path):
