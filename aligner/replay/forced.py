@@ -266,11 +266,19 @@ class ForcedPass(Holding):
     def disturbed(
         self, step: int, call: Callable[[], object], change: Change, told: Callable[[Check, Array, str], None]
     ) -> None:
-        """The same run with what is handed on changed a little; `told` gets each value that comes of it."""
+        """The same run with what is handed on changed a little; `told` gets each value that comes of it.
+
+        Where the net does not run so (a form that is known by its very values is not known with noise in them), it gets
+        those until there.
+        """
         known = self.checks
         self.values.checks, self.values.disturb, self.values.watched = [], change, told
         try:
             self.run(step, call)
+        except DumpError:
+            raise
+        except Exception:  # the net's own
+            return
         finally:
             self.values.checks, self.values.disturb, self.values.watched = known, None, None
 
