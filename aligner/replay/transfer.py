@@ -135,8 +135,9 @@ def plan(
     bounds = [_bound(best, sides, port_first) for port_first in (True, False)]
     guessed = any(best.failing) or any(match.by in ("structure", "parts") for match in best.matches)
     bounds += [in_sequence(*sides)] if guessed and not renames else []
-    ways = [best, *(_planned(*sides, renames, bound) for bound in bounds if bound)]
-    ways += [_needed(best, sides, renames)] if any(best.failing) else []
+    known = [bound for bound in bounds if bound]
+    ways = [best, *(_planned(*sides, renames, bound) for bound in known)]
+    ways += [_needed(way, sides, renames, bound) for way, bound in zip(ways, ([], *known)) if any(way.failing)]
     return _with_tables(max(ways, key=lambda one: _score(one, _ranks(sides))), plain)
 
 
@@ -174,7 +175,7 @@ def _bound(best: Transfer, sides: Sides, port_first: bool) -> list[Match]:
     return found
 
 
-def _needed(best: Transfer, sides: Sides, renames: Mapping[str, str]) -> Transfer:
+def _needed(best: Transfer, sides: Sides, renames: Mapping[str, str], bound: Sequence[Match]) -> Transfer:
     """The matches without what needs no counterpart and has taken that of something that needs one: a table, which the
     port works out for itself, of the shape of what is learnt.
     """
@@ -183,7 +184,7 @@ def _needed(best: Transfer, sides: Sides, renames: Mapping[str, str]) -> Transfe
     ]
     idle = {(match.reference if match.port.required else match.port).slot for match in odd}
     ours, theirs = ([item for item in side if item.required or item.slot not in idle] for side in sides)
-    found = _planned(ours, theirs, renames)
+    found = _planned(ours, theirs, renames, bound)
     left = without(*sides, found.matches)
     return replace(found, left_reference=tuple(left[0]), left_port=tuple(left[1]))
 

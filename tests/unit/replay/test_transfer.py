@@ -218,6 +218,16 @@ def test_a_buffer_takes_no_parameter_of_its_shape_from_one_that_needs_it():
     assert [item.slot.role for item in found.left_reference] == ["A"]
 
 
+def test_nor_where_others_are_rows_of_one_parameter():
+    reference = layer("text", "Text", logits=(4,)) + linear("text.q") + linear("text.k") + linear("text.v")
+    reference += layer("dense", "Dense", False, freq=(4,)) + linear("dense.out")
+    port = layer("encoder", "Encoder", mix=(4,)) + linear("encoder.qkv", 8, 24) + linear("numeric.head")
+    found = plan(reference, port, {})
+    assert found.failing == ([], [])
+    assert {("text", "encoder"), ("dense.out", "numeric.head")} <= pairs(found)
+    assert [item.slot.role for item in found.left_reference] == ["freq"]
+
+
 def test_a_table_keeps_its_form_where_others_are_turned():
     plain = layer("mix", "Mix", False, waves=(2, 16)), layer("own", "Own", False, table=(2, 16))
     turned = tuple(replace(item, view=View(turned=True)) for item in plain[1])
