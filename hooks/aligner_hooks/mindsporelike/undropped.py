@@ -14,6 +14,7 @@ import ast
 import inspect
 import linecache
 import textwrap
+import threading
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -34,12 +35,15 @@ _NAMES = (
 )
 CLASSES = (ops.Dropout, ops.Dropout2D, ops.Dropout3D)
 
+_LOCK = threading.Lock()
+
 
 def silence(*more: FunctionType) -> Handle:
     """Keep everything until removed: in what MindSpore's functions, operators and these do, whoever calls them."""
     with together() as handle:
         for function in (*_functions(), *more):
-            code = _undropped(function)
+            with _LOCK:  # made once, of the code that is the function's own
+                code = _undropped(function)
             if code is not None:
                 handle.add(hold(function, "__code__", code).remove)
         for kind in CLASSES:
