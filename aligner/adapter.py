@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Optional, Protocol
+from typing import Any, Optional, Protocol
 
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
 
@@ -52,6 +52,26 @@ class Parameter:
     """Kept by the layer but no parameter: running statistics, masks, tables of constants."""
     kept: bool = True
     """Whether checkpoints hold it; else it is what the layer's constructor makes, and nothing is loaded into it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Parameters that an optimizer updates alike. `settings` are in canonical words (aligner.words.optimizers)."""
+
+    settings: Mapping[str, Attribute]
+    parameters: Sequence[object]
+    """The framework's objects, those of `Parameter.tensor`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Optimizer:
+    """An optimizer as it is at this moment: the kind in canonical words, the class as its users know it."""
+
+    kind: str
+    type: str
+    groups: Sequence[Group]
+    state: Sequence[tuple[object, str, object]]
+    """What it keeps of a parameter: the parameter, the canonical word ("momentum"), and the tensor or the number."""
 
 
 @dataclass(frozen=True)
@@ -282,3 +302,58 @@ class Adapter(Protocol):
 
     def doctor(self) -> Iterator[Finding]:
         """What is usable and what is wrong with this framework here."""
+
+
+Told = Callable[[object], object]
+"""Gets a gradient; what it returns, if anything, takes the gradient's place."""
+
+Kept = Sequence[tuple[object, str, object]]
+"""A parameter, the canonical word for what is kept of it, and the tensor."""
+
+Apply = Callable[[Sequence[object]], object]
+
+Update = Callable[[object, Sequence[tuple[object, object]]], Optional[Sequence[object]]]
+"""An optimizer and its (parameter, gradient) pairs; what it returns, if anything, are the gradients in their place."""
+
+
+class Trains(Protocol):
+    """What an adapter offers besides where training steps can be captured."""
+
+    def on_gradient(self, tensor: object, told: Told) -> Optional[Handle]:
+        """Call `told(gradient)` when a backward run knows the gradient of this tensor; None where it has none.
+
+        Of a parameter it is what this run makes of all its uses, before it is added to anything. Numbers are the same
+        whether somebody is told or not.
+        """
+
+    def losses(self, told: Callable[[object], None]) -> Handle:
+        """Call `told(loss)` before each backward run, with what it begins at."""
+
+    def held(self, made: object, wanted: object) -> object:
+        """A tensor with the values of `wanted` whose gradient goes to `made`."""
+
+    def updates(self, begun: Update, ended: Callable[[object], None]) -> Handle:
+        """Call `begun` before and `ended(optimizer)` after each update that any optimizer makes."""
+
+    def optimizer(self, optimizer: object) -> Optimizer:
+        """What an optimizer is and keeps now."""
+
+    def rebuilt(self, optimizer: object, kind: str, groups: Sequence[Group], kept: Kept, count: int) -> Apply:
+        """An optimizer of this kind with these groups that has made `count` updates and keeps this of its parameters;
+        its update, of gradients in the order of the groups' parameters. The other optimizer stays as it is.
+
+        Raises:
+            ValueError: this framework has none that is told so; the text says why.
+        """
+
+    def put(self, kept: object, other: object) -> None:
+        """Give a tensor that an optimizer keeps the values of another of its shape."""
+
+    def trained(self, model: object, task: Any, told: Callable[[object, object, object], object]) -> Train:
+        """A function that makes one update of a Task's training on the arguments of its micro-batches.
+
+        `told(output, label, loss)` is called for each; if it returns something, that is the loss to go on with.
+        """
+
+
+Train = Callable[[Sequence[Arguments]], object]

@@ -26,6 +26,10 @@ LAYER = "layer"
 MOVED = "moved"
 """Which layers run on other weights than those recorded, from this order number on: step, order, layers."""
 
+TRAINING = "training"
+"""An update by an optimizer (aligner.capture.steps): step, optimizer, kind, type, groups of settings and parameters,
+parameters without a gradient; or the earlier step that it is like."""
+
 CAST = "cast"
 """What a layer's own code computes in (aligner.capture.computed): layer, dtype, by, operations by dtype."""
 

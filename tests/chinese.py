@@ -41,7 +41,8 @@ _WORDS = (
     "mode reduction dim axis nonlinearity auto approximate full swap size query key value mask heads groups logits "
     "labels label target half interleaved nearest bilinear bicubic cubic linear constant edge reflect replicate "
     "circular symmetric wrap zeros border reflection grid left right first second loss input bool dtype slots out "
-    "in batch length channel head scores weights width height index ids pad ones scale flip"
+    "in batch length channel head scores weights width height index ids pad ones scale flip "
+    "Adam AdamW nesterov amsgrad centered Task accumulate"
 )
 NAMES = frozenset(_WORDS.split())
 """Words that are names: of frameworks, layers, functions, settings and tensors."""

@@ -55,11 +55,13 @@ MAY_IMPORT = {
     "capture": WORDS | {"adapter", "registry", "dump", "source", "capture"},
     "ingest": WORDS | {"ingest"},
     "explain": WORDS | {"explain"},
+    "training": WORDS | {"explain", "training"},
     "programs": WORDS | {"programs"},
-    "compare": WORDS | {"dump", "explain", "programs", "compare", "notebook"},
+    "compare": WORDS | {"dump", "explain", "training", "programs", "compare", "notebook"},
     "mending": WORDS | {"adapter", "dump", "source", "explain", "compare", "mending"},
     "replay": WORDS
-    | {"adapter", "registry", "dump", "source", "capture", "explain", "programs", "compare", "mending", "replay"},
+    | {"adapter", "registry", "dump", "source", "capture", "explain", "training", "programs", "compare", "mending"}
+    | {"replay"},
     "report": WORDS | {"explain", "compare", "report"},
     "notebook": WORDS | {"dump", "explain", "compare", "report", "notebook"},
     "testing": WORDS | {"adapter", "source", "testing"},
@@ -126,9 +128,9 @@ OWN_FRAMEWORKS = {
 """Adapter, or what several share -> what it may import; MindTorch's tensors are MindSpore's below."""
 
 SHARED = {
-    "torch": {"torchlike", "frames"},
-    "mindspore": {"mindsporelike", "frames"},
-    "mindtorch": {"frames", "torchlike", "mindsporelike"},
+    "torch": {"torchlike", "frames", "groups"},
+    "mindspore": {"mindsporelike", "frames", "groups"},
+    "mindtorch": {"frames", "groups", "torchlike", "mindsporelike"},
 }
 
 

@@ -35,6 +35,10 @@ class Dropouts:
         if made and made != given:
             self.active.add(path)
 
+    def state(self, silenced: bool) -> str:
+        """A word for the header."""
+        return "active" if self.active else "silenced" if silenced else "inactive"
+
     def _digest(self, tensors: Tensors) -> bytes:
         """Of the first; none where its values cannot be read, of which the capture says why."""
         if not tensors:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Optional, cast
 
 import numpy as np
 
 from aligner import registry
-from aligner.adapter import Adapter
+from aligner.adapter import Adapter, Trains
 from aligner.capture.script import ImportWatcher
 from aligner.capture.task import Arguments, Task, as_task
 from aligner.dtypes import DTYPES
 from aligner.errors import AdapterError, CaptureError
 from aligner.patches import together
 from aligner.source.constructing import noted
+
+Lost = Callable[[object, object, object], object]
+"""Is told of the net's output, the label, and the loss."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,27 @@ class Run:
     """"pynative" or "graph"; None as the program has set it."""
     wanted: Optional[int] = None
     """How many steps to run, the arguments again from the first when they are through; None: each once."""
+    task: Optional[Task] = None
+    """The training that is captured, if it is one: then a step is an update."""
 
     @property
     def count(self) -> int:
         """How many steps there are; none without arguments."""
-        return len(self.steps) if self.wanted is None or not self.steps else self.wanted
+        batches = self.task.accumulate if self.task is not None else 1
+        return -(-len(self.steps) // batches) if self.wanted is None or not self.steps else self.wanted
+
+    def stepping(self, lost: Lost) -> Callable[[int], object]:
+        """What makes a step of this number; `lost` is told of each loss."""
+        task = self.task
+        if task is None:
+            return self.step
+        train, size = cast(Trains, self.adapter).trained(self.model, task, lost), task.accumulate
+        rows = self.steps
+        return lambda index: train([rows[(index * size + n) % len(rows)] for n in range(size)])
+
+    def surroundings(self) -> AbstractContextManager[object]:
+        """What a step runs in."""
+        return nullcontext() if self.task is not None else self.adapter.running(self.model, self.mode)
 
     def step(self, index: int, mode: Optional[str] = None) -> None:
         """Call the model on the arguments of one step, in its mode or another."""
@@ -127,8 +146,8 @@ def prepare(
         )
         for args, kwargs in task.arguments()
     ]
-    wanted = max(task.steps, len(rows)) if steps is None else steps
-    return Run(adapter, model, rows, mode, wanted)
+    wanted = max(task.steps, -(-len(rows) // task.accumulate)) if steps is None else steps
+    return Run(adapter, model, rows, mode, wanted, task if task.trains else None)
 
 
 def free_space(path: str) -> int:

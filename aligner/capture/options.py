@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from aligner.capture.sink import Sink
+from aligner.capture.steps import Holding
 
 
 @dataclass
@@ -17,6 +18,12 @@ class Options:
     steps: Optional[int] = None
     weights: bool = True
     silence_dropout: bool = False
+    gradients: bool = False
+    """Capture training steps: gradients, what optimizers are given, what they leave. A step ends with an update."""
+    loss: Any = None
+    """What makes the loss of a training, where it is known beforehand."""
+    holding: Optional[Callable[[Callable[[str, Mapping[str, Any]], None]], Holding]] = None
+    """Makes what holds the stages of training steps to those of another run; it gets what keeps a finding."""
     operations: bool = False
     """Note which operations run between the layers."""
     follow: Optional[bool] = None

@@ -20,22 +20,26 @@ from typing import Any, Optional, Union
 from aligner import messages
 from aligner.adapter import Adapter, Handle
 from aligner.capture.computed import Computed
+from aligner.capture.declaring import declare, selected
 from aligner.capture.dropouts import Dropouts
 from aligner.capture.following import Following, follows
 from aligner.capture.gaps import Gaps
 from aligner.capture.header import describe
+from aligner.capture.notes import Notes
 from aligner.capture.options import Options as Options
 from aligner.capture.progress import Progress
 from aligner.capture.sink import Sink
+from aligner.capture.steps import Steps
 from aligner.capture.stopping import stop_facts
 from aligner.capture.tracebacks import forget_us
 from aligner.capture.weights import Weights
 from aligner.dtypes import DTYPES
 from aligner.dump.writer import DumpWriter
 from aligner.errors import AlignerError, CaptureError, LateError, because, beside
-from aligner.record import Call, Key, Layer, Note, Phase, Record
-from aligner.selection import EVERYTHING, matches
+from aligner.record import Call, Key, Phase, Record
+from aligner.selection import EVERYTHING
 from aligner.structure import Tensors, flatten_arguments, flatten_result
+from aligner.words.training import LOSS
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -86,26 +90,28 @@ class Capture:
         self._again = False
         self._ran = False
         self._began = 0.0
-        self._noted: set[tuple[str, str]] = set()
+        self._notes = Notes()
+        self._note = self._notes.tell
         self._failure: Optional[BaseException] = None
         self._ears: list[Union[Gaps, Following]] = []
         self._following: Optional[Following] = None
         self._computed = Computed(adapter, model)
         self._weights = Weights(adapter, model)
+        self._training: Optional[Steps] = None
         self._sink = sink
         self._writer: Optional[Sink] = None
 
     def __enter__(self) -> Capture:
-        selected = self._select()
+        observed = selected(self._adapter, self._model, list(self._options.layers))
         header = {**describe(self._adapter, self._model, seed=self._options.seed), **self._options.header}
         if tuple(self._options.layers) != EVERYTHING:
             header["selected"] = list(self._options.layers)
-        if not self._options.weights:
-            header["weights"] = False
+        header.update({} if self._options.weights else {"weights": False})
         self._began = time.monotonic()
         self._writer = self._sink or DumpWriter(self.path, header, force=self._options.force)
         try:
-            self._declare()
+            self._total = declare(self._adapter, self._model, self._writer, self._dropouts, self._options.loss)
+            self._notes.cautions(self._adapter, self._model, self._writer)
             if self._options.weights:
                 self._writer.update_header(parameters=self._weights.record(partial(self._write, self._writer)))
             if self._options.silence_dropout and self._adapter.training(self._model):
@@ -120,7 +126,11 @@ class Capture:
             if self._following is not None:
                 self._ears.append(self._following.listen(self._handles))
             self._weights.listen(self._handles)
-            for path, layer in selected:
+            if self._options.gradients:
+                told = partial(self._write, self._writer), self._writer.finding, self._guarded, self._options.holding
+                self._training = Steps(self._adapter, self._model, self._weights, *told).listen(self._handles)
+                self._training.lost = partial(self._lost, ())
+            for path, layer in observed:
                 self._observe(path, layer)
         except BaseException:
             self.close(clean=False)
@@ -190,9 +200,9 @@ class Capture:
         self._kept(self._progress.clear)
         writer.ending()
         self._kept(self._unwind, writer, 0)
-        self.steps += self._loose
+        self.steps += self._loose if self._training is None else self._training.begun
         self._kept(self._tell_dropout, writer)
-        self._kept(self._tell_cautions, writer)
+        self._kept(self._notes.cautions, self._adapter, self._model, writer)
         self._kept(self._tell_computed, writer)
 
     def _kept(self, action: Callable[..., object], *values: object) -> None:
@@ -205,7 +215,7 @@ class Capture:
 
     @property
     def records(self) -> int:
-        """Values recorded so far."""
+        """Values recorded."""
         return self._records if self._writer is None else self._writer.records
 
     @property
@@ -218,55 +228,21 @@ class Capture:
         """Whether all wanted steps are captured (or the capture failed) and nothing is observed any more."""
         return not self._handles
 
-    def _select(self) -> list[tuple[str, object]]:
-        """The layers to observe: those the patterns name, and always the top-level net, which counts the steps."""
-        layers = list(self._adapter.layers(self._model))
-        wanted = [(path, layer) for path, layer in layers if path == "" or matches(path, self._options.layers)]
-        patterns = list(self._options.layers)
-        if len(wanted) == 1 and len(layers) > 1 and patterns not in (["*"], [""]):
-            some = ", ".join(path for path, _ in layers[1:6])
-            raise CaptureError(
-                "no-layer-matched", patterns=", ".join(patterns) or "[]", count=len(layers) - 1, some=some
-            )
-        return wanted
-
-    def _declare(self) -> None:
-        """Tell the dump of every layer, observed or not, and of what cannot be seen."""
-        assert self._writer is not None
-        layers = list(self._adapter.layers(self._model))
-        parents = {path.rpartition(".")[0] for path, _ in layers if path}
-        for path, layer in layers:
-            spec = self._adapter.spec(layer)
-            if spec.kind == "Dropout":
-                self._dropouts.watch(path)
-            training = self._adapter.training(layer)
-            children = path in parents or any(parent.startswith(f"{path}.") for parent in parents) or path == ""
-            self._writer.layer(Layer(path, self._adapter.type_name(layer), spec, children, training))
-        self._tell_cautions(self._writer)
-        self._total = len(layers)
-
-    def _tell_cautions(self, writer: Sink) -> None:
-        """What cannot be seen, once each: some of it shows only when the net has run."""
-        for note in self._adapter.cautions(self._model):
-            if (note.layer, note.message) not in self._noted:
-                self._noted.add((note.layer, note.message))
-                writer.note(note)
-
     def _observe(self, path: str, layer: object) -> None:
         def before(args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-            self._guarded(self._enter, path, layer, args, kwargs)
+            self._guarded(self._enter, self._writer, path, layer, args, kwargs)
 
         def after(args: tuple[object, ...], kwargs: Mapping[str, object], output: object) -> None:
-            self._guarded(self._leave, path, output)
+            self._guarded(self._leave, self._writer, path, output)
 
         self._handles.append(self._adapter.observe(layer, before, after))
 
-    def _guarded(self, action: Callable[..., None], path: str, *values: object) -> None:
+    def _guarded(self, action: Callable[..., None], *values: object) -> None:
         """Run our part of a hook so that no failure of ours reaches the user's net; a kernel's of its own does."""
         if self._writer is None or self._failure is not None:
             return
         try:
-            action(self._writer, path, *values)
+            action(*values)
         except LateError as error:  # told once, to whoever reads next: kept to ourselves, the net would run on in ruins
             raise error.__cause__ or error from None
         except Exception as error:  # kept, and raised when the capture is closed
@@ -278,6 +254,8 @@ class Capture:
     ) -> None:
         if not self._stack:
             self._begin_run(writer, path)
+            if self.finished:
+                return
         elif self._adapter.thread() != self._thread:
             self._note(writer, path, "other-thread")  # its place in the order of calls cannot be known
             return
@@ -287,10 +265,11 @@ class Capture:
         self._numbers[path] = number + 1
         found: Tensors = []
         inputs = flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
+        found = found if self._training is None else self._training.own(path, found)
         self._stack.append(_Open(path, number, self._order, inputs))
         for ear in self._ears:
             ear.enter(path, number)
-        if self.steps == 0:
+        if self.steps == 0 and layer is not None:
             self._computed.enter(path, layer)
         self._dropouts.enter(path, found)
         self._record(writer, path, number, found)
@@ -311,8 +290,7 @@ class Capture:
         self._stack.pop()  # not before: a kernel may turn out to have failed in it
         if self._stack:
             self._stack[-1].last = path
-        self._order += 1
-        writer.call(Call(self.steps, Phase.FORWARD, path, call.number, call.first, self._order, call.inputs, outputs))
+        self._call(writer, call, outputs)
         self._progress.update(self.steps, path, len(self._numbers), self._total, writer.bytes_written)
         if not self._stack:
             self._weights.end(path)
@@ -323,7 +301,9 @@ class Capture:
         """An outermost call. The net itself starts a step; a layer called by itself (net.encode(x)) joins one."""
         self._ran = True
         self._thread = self._adapter.thread()
-        if path == "" and self._loose:
+        if self._training is not None and self._training.begin():
+            self._next_step()
+        elif self._training is None and path == "" and self._loose:
             self._loose = False
             self.steps += 1
         if self._weights.begin(path, self.steps, self._order + 1, writer.finding):
@@ -331,24 +311,52 @@ class Capture:
         if path != "":
             self._loose = True
             return
-        self._numbers = {}
+        if self._training is None:
+            self._numbers = {}
         self._progress.begin(writer.bytes_written)
         self._random = self._adapter.random_state()
 
     def _end_step(self, writer: Sink) -> None:
         if self._random is not None and self._adapter.random_state() != self._random:
             self._note(writer, "", "random-numbers")
-        self.steps += 1
         self._computed.remove()
         if self._following is not None:  # the next step would be slower for nothing
             self._following.remove()
-        if self._options.steps is not None and self.steps >= self._options.steps:
+        if self._training is None:
+            self._next_step()
+
+    def _next_step(self) -> None:
+        """Whatever runs from now on belongs to another step; behind the last wanted one nothing is observed."""
+        self.steps += 1
+        last = self._options.steps is not None and self.steps >= self._options.steps
+        if self._training is not None:
+            self._numbers = {}
+            self._training.next(self.steps, last)
+        if last:
             self._detach()
+
+    def lost(self, output: object, label: object, loss: object) -> None:
+        """A loss was made of what the net has handed on: it is recorded as a layer beside the net."""
+        if self._training is not None:
+            self._training.told = True
+        self._lost((output, label), loss)
+
+    def _lost(self, given: tuple[object, ...], loss: object) -> None:
+        self._guarded(self._enter, self._writer, LOSS, None, given, {})
+        self._guarded(self._leave, self._writer, LOSS, loss)
+
+    def _call(self, writer: Sink, call: _Open, outputs: object, over: bool = True) -> None:
+        """A call has ended, or will not end any more."""
+        self._order += 1
+        last = self._order if over else None
+        writer.call(Call(self.steps, Phase.FORWARD, call.layer, call.number, call.first, last, call.inputs, outputs))
 
     def _record(self, writer: Sink, path: str, number: int, found: Tensors) -> None:
         for slot, tensor in found:
             key = Key(self.steps, Phase.FORWARD, path, number, slot)
             self._write(writer, key, self._adapter.dtype(tensor), partial(self._adapter.to_numpy, tensor))
+            if self._training is not None:
+                self._training.watch(key, tensor)
 
     def _write(self, writer: Sink, key: Key, dtype: str, read: Callable[[], Any]) -> None:
         """One value into the dump, or a note why it could not be read."""
@@ -369,30 +377,18 @@ class Capture:
             ear.unwind(depth)
         self._computed.unwind(depth)
         while len(self._stack) > depth:
-            call = self._stack.pop()
-            self._order += 1
-            writer.call(
-                Call(self.steps, Phase.FORWARD, call.layer, call.number, call.first, None, call.inputs, {"none": True})
-            )
+            self._call(writer, self._stack.pop(), {"none": True}, over=False)
 
     def _tell_dropout(self, writer: Sink) -> None:
         """What the header says: seen at work, silenced, or idle (all of it looked at, not assumed)."""
-        active = sorted(self._dropouts.active)
-        state = "active" if active else "silenced" if self._silenced else "inactive"
-        writer.update_header(steps=self.steps, dropout=state)
-        if active:
-            self._note(writer, "", "dropout-active", layers=", ".join(active[:5]))
+        writer.update_header(steps=self.steps, dropout=self._dropouts.state(self._silenced))
+        if self._dropouts.active:
+            self._note(writer, "", "dropout-active", layers=", ".join(sorted(self._dropouts.active)[:5]))
 
     def _tell_computed(self, writer: Sink) -> None:
         found = self._computed.tell(writer.finding)
         if found:
             writer.update_header(**found)
-
-    def _note(self, writer: Sink, layer: str, message: str, **facts: Any) -> None:
-        """Say once per layer what could not be captured as it should."""
-        if (layer, message) not in self._noted:
-            self._noted.add((layer, message))
-            writer.note(Note(layer, message, facts))
 
     def _detach(self) -> None:
         """Remove all hooks, also behind one that cannot be removed."""

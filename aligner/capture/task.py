@@ -21,7 +21,10 @@ class Task:
     keyword arguments. `keywords` are given by name in every step besides. Arrays may be numpy's: they are turned into
     the framework's tensors.
 
-    The training fields (`loss` and all after it) are part of the contract, but training steps are not captured yet.
+    With a loss, the last item of each tuple is the label, and `loss(output, label)` gives a scalar. A training step is
+    one update of the optimizer: for each of `accumulate` tuples forward, loss times `loss_scale`, gradients of the
+    optimizer's parameters, divided by `loss_scale` and scaled down to a norm of `clip_norm` in all; their sum goes to
+    the optimizer, and then `lr_schedule.step()` is called if there is one. `steps` are made, with the tuples in turn.
     """
 
     model: Any
@@ -34,6 +37,11 @@ class Task:
     loss_scale: Optional[float] = None
     lr_schedule: Any = None
     keywords: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def trains(self) -> bool:
+        """Whether training steps are asked for."""
+        return self.loss is not None
 
     def arguments(self) -> list[Arguments]:
         """The arguments of each step."""
@@ -55,7 +63,7 @@ def as_task(made: object) -> Task:
     """What a factory returned, as a Task: a Task, a model, `(model, inputs)`, or `(model, inputs, keywords)`.
 
     Raises:
-        CaptureError: for None, for tuples of another length, and for training, which is not built yet.
+        CaptureError: for None, for tuples of another length, and for a training that lacks something.
     """
     if isinstance(made, Task):
         task = made
@@ -68,8 +76,12 @@ def as_task(made: object) -> Task:
         task = Task(made)
     if task.model is None:
         raise CaptureError("factory-none")
-    if task.loss is not None or task.optimizer is not None:
-        raise CaptureError("training-not-yet")
+    if task.optimizer is not None and task.loss is None:
+        raise CaptureError("training-without-loss")
+    if task.trains and any(not args for args, _ in task.arguments()):
+        raise CaptureError("training-without-label")
+    if type(task.accumulate) is not int or task.accumulate < 1:
+        raise CaptureError("training-accumulate", found=repr(task.accumulate))
     return task
 
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from aligner.capture.progress import Progress
     from aligner.capture.session import Capture, Options
 
+    Make = Callable[[Adapter, object, str, Options, Progress], Capture]
+
 
 class Watch:
     """Captures one model of a running script.
@@ -22,7 +24,15 @@ class Watch:
     parameters (so a loss is passed by). Nothing here may disturb the script: what goes wrong is kept in `failure`.
     """
 
-    def __init__(self, path: str, options: Callable[[], Options], wanted: Optional[str], progress: Progress) -> None:
+    def __init__(
+        self,
+        path: str,
+        options: Callable[[], Options],
+        wanted: Optional[str],
+        progress: Progress,
+        make: Optional[Make] = None,
+    ) -> None:
+        """`make` makes the capture of a model that runs; without, it is one of its own."""
         self.capture: Optional[Capture] = None
         self.failure: Optional[Exception] = None
         self.raised: Optional[BaseException] = None
@@ -36,6 +46,7 @@ class Watch:
         self._options = options
         self._wanted = wanted
         self._progress = progress
+        self._make = make
         self._model: object = None
         self._unloaded: Optional[AdapterError] = None
         self._handles: list[Handle] = []
@@ -74,7 +85,7 @@ class Watch:
         from aligner.capture.session import Capture
 
         self._model, self.captured = model, name
-        self.capture = Capture(adapter, model, self.path, self._options(), self._progress)
+        self.capture = (self._make or Capture)(adapter, model, self.path, self._options(), self._progress)
         self.capture.__enter__()
 
     def close(self) -> None:

@@ -55,6 +55,12 @@ class Weights:
         self._accepted[parameter.layer, parameter.role] = _mark(array)
         return array
 
+    def accepted(self, parameter: Parameter) -> Array:
+        """The values of one that an optimizer has updated, which is what it is to have from now on."""
+        array = self._recorded(parameter)
+        self._moved.pop((parameter.layer, parameter.role), None)
+        return array
+
     def listen(self, handles: list[Handle]) -> None:
         """Be told of what runs compiled, until the handle is removed that is added to these."""
         runs = getattr(self._adapter, "compiled_runs", None)  # an adapter of others' may not have it

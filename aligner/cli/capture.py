@@ -124,7 +124,20 @@ def add_arguments(parser: parsing.Parser) -> None:
         metavar="GLOB",
         help=say("record only these layers (repeatable)", "只记录这些层（可重复）"),
     )
-    add("--steps", type=parsing.count, metavar="N", help=say("runs of the net to record", "记录网络的运行次数"))
+    add(
+        "--gradients",
+        action="store_true",
+        help=say(
+            "record gradients, updates and optimizer state; a step is then an update",
+            "记录梯度、参数更新与优化器状态；此时一步即一次更新",
+        ),
+    )
+    add(
+        "--steps",
+        type=parsing.count,
+        metavar="N",
+        help=say("runs of the net (of a training: updates) to record", "记录网络的运行次数（训练时为更新次数）"),
+    )
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--train", action="store_true", help=say("run in train mode", "以训练模式运行"))
     mode.add_argument(

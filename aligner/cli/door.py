@@ -35,6 +35,7 @@ def session_options(
         steps=steps,
         weights=not options.no_weights,
         silence_dropout=silence,
+        gradients=options.gradients,
         force=options.force,
         seed=seed,
         header={"command": options.command, "target": _target(options, arguments)},

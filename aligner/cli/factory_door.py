@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Optional
@@ -14,14 +15,15 @@ from aligner import messages
 from aligner.capture import target as targets
 from aligner.capture.progress import size
 from aligner.cli.door import check_output, interruptible, session_options, tell_captured
+from aligner.cli.replaying import check_replay, replayed, tell_examined
 from aligner.cli.voice import Voice
-from aligner.errors import AlignerError, CaptureError, ReplayError, UsageError
-from aligner.record import display
+from aligner.errors import AlignerError, CaptureError, UsageError
 
 if TYPE_CHECKING:
     from aligner.capture.factory import Run
     from aligner.capture.session import Options
     from aligner.capture.sink import Sink
+    from aligner.capture.task import Task
     from aligner.replay.replay import Replay
 
 
@@ -38,15 +40,17 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
     for name in ("truth", "expect"):
         if getattr(options, name) and options.reference:
             raise UsageError("option-of-reference", option=f"--{name}")
-    for name in ("rename", "map", "write_map", "allow_missing", "free_only", "search"):
-        if getattr(options, name) not in (None, False, []) and not options.reference:
-            raise UsageError("option-needs-from", option=f"--{name.replace('_', '-')}")
+    check_replay(options)
     check_output(options)
     seed = 0 if options.seed is None else options.seed
     prepared, replay = _prepare(options, target, seed, voice)
     session = session_options(options, seed=seed, steps=None, silence=not options.keep_dropout)
     session.operations = True
     session.follow = True
+    session.gradients = prepared.task is not None
+    session.loss = prepared.task.loss if prepared.task is not None else None
+    if options.gradients and not session.gradients:
+        raise CaptureError("gradients-need-loss", target=target)
     if options.inputs:
         session.header = {**session.header, "inputs": options.inputs}
     prepared.adapter.seed(seed)
@@ -67,7 +71,7 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
     if replay is None:
         voice.say("next-port", path=options.output)
     else:
-        _tell_examined(replay, voice)
+        tell_examined(replay, voice)
         voice.say("next-compare", reference=options.reference, path=options.output)
         replay.close()
     return 0
@@ -94,16 +98,6 @@ def _expectation(
     return partial(expectation.measure, options.output)
 
 
-def _tell_examined(replay: Replay, voice: Voice) -> None:
-    """What the forced pass and the trials came to."""
-    found = replay.examined
-    if found is not None:
-        facts = {"checked": found.checked, "wrong": found.wrong, "seconds": f"{found.seconds:.1f}"}
-        voice.say("forced-told", **facts)
-        if found.trials:
-            voice.say("trials-told", trials=found.trials, seconds=f"{found.trying:.1f}", confirmed=found.confirmed)
-
-
 def _prepare(
     options: argparse.Namespace, target: targets.Target, seed: int, voice: Voice
 ) -> tuple[Run, Optional[Replay]]:
@@ -123,17 +117,38 @@ def _prepare(
         task = Task(task.model, inputs)
     if not options.reference:
         prepared = building.prepare(adapter, task, options.device, options.steps, options.mode)
-        adapter.set_training(prepared.model, options.train)
+        adapter.set_training(prepared.model, options.train or (task.optimizer is not None and not options.eval))
         replay = None
     else:
         prepared = building.prepare(adapter, task, options.device, options.steps, options.mode)
-        replay = _replay(options, adapter.name, prepared.model, voice)
+        replay = replayed(options, adapter.name, prepared.model, voice)
         if inputs is None:
             steps = _steps(replay, voice)[: options.steps]
-            prepared = building.Run(adapter, prepared.model, [replay.arguments(step) for step in steps], options.mode)
+            if task.trains:
+                prepared = _as_trained(prepared, replay, task, steps)
+            else:
+                rows = [replay.arguments(step) for step in steps]
+                prepared = building.Run(adapter, prepared.model, rows, options.mode)
     if not prepared.steps:
         raise CaptureError("inputs-missing", target=target)
     return prepared, replay
+
+
+def _as_trained(prepared: Run, replay: Replay, task: Task, steps: Sequence[int]) -> Run:
+    """The port's training on the reference's batches; each of its updates is made of as many as the reference's.
+
+    Raises:
+        CaptureError: the reference is no training.
+    """
+    own = prepared.steps[0][0][-1] if prepared.steps else None
+    rows = [replay.labelled(step, own) for step in steps]
+    sizes = {len(row) for row in rows}
+    if sizes - {task.accumulate}:
+        found = "none" if sizes == {0} else ", ".join(map(str, sorted(sizes)))
+        raise CaptureError(
+            "training-other-batches", reference=str(replay.reference.path), found=found, accumulate=task.accumulate
+        )
+    return replace(prepared, steps=[one for row in rows for one in row], wanted=len(steps), task=task)
 
 
 def _steps(replay: Replay, voice: Voice) -> list[int]:
@@ -149,10 +164,11 @@ def _steps(replay: Replay, voice: Voice) -> list[int]:
 
 def _run_steps(prepared: Run, capture: Any, voice: Voice) -> None:
     """All steps under the capture; an exception of the net keeps its own traceback, and what came before is kept."""
-    with prepared.adapter.running(prepared.model, prepared.mode), capture:
+    with prepared.surroundings(), capture:
+        step = prepared.stepping(capture.lost)
         for index in range(prepared.count):
             try:
-                prepared.step(index)
+                step(index)
             except (Exception, SystemExit) as error:
                 voice.traceback(error)
                 capture.raised = error
@@ -165,68 +181,6 @@ def _run_steps(prepared: Run, capture: Any, voice: Voice) -> None:
                         capture.raised = again
                 facts = {"error": type(error).__name__, "records": capture.records, "path": capture.path}
                 raise CaptureError("model-raised", **facts) from error
-
-
-def _replay(options: argparse.Namespace, framework: str, model: object, voice: Voice) -> Replay:
-    """The reference's weights in the port; says what went where by other than its name."""
-    from aligner.compare.layer_map import check_free, read_map
-    from aligner.dump.reader import open_dump
-    from aligner.registry import load
-    from aligner.replay.form_words import forms
-    from aligner.replay.replay import Replay
-    from aligner.replay.transfer import left_over
-
-    dump = open_dump(options.reference)
-    dump.verify()
-    replay = Replay(dump, load(framework), model)
-    rules = read_map(options.map)
-    if options.write_map:
-        check_free(options.write_map)
-    try:
-        replay.load(dict(_rename(text) for text in options.rename), options.allow_missing, rules)
-    except ReplayError as error:
-        if options.write_map and error.message.startswith("weights-left"):  # what is to be corrected
-            _write_map(options.write_map, replay, voice)
-        raise
-    if options.write_map:
-        _write_map(options.write_map, replay, voice)
-    replay.set_training(True if options.train else False if options.eval else None)
-    transfer = replay.transfer
-    count = len(transfer.matches)
-    values, structure = (sum(match.by == by for match in transfer.matches) for by in ("values", "structure"))
-    named = count - structure - values
-    facts = {"count": count, "named": named, "structure": structure, "reference": options.reference}
-    voice.say("weights-loaded", **facts)
-    if values:
-        voice.say("weights-by-values", count=values)
-    for reference, port, sure in transfer.layers:
-        if reference != port:
-            facts = {"reference": display(reference), "port": display(port), "confidence": f"{sure:.1f}"}
-            voice.say("weights-by-structure", **facts)
-    for message, told in forms(transfer):
-        times = messages.text("weights-times", voice.language, told) if told["count"] != 1 else ""
-        voice.say(message, **{**told, "times": times})
-    if transfer.left_reference or transfer.left_port:
-        left = {"left_reference": left_over(transfer.left_reference), "left_port": left_over(transfer.left_port)}
-        voice.say("weights-told", **left)
-    return replay
-
-
-def _write_map(path: str, replay: Replay, voice: Voice) -> None:
-    """The map that was used, and what is left over."""
-    from aligner.compare.layer_map import write
-    from aligner.replay import mapped
-
-    lines = mapped.map_lines(replay.transfer, replay.given)
-    write(path, lines, mapped.left_lines(replay.transfer))
-    voice.say("map-written", path=path, count=len(lines))
-
-
-def _rename(text: str) -> tuple[str, str]:
-    reference, sign, port = text.partition("=")
-    if not sign:
-        raise ReplayError("rename-form", text=text)
-    return reference.strip(), port.strip()
 
 
 def _estimate(prepared: Run, session: Options, options: argparse.Namespace, voice: Voice) -> int:

@@ -8,34 +8,32 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Optional
 
 from aligner.capture.script import ImportWatcher, Script, run, wait_for_threads
 from aligner.capture.tracebacks import forget_us, hidden
 from aligner.cli.door import check_output, interruptible, session_options, tell_captured
+from aligner.cli.replaying import check_replay, replayed, steps_of, tell_examined
 from aligner.cli.voice import Voice
 from aligner.errors import CaptureError, UsageError
 
 if TYPE_CHECKING:
-    from aligner.capture.session import Options
+    from aligner.adapter import Adapter
+    from aligner.capture.progress import Progress
+    from aligner.capture.session import Capture, Options
     from aligner.capture.watch import Watch
+    from aligner.replay.replay import Replay
 
 
 _FACTORY_ONLY = (
     "mode",
-    "reference",
     "inputs",
     "device",
     "estimate",
     "train",
     "eval",
     "keep_dropout",
-    "rename",
-    "map",
-    "write_map",
-    "allow_missing",
-    "free_only",
-    "search",
     "truth",
     "expect",
 )
@@ -53,19 +51,24 @@ def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: t
 
     for name in _FACTORY_ONLY:
         if getattr(options, name):
-            option = "--from" if name == "reference" else f"--{name.replace('_', '-')}"
-            raise UsageError("option-needs-factory", option=option)
+            raise UsageError("option-needs-factory", option=f"--{name.replace('_', '-')}")
+    check_replay(options)
     check_output(options)
+    if options.gradients:  # what is compiled tells of no gradient: it is run as the Python that it is
+        os.environ.setdefault("MS_JIT", "0")
     voice = Voice(options.quiet, options.lang)
     started = time.monotonic()
-    steps = options.steps or 1
+    steps = options.steps or (steps_of(options.reference) if options.reference else 1)
 
     def session() -> Options:  # made late: it imports numpy, and the script may want to set things up before that
         silence = options.silence_dropout
         return session_options(options, seed=options.seed, steps=steps, silence=silence, arguments=wanted.arguments)
 
     names = [options.framework] if options.framework else sorted(available())
-    watch = Watch(os.path.abspath(options.output), session, options.model, voice.progress)  # the script may chdir
+    place = os.path.abspath(options.output)  # the script may change its folder
+    replays: list[Replay] = []
+    make = partial(_replayed, options, voice, replays) if options.reference else None
+    watch = Watch(place, session, options.model, voice.progress, make)
     for stream, errors in zip((sys.stdout, sys.stderr), stream_errors):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)  # the script prints as it would without us
@@ -75,7 +78,28 @@ def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: t
         with interruptible(options.output, lambda: watch.capture is not None and watch.capture.began):
             watch.close()
             _tell(watch, wanted, options, voice, code, started)
+            for replay in replays:
+                tell_examined(replay, voice)
+                voice.say("next-compare", reference=options.reference, path=options.output)
+                replay.close()
     raise SystemExit(code)
+
+
+def _replayed(
+    options: argparse.Namespace,
+    voice: Voice,
+    replays: list[Replay],
+    adapter: Adapter,
+    model: object,
+    path: str,
+    session: Options,
+    progress: Progress,
+) -> Capture:
+    """A capture of the script's model on the reference's weights, each of its calls on the reference's inputs."""
+    session.operations = True
+    replay = replayed(options, adapter.name, model, voice, own_mode=True)
+    replays.append(replay)
+    return replay.capture(path, session, progress, forced=not options.free_only)
 
 
 def _run_script(wanted: Script, watcher: ImportWatcher, voice: Voice, watch: Watch) -> int:
@@ -156,7 +180,8 @@ def _tell_all(watch: Watch, wanted: Script, options: argparse.Namespace, voice: 
         voice.say("other-models-ran", model=watch.captured, others=", ".join(others))
     if watch.unobserved:
         voice.say("more-steps-ran", steps=watch.capture.steps, model=watch.captured)
-    voice.say("next-port", path=options.output)
+    if not options.reference:
+        voice.say("next-port", path=options.output)
 
 
 def _tell_captured(watch: Watch, options: argparse.Namespace, voice: Voice, started: float) -> None:

@@ -13,6 +13,10 @@ CARRIED = 16
 """The number of births that are followed at a time, the latest ones: a net where more meet is wrong all over."""
 
 
+TOGETHER = ("data", "clip", "update")
+"""Where all inputs or parameters of the net go through one place."""
+
+
 @dataclass(frozen=True)
 class Birth:
     """A value that is wrong by itself. `layer` is the reference's."""
@@ -26,11 +30,14 @@ class Birth:
     between: Optional[tuple[str, str]] = None
     check: Optional[Check] = None
     """What the forced pass found here."""
+    owner: Optional[tuple[str, str]] = None
+    """The parameter whose update it is, by layer and role."""
 
     @property
     def place(self) -> tuple[str, str, Optional[tuple[str, str]]]:
-        """Births at one place are one origin, however many calls and tensors show it."""
-        return self.layer, self.where, self.between
+        """Births at one place are one origin, however many calls and tensors show it; an optimizer's update and what
+        is made of gradients before it are one place for all parameters."""
+        return "" if self.where in TOGETHER else self.layer, self.where, self.between
 
 
 @dataclass

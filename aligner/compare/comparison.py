@@ -28,8 +28,10 @@ from aligner.compare.net import Net, survey
 from aligner.compare.pairing import Pair, pair_records
 from aligner.compare.reading import Reading, excuse_form, excuse_imported, excuse_mask, excuse_rounding
 from aligner.compare.sorting import in_reading_order, is_given
+from aligner.compare.stages import judge_stages
 from aligner.compare.stops import excuse_not_run, stopped, stops
 from aligner.compare.tolerance import Tolerance
+from aligner.compare.training import Training
 from aligner.compare.unread import excuse_unread
 from aligner.compare.verdict import Comparison as Comparison
 from aligner.compare.wrappers import unwrap
@@ -103,11 +105,14 @@ def compare(
         cover(readings, *nets, pairing)
         _tell_ends(readings, one, other)
         expectations.excuse(readings)
+        training = Training(one, other)
+        judge_stages(readings, one, training, rules)
         if checks:
             doubt(readings, other)
         mixup = settled(mixup, readings, nets[0])
-        comparison = conclude(one, other, nets, pairing, readings, rules, tuple(allow_unmatched), expectations, mixup)
-        return stopped(comparison, found)
+        allowed = tuple(allow_unmatched)
+        found_out = conclude(one, other, nets, pairing, readings, rules, allowed, expectations, training, mixup)
+        return stopped(found_out, found)
 
 
 def _opened(source: Source, stack: ExitStack) -> Dump:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
-from aligner.compare import reordered, sides, turns
+from aligner.compare import asides, reordered, sides, turns
 from aligner.compare.birth import Birth
 from aligner.compare.cases import Cases
-from aligner.compare.casts import Cast, cast_map, is_short
+from aligner.compare.casts import cast_map
 from aligner.compare.caution import cautions
-from aligner.compare.checks import LIMIT, Check
+from aligner.compare.checks import LIMIT
 from aligner.compare.cover import LEFT_OUT, ONE_SIDED
 from aligner.compare.edits import homes
 from aligner.compare.expected import Expectations
 from aligner.compare.explanation import Explaining
 from aligner.compare.force import held
+from aligner.compare.later import Stage
 from aligner.compare.layers import Pairing
 from aligner.compare.mixup import Mixup
 from aligner.compare.moved import APART, MIXED, UNJUDGED, Unjudged
@@ -27,19 +28,18 @@ from aligner.compare.net import CallId, Net, by_step, nest
 from aligner.compare.origin import Trace
 from aligner.compare.place import Place
 from aligner.compare.reading import Reading
+from aligner.compare.step_rows import step_rows
 from aligner.compare.stop import NOT_RUN
 from aligner.compare.tolerance import Tolerance
+from aligner.compare.training import Training
 from aligner.compare.unread import unread
+from aligner.compare.updating import Updating
 from aligner.compare.verdict import Comparison, Origin, Outcome, Verdict
 from aligner.compare.verdicts import verdict_of
-from aligner.explain import attributes
-from aligner.record import Key, LayerSpec, Phase, Scalar, display
+from aligner.record import LayerSpec, Phase
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
-
-UNSEEN = 3
-"""Layers that are named where rounding hides what comes of their settings."""
 
 AMP_EPS = 4e-4
 """What a layer may add by itself when AMP computes in float16 behind float32 tensors (0.4 of its eps)."""
@@ -60,6 +60,7 @@ def conclude(
     tolerance: Tolerance,
     allowed: Sequence[str],
     expectations: Expectations,
+    training: Training,
     mixup: Optional[Mixup] = None,
 ) -> Comparison:
     """The whole answer."""
@@ -67,9 +68,12 @@ def conclude(
     void = mixup is not None and mixup.void
     unjudged = Unjudged(reference, port, readings)
     judged = [] if void else [reading for reading in readings if not unjudged.reason(reading)]
-    trace = _traced(reference, port, pairing, judged, checks, tolerance)
+    trace = Trace(AMP_EPS if reference.header.get("amp") or port.header.get("amp") else 0.0, checks, tolerance)
+    trace.held = training.held
+    _follow(trace, reference, pairing, judged, training)
     needed = {b for r in readings if r.matched and r.over for b in trace.reached.get(id(r), ())[:1]}
     needed |= {n for n, birth in enumerate(trace.births) if birth.check is not None and _over(birth, tolerance)}
+    needed |= {n for n, birth in enumerate(trace.births) if birth.owner is not None and not birth.reading.matched}
     compiled = str(port.header.get("mode")) == "graph"
     right = {n for n, birth in enumerate(trace.births) if _right_when_free(birth)}
     needed -= right
@@ -93,7 +97,7 @@ def conclude(
     cases = Cases(reference, port, nets, pairing)
     casts = cast_map(reference, port, nets, pairing)
     failures: list[str] = []
-    explaining = Explaining(cases, port)
+    explaining = Explaining(cases, port, Updating(reference, port, training))
     ports = {pair.reference: pair.port for pair in reversed(pairing.layers)}
     found = homes(port)
     origins, suspects = (
@@ -120,11 +124,11 @@ def conclude(
             *(() if void else (*ends.cautions(), *sides.one_sided(sides.not_compared(verdicts), ends.lacking))),
             *(() if void else cautions(reference, port, nets, pairing, readings, bool(checks), casts)),
             *unread(readings),
-            *_told(suspects),
-            *_unseen(casts, cases, {place.layer for place in (*origins, *suspects)}, bool(checks) and not void),
-            *_passing(trace, needed, compiled, casts),
-            *_eager(trace, eager),
-            *_stumbled(failures),
+            *asides.told(suspects),
+            *asides.unseen(casts, cases, {place.layer for place in (*origins, *suspects)}, bool(checks) and not void),
+            *(() if training.held else asides.passing(trace, needed, compiled, casts)),
+            *asides.eager(trace, eager),
+            *asides.stumbled(failures),
         ),
         counts={outcome.value: counts.get(outcome.value, 0) for outcome in Outcome},
         specs=_specs((*origins, *suspects), nets),
@@ -135,6 +139,7 @@ def conclude(
         left=left if checks and not void else (),
         mixup=mixup,
         casts=casts,
+        steps=step_rows((reference, port), training, verdicts, nets[0].roots),
     )
 
 
@@ -153,32 +158,6 @@ def _may_be_quiet(birth: Birth) -> bool:
     return birth.reading.matched and not birth.reading.covered
 
 
-def _told(suspects: Sequence[Origin]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
-    for origin in suspects:
-        error = f"{origin.own_error:.1e}"
-        facts = {"layer": display(origin.layer), "kind": origin.kind, "where": origin.where, "error": error}
-        yield ("short-by-cast", {**facts, "type": origin.cast}) if origin.cast else ("below-tolerance", facts)
-
-
-def _unseen(
-    casts: Sequence[Cast], cases: Cases, known: Set[str], forced: bool
-) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
-    """Layers with other settings whose effect the reference's own rounding hides: nothing could be seen against it."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
-    for cast in casts if forced else ():
-        if cast.part or cast.layer in known or not is_short(cast.reference.dtype):
-            continue
-        case = cases.case(Place("layer", cast.layer, None, None, None, 0.0, False))
-        told = [s for s in attributes.suspects(case) if s.change and s.weight >= attributes.KNOWN]
-        if told:
-            settings = ", ".join(dict.fromkeys(name for suspect in told for name in suspect.change))
-            groups.setdefault((cast.kind, cast.reference.dtype, settings), []).append(display(cast.layer))
-    for (kind, dtype, settings), layers in groups.items():
-        names = ", ".join(layers[:UNSEEN]) + (", ..." if len(layers) > UNSEEN else "")
-        facts: dict[str, Scalar] = {"layer": names, "kind": kind, "type": dtype, "settings": settings}
-        yield "setting-below-rounding", {**facts, "count": len(layers)}
-
-
 def _right_when_free(birth: Birth) -> bool:
     """Whether the value is wrong in the forced pass, which runs eagerly, and right in the free run.
 
@@ -191,34 +170,6 @@ def _right_when_free(birth: Birth) -> bool:
     if check is None or check.deviation is None or reading.covered or reading.over or not reading.matched:
         return False
     return reading.severity <= max(min(LIMIT * check.expected, GONE * check.error), CLEAR * check.error)
-
-
-def _eager(trace: Trace, eager: Iterable[int]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
-    for layer in list(dict.fromkeys(trace.births[n].layer for n in sorted(eager)))[:3]:
-        yield "wrong-when-eager", {"layer": display(layer)}
-
-
-def _passing(
-    trace: Trace, needed: Iterable[int], compiled: bool, casts: Sequence[Cast]
-) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
-    """Places that went wrong in the free run and are right when they run again on the reference's values."""
-    short = {c.layer: c.port.dtype for c in casts if is_short(c.port.dtype) and not is_short(c.reference.dtype)}
-    places: dict[str, Birth] = {}
-    for number in sorted(needed):
-        birth = trace.births[number]
-        check = birth.reading.check
-        if birth.check is None and check is not None and check.isolated and not (check.fails or check.follows):
-            places.setdefault(birth.layer, birth)
-    for layer in list(places)[:3]:
-        if layer in short and not compiled:
-            yield "right-when-long", {"layer": display(layer), "type": short[layer]}
-        else:
-            yield ("right-when-eager" if compiled else "right-when-held"), {"layer": display(layer)}
-
-
-def _stumbled(failures: Sequence[str]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
-    for failure in failures[:3]:
-        yield "causes-failed", {"failure": failure}
 
 
 def _header(dump: Dump) -> Mapping[str, Any]:
@@ -235,17 +186,9 @@ def _over(birth: Birth, tolerance: Tolerance) -> bool:
     return birth.reading.over and not check.hidden
 
 
-def _traced(
-    reference: Dump,
-    port: Dump,
-    pairing: Pairing,
-    readings: Sequence[Reading],
-    checks: Mapping[Key, Check],
-    tolerance: Tolerance,
-) -> Trace:
+def _follow(trace: Trace, reference: Dump, pairing: Pairing, readings: Sequence[Reading], training: Training) -> None:
     """Follow the readings through the calls of the reference, step by step."""
     back = {other: one for one, other in pairing.calls.items()}
-    trace = Trace(AMP_EPS if reference.header.get("amp") or port.header.get("amp") else 0.0, checks, tolerance)
     ours = {pair.port: pair.reference for pair in pairing.layers}
     parameters = trace.parameters(
         (r for r in readings if r.pair.key.phase is Phase.PARAMETER and r.reason != LEFT_OUT), ours
@@ -263,8 +206,8 @@ def _traced(
                 grouped.setdefault(call, []).append(reading)
         calls = {call: records for call, records in grouped.items() if any(r.matched for r in records)}
         trace.step(nest(ran.get(step, ())), calls, parameters)
-        trace.later(r for r in here if r.pair.key.phase not in (Phase.FORWARD, Phase.PARAMETER))
-    return trace
+        left = trace.later((r for r in here if r.pair.key.phase not in (Phase.FORWARD, Phase.PARAMETER)), training)
+        parameters = left if training else parameters
 
 
 def _call(reading: Reading, back: Mapping[CallId, CallId]) -> Optional[CallId]:
@@ -331,6 +274,8 @@ def _origin(births: Sequence[Birth], net: Net, ports: Mapping[str, str], toleran
         ratio=worst.check.ratio if worst.check is not None else max(ratios, default=None),
         cast=worst.check.cast if worst.check is not None and worst.check.by_cast else "",
         number=None if first.check is None else first.check.number,
+        owners=tuple(dict.fromkeys(birth.owner for birth in births if birth.owner is not None)),
+        steps=tuple(sorted({birth.key.step for birth in births})),
         place=replace(_place(worst), moved=moved),
         others=tuple(replace(place, moved=moved) for place in _others(births, worst, tolerance)),
     )
@@ -361,7 +306,7 @@ def _place(birth: Birth) -> Place:
     if port is None and check is not None and check.deviation is not None:  # the forced pass knows which it is
         port = check.port
     return Place(
-        birth.where,
+        "layer" if birth.where == Stage.LOSS.value else birth.where,
         birth.layer,
         None if pair.reference is None else pair.reference.key,
         port,

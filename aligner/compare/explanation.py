@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare import blameless
+from aligner.compare.birth import TOGETHER
 from aligner.compare.cases import Cases
 from aligner.compare.checks import LIMIT
 from aligner.compare.edits import firsts, frameworks, proved
 from aligner.compare.kin import Kin, Told, line_of
 from aligner.compare.place import Place
+from aligner.compare.updating import Updating
 from aligner.compare.verdict import Origin
 from aligner.errors import DumpError
 from aligner.explain.case import HUGE, MINDSPORE, Case, distance
@@ -25,7 +27,7 @@ from aligner.explain.patterns.relations import WEAK
 from aligner.explain.suspect import Cause, Suspect
 from aligner.explain.suspects import IN_SHORT, OVERFLOW, ROUNDED, suspects, tried_as
 from aligner.findings import TRIAL
-from aligner.record import Key, display
+from aligner.record import Key, Phase, display
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
@@ -36,8 +38,11 @@ MOST = 5
 THOROUGH = 24
 """Origins whose numbers are looked into in full; those of one line count once. Others are told by their settings."""
 
-NUMBERED = ("layer", "glue", "inputs")
+NUMBERED = ("layer", "glue", "inputs", "loss")
 """Places that are looked into by numbers; parameters are told by their values and settings."""
+
+LATER = (Phase.BACKWARD.value, Phase.GRADIENT.value, Phase.UPDATE.value)
+"""Phases whose values are not told by what layers make of their inputs."""
 
 CODE = ("layer", "glue")
 """Places that code of the port's own may be wrong in."""
@@ -48,8 +53,8 @@ Trials = Mapping[tuple[str, str], Mapping[str, Any]]
 class Explaining:
     """The origins of one comparison, explained one after the other within one allowance."""
 
-    def __init__(self, cases: Cases, port: Dump) -> None:
-        self._cases = cases
+    def __init__(self, cases: Cases, port: Dump, updating: Updating) -> None:
+        self._cases, self._updating = cases, updating
         self._trials = _trials(port)
         self._edits, self._frameworks, self._firsts = proved(port), frameworks(port), firsts(port)
         self._kin: dict[object, Kin] = {}
@@ -84,14 +89,16 @@ class Explaining:
         return next((self._firsts[slot] for slot in slots if slot in self._firsts), line)
 
     def _blameless(self, origin: Origin) -> Origin:
-        if origin.place is None or origin.cast or origin.edit is not None or origin.like:
+        if origin.place is None or origin.phase in LATER or origin.cast or origin.edit is not None or origin.like:
             return origin
         case, dumps = _Held(self._cases)[origin.place], self._cases.dumps
         return replace(origin, causes=blameless.told(origin.place, case, origin.causes, dumps)[:MOST])
 
     def _explained(self, origin: Origin) -> Origin:
         place = origin.place
-        if place is None:
+        if origin.where in TOGETHER:
+            return self._updating.explained(origin)
+        if place is None or origin.phase in LATER:
             return origin
         held = _Held(self._cases)
         in_code = origin.where in CODE or self._cases.is_table(place)

@@ -22,11 +22,14 @@ from typing import Optional
 
 from aligner.compare.birth import Birth, Sources, State
 from aligner.compare.checks import LIMIT, Check
+from aligner.compare.later import Stage, Step, in_time, is_end
 from aligner.compare.net import CallId, Visit, ancestors, is_input
 from aligner.compare.reading import LOW_PRECISION, Reading
 from aligner.compare.tolerance import Tolerance
+from aligner.compare.training import Training
 from aligner.dtypes import DTYPES
-from aligner.record import Key
+from aligner.record import Key, Phase
+from aligner.words.training import LOSS
 
 JUMP = 10.0
 """How much worse than its sources a value is when it was born wrong."""
@@ -87,6 +90,10 @@ class Trace:
         self._wrong = {layer for owner in failing for layer in (owner, *ancestors(owner))}
         """Layers in which a forced pass has found something wrong: it gave them what the port alone gives."""
         self._tolerance = tolerance or Tolerance()
+        self.held = False
+        """Stages of training steps were held to the reference's: what the net is given besides is told by itself."""
+        self._begun = 0
+        """Births before the step that is followed."""
         self._of_later = False
         """Something is wrong by what is seen to be wrong later: an object that calls are given holds it."""
 
@@ -117,6 +124,7 @@ class Trace:
         parameters: Mapping[str, Sources],
     ) -> None:
         """Follow the values through the calls of one step, in time. `readings` holds those of paired calls."""
+        self._begun = len(self.births)
         seen: dict[object, State] = {}
         top = _Scene(visits[0]) if visits else None
         scenes: dict[int, _Scene] = {}
@@ -154,8 +162,8 @@ class Trace:
                 continue  # what the port's layer makes of what it alone is given is named there
             source = seen.get(_content(reading))
             sources = in_hand if source is None else _only(source)
-            if around is None and not top.inside:
-                owner, where, between = layer, "inputs", None
+            if around is None and (not top.inside or (self.held and not layer)):  # an evaluation may run before a step
+                owner, where, between = layer, "data" if self.held else "inputs", None
             else:
                 owner, where = (around.visit.call.layer if around is not None else ""), "glue"
                 between = (self._before(outer), layer)
@@ -198,6 +206,7 @@ class Trace:
             if source is not None and source.time >= call.first:
                 sources = _only(source)
             where, between = ("layer", None) if leaf else ("glue", (self._before(scene), ""))
+            where = Stage.LOSS.value if call.layer == LOSS else where
             owner, check = call.layer, self._checks.get(reading.pair.key)
             if leaf and check is not None and check.owner != owner:  # another layer was called in its place
                 owner, where, between = check.owner, check.where, check.between
@@ -214,7 +223,7 @@ class Trace:
     def _judge(self, reading: Reading, sources: Sources, birth: Birth, time: int, owned: Sources) -> State:
         """Born wrong, inherited, or within round-off. `owned` are the parameters of the layer whose doing it is."""
         check = self._checks.get(reading.pair.key)
-        if check is not None and (check.isolated or not check.suspicious) and birth.where != "inputs":
+        if check is not None and (check.isolated or not check.suspicious) and birth.where not in ("inputs", "data"):
             return self._judged(check, reading, sources, birth, time, owned)
         severity, own = reading.severity, max(reading.own, self._coarse)
         jump = LEAP if sources.births else JUMP
@@ -292,19 +301,37 @@ class Trace:
             least = min(least, max(LOST, LEAP * max(sources.severity, own)))
         return reading.severity > max(least, LIMIT * check.expected)
 
-    def later(self, readings: Iterable[Reading]) -> None:
-        """Gradients and updates of one step, in order: the first one over tolerance that nothing before explains."""
-        known = tuple(dict.fromkeys(b for births in self.reached.values() for b in births))
-        before = max(known, key=lambda b: self.births[b].order, default=None)
-        for reading in readings:
-            if not reading.matched or not reading.over:
+    def later(self, readings: Iterable[Reading], training: Training) -> Mapping[str, Sources]:
+        """Gradients and updates of one step: each comes of what the stage before has handed on, or is born wrong.
+
+        What the updates have left of each layer's parameters for the next step.
+        """
+        step, left = Step(training.held), dict[str, Sources]()
+        made_here = range(self._begun, len(self.births))  # a loss that was given the reference's values spoils none
+        own = [n for n in made_here if not (training.held and self.births[n].where == Stage.LOSS.value)]
+        ordered = in_time(readings)
+        at_end = {_content(r) for r in ordered if r.pair.reference is not None and is_end(r.pair.key)}
+        for reading in ordered:
+            key, births = reading.pair.key, tuple[int, ...]()
+            if reading.covered or not (reading.matched or training.is_alone(reading)):
                 continue
-            if before is None:
-                key = reading.pair.key
-                self._born(reading, Birth(key.layer, "layer", reading, key, reading.pair.entry.order, None))
-                before = len(self.births) - 1
-            else:
-                self.reached[id(reading)] = (before,)
+            stage = training.stage(key)
+            if stage is Stage.BACKWARD and _content(reading) in at_end:
+                stage = Stage.LOSS
+            if reading.over:
+                births = step.sources(stage, own, range(self._begun))[:1]
+                if births and reading.matched:
+                    self.reached[id(reading)] = births
+                else:
+                    layer = LOSS if stage is Stage.LOSS else key.layer
+                    made = Birth(layer, stage.where, reading, key, reading.pair.entry.order, None)
+                    self._born(reading, replace(made, owner=training.owner(key)))
+                    births = (len(self.births) - 1,)
+                    step.add(stage, *births)
+            if key.phase is Phase.UPDATE and not training.held:
+                state = State(reading.severity, reading.over, reading.nonfinite, reading.error, births, 0)
+                left.setdefault(key.layer, Sources()).add(state)
+        return left
 
     def _before(self, scene: _Scene) -> str:
         """The last call inside so far whose outputs agree, "" for none; after a forced pass all of them do."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.casts import Cast
 from aligner.compare.deviation import Deviation
@@ -21,6 +21,9 @@ from aligner.explain.edit import Edit
 from aligner.explain.line import Fork
 from aligner.explain.suspect import Cause
 from aligner.record import Key, LayerSpec, Scalar, display
+
+if TYPE_CHECKING:
+    from aligner.compare.step_rows import StepRow
 
 
 class Outcome(Enum):
@@ -96,7 +99,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Origin:
-    """A place that is wrong by itself. `where`: "layer", "glue", "parameters" or "inputs".
+    """A place that is wrong by itself. `where`: "layer", "glue", "parameters" or "inputs"; of a training step also
+    "loss", "clip" (what is made of gradients before the optimizer gets them) or "update".
 
     For glue, `layer` is the parent whose own code is wrong, and `between` the two layers it lies between ("" = the
     parent's own border). `input_error` is the largest error of what came in.
@@ -139,6 +143,12 @@ class Origin:
     untried: tuple[str, ...] = ()
     """Rules that were not asked to the end, for all that is asked is bounded; "numbers": none was asked,
     "whole": of a value that is very large they saw a part."""
+    owners: tuple[tuple[str, str], ...] = ()
+    """Of an update, or of what is made of gradients before it: the parameters that are wrong, by layer and role."""
+    of: int = 0
+    """How many parameters an optimizer updates there."""
+    steps: tuple[int, ...] = ()
+    """The steps in which it is wrong."""
     like: str = ""
     """The layer whose explanation stands for this one: the same line of code, of which nothing was proved there."""
     place: Optional[Place] = field(default=None, repr=False, compare=False)
@@ -211,6 +221,8 @@ class Comparison:
     and there are no origins."""
     stops: tuple[Stop, ...] = ()
     """Nets that stopped with an exception, the reference first; then `outcome` is not "aligned"."""
+    steps: tuple[StepRow, ...] = ()
+    """The steps of a training that both sides have."""
     casts: tuple[Cast, ...] = ()
     """What layers compute in, where that is not float32 on both sides; in the reference's order."""
 

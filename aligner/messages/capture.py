@@ -88,10 +88,37 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "若 {name} 定义在文件中、类之外，请存入该 Cell：在 __init__ 中写 self.{name} = {name}，并改用它。"
         "否则就是 MindSpore 自身弄丢的。O2、O3 和 auto 级别不重写类。",
     ),
-    "training-not-yet": (
-        "The task has a loss or an optimizer, and training steps cannot be captured yet.\n"
-        "Leave both out: the forward pass is captured, in train mode with --train.",
-        "该任务带有损失函数或优化器，而目前还不能采集训练步骤。\n请去掉这两项：将采集前向过程，训练模式请加 --train。",
+    "training-without-loss": (
+        "The task has an optimizer and no loss, so there is nothing to take gradients of.\n"
+        "Give it one: `Task(model, inputs, loss=loss_fn, optimizer=optimizer)`, where loss_fn(output, label) is a scalar.",
+        "该任务有优化器却没有损失函数，无从求梯度。\n"
+        "请给出损失函数：`Task(model, inputs, loss=loss_fn, optimizer=optimizer)`，其中 `loss_fn(output, label)` 返回标量。",
+    ),
+    "training-without-label": (
+        "The task has a loss, and inputs without a label to give to it.\n"
+        "The last item of each tuple is the label: `Task(model, (x, label), loss=loss_fn, ...)`.",
+        "该任务有损失函数，但输入中没有可交给它的标签。\n每个元组的最后一项是标签：`Task(model, (x, label), loss=loss_fn, ...)`。",
+    ),
+    "training-accumulate": (
+        "The task's accumulate is {found}; it is how many batches one update is made of, a whole number from 1 on.",
+        "该任务的 accumulate 为 {found}；它表示一次更新由多少个批次累积而成，应为不小于 1 的整数。",
+    ),
+    "training-other-batches": (
+        "An update of {reference} is made of this many batches: {found}; one of the port's task of {accumulate}.\n"
+        "Give the port's Task the reference's accumulate; a reference without a training cannot be trained on.",
+        "{reference} 的一次更新由这么多个批次构成：{found}；待比对任务为 {accumulate}。\n"
+        "请让待比对 Task 的 accumulate 与标杆一致；没有训练的标杆无法用于训练比对。",
+    ),
+    "training-unknown": (
+        "Training steps of {framework} {version} cannot be captured: it does not tell of gradients and updates.\n"
+        "Without --gradients the forward passes are captured.",
+        "无法采集 {framework} {version} 的训练步骤：它不提供梯度与参数更新的信息。\n不加 --gradients 时将采集前向过程。",
+    ),
+    "gradients-need-loss": (
+        "--gradients was given, and {target} returned no loss to take gradients of.\n"
+        "Return `aligner.Task(model, inputs, loss=loss_fn, optimizer=optimizer)`, or capture your training script.",
+        "给出了 --gradients，但 {target} 没有返回可求梯度的损失函数。\n"
+        "请返回 `aligner.Task(model, inputs, loss=loss_fn, optimizer=optimizer)`，或直接采集训练脚本。",
     ),
     "inputs-missing": (
         "{target} returned a model without inputs, and none were given.\n"

@@ -19,6 +19,22 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "What {layer} goes on with behind it agrees, and it holds no weights or has another structure.",
         "{layer} 在其后使用的数值一致；它没有权重，或仅结构不同。",
     ),
+    "covered-loss": (
+        "A training script tells of no label; what the loss is given of the net was compared.",
+        "训练脚本不提供标签信息；损失从网络得到的输入已比对。",
+    ),
+    "covered-data": (
+        "The port's labels are those of its own data, which are others in this step.",
+        "待比对网络使用自己数据的标签，而该步的数据与标杆不同。",
+    ),
+    "covered-share": (
+        "The port's loss is wrong, so it cannot be told by how many batches it is divided; this is off by that alone.",
+        "待比对网络的损失有误，无法判断其按几个批次平均；此处的偏差仅由此而来。",
+    ),
+    "covered-kept": (
+        "Only one side's optimizer keeps this; what it makes of that shows in the parameter, which was compared.",
+        "只有一侧的优化器保存此量；其作用体现在参数中，而参数已比对。",
+    ),
     "covered-output": (
         "Only one side passes this argument, and the outputs of {layer} agree.",
         "只有一侧传入了该参数，而 {layer} 的输出一致。",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -113,6 +113,13 @@ class Loader:
         return partial(self._loaded, self._natives(), self._entries())
 
     def _loaded(self, natives: Mapping[Slot, Native], entries: Mapping[Slot, Entry], matches: Iterable[Match]) -> None:
+        for native, array, dtype in self._values(natives, entries, matches):
+            self._adapter.load(native, array, dtype)
+
+    def _values(
+        self, natives: Mapping[Slot, Native], entries: Mapping[Slot, Entry], matches: Iterable[Match]
+    ) -> Iterator[tuple[Native, Array, str]]:
+        """The port's parameters with what the reference has for them, in the port's form."""
         whole: dict[Slot, tuple[Array, str]] = {}
         ports: dict[Slot, Item] = {}
         unkept = {slot for slot, row in self._table().items() if row[5:6] == [False]}
@@ -122,7 +129,7 @@ class Loader:
             if native is not None and (not native.kept or (match.reference.slot in unkept and not native.trainable)):
                 continue  # a port has what its constructor makes
             if not match.reformed:
-                self._adapter.load(natives[match.port.slot], raw, dtype)
+                yield natives[match.port.slot], raw, dtype
                 continue
             array = match.reference.view.take(raw)
             values, word = whole.get(match.port.slot) or (np.zeros(match.port.whole, DTYPES[dtype].storage), dtype)
@@ -131,12 +138,28 @@ class Loader:
         for slot, (values, word) in whole.items():
             recipe = ports[slot].recipe
             if recipe is None:
-                self._adapter.load(natives[slot], values, word)
+                yield natives[slot], values, word
                 continue
             parts = {name: natives[Slot(layer, role)] for name, layer, role in recipe.parts}
             made = recipe.apart(decode(values, word).astype(np.float64), {name: parts[name].shape for name in parts})
             for name, native in parts.items():
-                self._adapter.load(native, encode(made[name], word), word)
+                yield native, encode(made[name], word), word
+
+    def counterpart(
+        self, slot: Slot, matches: Sequence[Match], find: Callable[[Slot], Optional[Entry]]
+    ) -> Optional[tuple[Array, str]]:
+        """What stands for one of the port's parameters in other records of the reference's, in the port's form: its
+        gradient, or what an update made of it; `matches` are those of the parameter.
+
+        None where one of them lacks. What is worked out of several (a norm folded into a layer) has no such values.
+        """
+        entries = {match.reference.slot: find(match.reference.slot) for match in matches}
+        known = {at: entry for at, entry in entries.items() if entry is not None}
+        made = any(match.reference.recipe is not None or match.port.recipe is not None for match in matches)
+        if made or not matches or len(known) < len(entries):
+            return None
+        natives = self._natives()
+        return next(((array, dtype) for _, array, dtype in self._values({slot: natives[slot]}, known, matches)), None)
 
     def _folded(self, first: Transfer, items: tuple[Sequence[Item], Sequence[Item]], renames: Renames) -> Transfer:
         """Match again where one side has more BatchNorms: each may be in the layer before it on the other side.

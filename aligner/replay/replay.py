@@ -24,13 +24,16 @@ from aligner.capture.session import Capture, Options
 from aligner.capture.sink import Sink
 from aligner.compare.layer_map import LayerMap, Rule, read_map
 from aligner.compare.moved import moved
-from aligner.dtypes import DTYPES
+from aligner.compare.training import HELD
+from aligner.dtypes import DTYPES, encode
+from aligner.dump.entry import Entry
 from aligner.dump.identity import LINEAGE, descended
 from aligner.dump.reader import Dump, open_dump
 from aligner.errors import AlignerError, ReplayError
 from aligner.record import Array, Key, Note, Phase
 from aligner.replay.examination import Subject, Summary, examine
 from aligner.replay.loading import Loader
+from aligner.replay.trained import Trained, labelled
 from aligner.replay.transfer import Transfer
 from aligner.structure import rebuild_arguments
 
@@ -90,7 +93,21 @@ class Replay:
             if port is not None and path and self._adapter.training(port) != layer.training and not layer.children:
                 self._adapter.set_training(port, layer.training)
 
-    def arguments(self, step: int = 0) -> Arguments:
+    def labelled(self, step: int, like: object = None) -> list[Arguments]:
+        """What the reference's net was called on in a training step, each time with the label as the last argument: of
+        the integer type of a label of the port's own, if there is one."""
+        own = self._adapter.dtype(like) if self._adapter.is_tensor(like) else ""
+
+        def made(entry: Entry) -> object:
+            whole = own in DTYPES and DTYPES[own].exact and DTYPES[entry.dtype].exact
+            return self._adapter.from_numpy(encode(entry.raw(), own), own) if whole else self._tensor(entry)
+
+        return labelled(self.reference, step, partial(self.arguments, step), made)
+
+    def _tensor(self, entry: Entry) -> object:
+        return self._adapter.from_numpy(entry.raw(), entry.dtype)
+
+    def arguments(self, step: int = 0, number: int = 0) -> Arguments:
         """Positional and keyword arguments of the reference's call in this step, as tensors of the port's framework.
 
         Keyword arguments that the port's own signature does not know are handed over by position, in their order.
@@ -98,16 +115,17 @@ class Replay:
         Raises:
             ReplayError: no such step, or an argument that no dump can hold.
         """
-        call = next((c for c in self.reference.calls if c.layer == "" and c.step == step and c.number == 0), None)
+        wanted = "", step, number
+        call = next((c for c in self.reference.calls if (c.layer, c.step, c.number) == wanted), None)
         if call is None:
             have = ", ".join(map(str, self.steps)) or "-"
             raise ReplayError("step-missing", reference=os.fspath(self.reference.path), step=step, have=have)
 
         def tensor(slot: str) -> object:
-            entry = self.reference.find(Key(step, Phase.FORWARD, "", 0, slot))
+            entry = self.reference.find(Key(step, Phase.FORWARD, "", number, slot))
             if entry is None:
                 raise ReplayError("input-missing", reference=os.fspath(self.reference.path), slot=slot)
-            return self._adapter.from_numpy(entry.raw(), entry.dtype)
+            return self._tensor(entry)
 
         try:
             args, kwargs = rebuild_arguments(call.inputs, tensor)
@@ -143,6 +161,9 @@ class Replay:
         options = options or Options(operations=True)
         options.force = options.force or force
         options.follow = False  # a port is followed where it is held to the reference
+        if forced and options.gradients:
+            options.holding = partial(Trained, self.reference, self._adapter, self.model, self._loader, self.transfer)
+            options.header = {**options.header, HELD: True}
         if forced:
             options.then = partial(self._examine, os.path.abspath(os.fspath(path)), options, progress)
             options.then_stopped = True
@@ -165,6 +186,8 @@ class Replay:
             changed, stop = moved(port), port.header.get("stopped")
         last = None if stop is None else int(stop["step"])
         steps = [step for step in self.unmoved_steps if options.steps is None or step < options.steps]
+        if options.gradients:  # later ones have other weights
+            steps = steps[:1]
         subject = Subject(
             self._adapter,
             self.model,
@@ -181,7 +204,7 @@ class Replay:
             options.search,
         )
         try:
-            with self._as_loaded(bool(changed.layers)):
+            with self._as_loaded(bool(changed.layers) or options.gradients):
                 if subject.steps:
                     self.examined = examine(subject, path, sink, order, seconds)
         except AlignerError:

@@ -6,7 +6,7 @@ from typing import Optional
 
 from aligner.compare import sides
 from aligner.compare.moved import ABSENT, APART, BOTH, TOLD, UNJUDGED
-from aligner.compare.verdict import Comparison, Outcome, Side, Verdict
+from aligner.compare.verdict import Comparison, Origin, Outcome, Side, Verdict
 from aligner.record import Phase, display
 from aligner.report import lines
 from aligner.report.figures import exact, figure
@@ -74,6 +74,11 @@ def _judgement(comparison: Comparison, language: str) -> str:
         return say("answer-input", language, slot=lines.printable(wrong_input.slot)) + _sizes(
             first, comparison, language
         )
+    stage = _stage(first, comparison)
+    if stage is not None:
+        place = {"layer": lines.printable(display(stage.layer)), "slot": lines.printable(stage.slot)}
+        counts = {"step": stage.step, "count": len(stage.owners), "total": stage.of}
+        return say(f"answer-{stage.where}", language, **counts, **place)
     if first is None or first.outcome is Outcome.UNMATCHED:
         count = sum(v.outcome is Outcome.UNMATCHED and v.fails for v in comparison.verdicts)
         if not count:
@@ -95,6 +100,14 @@ def _judgement(comparison: Comparison, language: str) -> str:
     return said + _moved("answer-moved-too", comparison, language)
 
 
+def _stage(first: Optional[Verdict], comparison: Comparison) -> Optional[Origin]:
+    """The first origin, if it lies between a backward run and the next step and nothing went wrong before it."""
+    origin = next(iter(comparison.origins), None)
+    if origin is None or origin.where not in ("data", "clip", "update"):
+        return None
+    return origin if first is None or first.outcome is Outcome.UNMATCHED or first.origin == 0 else None
+
+
 def _moved(word: str, comparison: Comparison, language: str, **known: object) -> str:
     """That values of other weights than those recorded differ, from which step on, and whose weights these are."""
     found = {reason: [v for v in comparison.verdicts if v.reason == reason] for reason in APART}
@@ -110,6 +123,8 @@ def _moved(word: str, comparison: Comparison, language: str, **known: object) ->
 def _aligned(comparison: Comparison, pairs: list[Verdict], language: str) -> str:
     """How far the worst pair is off; what is over the tolerance by rounding alone, and what is wrong below it."""
     tolerance = exact(comparison.tolerance)
+    cancelled = [v for v in pairs if v.outcome is Outcome.ROUNDING and v.key.phase is not Phase.FORWARD]
+    pairs = [v for v in pairs if not any(v is one for one in cancelled)] if cancelled else pairs
     errors = [v.error for v in pairs if v.error is not None]
     error = figure(max(errors) if errors else None, comparison.tolerance)
     rounding = (v.error for v in pairs if v.outcome is Outcome.ROUNDING and v.error is not None)

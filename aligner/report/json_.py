@@ -17,6 +17,7 @@ from aligner.compare.casts import Cast
 from aligner.compare.deviation import Deviation
 from aligner.compare.mixup import Mixup
 from aligner.compare.sides import elsewhere, not_compared
+from aligner.compare.step_rows import StepRow
 from aligner.compare.verdict import Comparison, Origin, Side, Verdict
 from aligner.explain.catalogue import sentences, spoken
 from aligner.explain.edit import Edit
@@ -117,6 +118,7 @@ def _head(comparison: Comparison) -> dict[str, Any]:
         "origins": _origins(comparison.origins, comparison),
         "suspects": _origins(comparison.suspects, comparison),
         "casts": [_cast(cast) for cast in comparison.casts],
+        "steps": [_step(row) for row in comparison.steps],
         "warnings": [message_document(message, facts) for message, facts in comparison.warnings],
         "counts": dict(comparison.counts),
         "paired": dict(Counter(pair.by for pair in comparison.layers)),
@@ -192,6 +194,18 @@ def _cast(cast: Cast) -> dict[str, Any]:
     }
 
 
+def _step(row: StepRow) -> dict[str, Any]:
+    sides = {"loss": row.loss, "gradient_norm": row.norm, "learning_rate": row.rates}
+    return {
+        "step": row.step,
+        "same_data": row.same_data,
+        **{name: dict(zip(("reference", "port"), values)) for name, values in sides.items()},
+        "first": None if row.first is None else {**_key(row.first), "origin": row.origin},
+        "wrong": row.wrong,
+        "inherited": row.inherited,
+    }
+
+
 def _origins(origins: Sequence[Origin], comparison: Comparison) -> list[dict[str, Any]]:
     """All of them, each with the index of the first one of its family."""
     heads = first_of_kind(origins, comparison.specs)
@@ -213,6 +227,8 @@ def _origin(origin: Origin, comparison: Comparison) -> dict[str, Any]:
         "slot": origin.slot,
         "order": origin.order,
         "seen": origin.seen or origin.layer,
+        "steps": list(origin.steps),
+        "parameters": [{"layer": layer, "role": role} for layer, role in origin.owners],
         "measured": None if origin.measured is None else _key(origin.measured),
         "own_error": origin.own_error,
         "input_error": origin.input_error,

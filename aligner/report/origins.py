@@ -26,6 +26,9 @@ from aligner.report.words import say
 MANY = 1e5
 """Beyond this the exact multiple of what rounding explains says no more."""
 
+STAGES = ("data", "loss", "clip", "update")
+"""Places of a training step that are no layer's."""
+
 NAMED, LEFT = 8, 3
 """Further places of one mistake that are named, and values that a change leaves wrong."""
 
@@ -55,6 +58,8 @@ def row_lines(found: Sequence[Row], terminal: Terminal, indent: int) -> list[str
 
 def headline(origin: Origin, language: str) -> str:
     """The layer that is wrong, or whose own code is."""
+    if origin.where in STAGES:
+        return say(f"origin-head-{origin.where}", language)
     name = f"{printable(display(origin.layer))} ({printable(origin.kind)})"
     return say("origin-head-glue", language, layer=name) if origin.where == "glue" else name
 
@@ -77,7 +82,9 @@ def rows(family: Family, comparison: Comparison, language: str, named: Optional[
         phase = say(f"phase-{origin.phase}", language)
         first = Key(origin.step, Phase.FORWARD, origin.seen or origin.layer, origin.call, origin.slot)
         plain.append(say("seen-at", language, record=record(first), step=origin.step, phase=phase, order=origin.order))
-    if origin.calls > 1:
+    if len(origin.steps) > 1:
+        plain.append(say("in-steps", language, steps=ranges(origin.steps)))
+    elif origin.calls > 1:
         plain.append(say("calls", language, count=origin.calls))
     return found + [("", text) for text in plain]
 
@@ -106,6 +113,17 @@ def reasons(origin: Origin, comparison: Comparison, language: str) -> list[Row]:
             told.add(KIND)
         found += [("", text) for text in settings(*specs, language, told)]
     return found
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Whole numbers in order, those that follow each other as "2-5"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def others(family: Family, tolerance: float, language: str, named: Optional[int]) -> list[Row]:
@@ -152,7 +170,10 @@ def statement(origin: Origin, tolerance: float, language: str) -> str:
     key = None if whole else origin.measured
     slot = origin.slot if key is None else key.slot
     slot = slot if origin.number is None else origin.number[0]
-    known = {"slot": printable(slot), "off": _off(origin, tolerance, language)}
+    known: dict[str, object] = {"slot": printable(slot), "off": _off(origin, tolerance, language)}
+    if origin.where in STAGES:
+        name = record(origin.measured) or printable(f"{display(origin.layer)} {origin.slot}")
+        return say(f"origin-{origin.where}", language, **{**known, "slot": name, "count": len(origin.owners)})
     known["input"] = say("nothing-measured", language)
     if origin.input_error is not None:
         known["input"] = say("error", language, value=figure(origin.input_error, tolerance))

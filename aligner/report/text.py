@@ -17,6 +17,7 @@ from aligner.report.compared import compared_lines, unmatched_lines
 from aligner.report.families import families
 from aligner.report.figures import figure
 from aligner.report.origins import origin_lines
+from aligner.report.step_table import step_lines
 from aligner.report.terminal import Terminal
 from aligner.report.words import say
 
@@ -43,6 +44,7 @@ def report_lines(comparison: Comparison, terminal: Terminal, limit: Optional[int
     """The report, line by line."""
     parts = [
         answer_lines(comparison, terminal),
+        step_lines(comparison, terminal, limit),
         cast_lines(comparison, terminal, limit),
         *_origin_parts(comparison, terminal, limit),
         compared_lines(comparison, terminal, limit),

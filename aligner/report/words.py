@@ -12,12 +12,14 @@ from aligner.report.lines import printable
 from aligner.report.reservations import RESERVATIONS
 from aligner.report.search_words import SEARCH
 from aligner.report.side_words import SIDES
+from aligner.report.stage_words import STAGES
 from aligner.report.stop_words import STOPS
 
 WORDS: dict[str, tuple[str, str]] = {
     **EDITS,
     **RESERVATIONS,
     **SIDES,
+    **STAGES,
     **STOPS,
     # the answer
     "aligned": ("ALIGNED", "一致"),

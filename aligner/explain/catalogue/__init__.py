@@ -28,8 +28,9 @@ TOPICS: tuple[str, ...] = (
     "code",
     "inputs",
     "lines",
+    "aligner.training.entries",
 )
-"""Modules of this package, each with `ENTRIES: tuple[Entry, ...]`."""
+"""Modules of this package, or by their full names, each with `ENTRIES: tuple[Entry, ...]`."""
 
 LANGUAGES = ("en", "zh")
 
@@ -44,7 +45,7 @@ def catalogue() -> Mapping[str, Entry]:
     """All causes by id; an id that stands twice is a bug."""
     whole: dict[str, Entry] = {}
     for topic in TOPICS:
-        for entry in import_module(f"aligner.explain.catalogue.{topic}").ENTRIES:
+        for entry in import_module(topic if "." in topic else f"{__name__}.{topic}").ENTRIES:
             if entry.id in whole:
                 raise ValueError(f"cause {entry.id!r} stands twice")
             whole[entry.id] = entry

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Callable, Optional
 
 import mindspore
 from mindspore import nn
 
-from aligner.adapter import After, Before, Begun, Finding, Given, Made, Parameter
+from aligner.adapter import (
+    After,
+    Apply,
+    Before,
+    Begun,
+    Finding,
+    Given,
+    Group,
+    Kept,
+    Made,
+    Optimizer,
+    Parameter,
+    Told,
+    Train,
+    Update,
+)
 from aligner.patches import Handle
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
 from aligner_hooks.mindspore_ import (
@@ -21,12 +36,14 @@ from aligner_hooks.mindspore_ import (
     hooks,
     layers,
     operations,
+    optimizers,
     parameters,
     precision,
     roots,
     runtime,
     spec,
     tensors,
+    training,
 )
 from aligner_hooks.mindsporelike.graphs import compiled
 from aligner_hooks.mindsporelike.rewritten import written
@@ -205,3 +222,35 @@ class MindSporeAdapter:
     def doctor(self) -> Iterator[Finding]:
         """What is usable here and what is wrong."""
         return runtime.doctor()
+
+    def on_gradient(self, tensor: Any, told: Told) -> Optional[Handle]:
+        """Call back when the gradient of a tensor is known."""
+        return training.on_gradient(tensor, told)
+
+    def losses(self, told: Callable[[object], None]) -> Handle:
+        """Call back before each backward run."""
+        return training.losses(told)
+
+    def held(self, made: Any, wanted: Any) -> object:
+        """The values of one tensor with the gradient of another."""
+        return training.held(made, wanted)
+
+    def updates(self, begun: Update, ended: Callable[[object], None]) -> Handle:
+        """Call back around each update of an optimizer."""
+        return training.updates(begun, ended)
+
+    def optimizer(self, optimizer: Any) -> Optimizer:
+        """What an optimizer is and keeps."""
+        return optimizers.optimizer(optimizer)
+
+    def rebuilt(self, optimizer: Any, kind: str, groups: Sequence[Group], kept: Kept, count: int) -> Apply:
+        """The update of another optimizer on the same parameters."""
+        return optimizers.rebuilt(optimizer, kind, groups, kept, count)
+
+    def put(self, kept: Any, other: Any) -> None:
+        """Other values for what an optimizer keeps."""
+        training.put(kept, other)
+
+    def trained(self, model: Any, task: Any, told: Callable[[object, object, object], object]) -> Train:
+        """A function that makes one update."""
+        return training.trained(model, task, told)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Optional
 
@@ -11,7 +11,23 @@ import torch
 from torch import nn
 
 from aligner import patches
-from aligner.adapter import After, Before, Begun, Finding, Given, Handle, Made, Parameter
+from aligner.adapter import (
+    After,
+    Apply,
+    Before,
+    Begun,
+    Finding,
+    Given,
+    Group,
+    Handle,
+    Kept,
+    Made,
+    Optimizer,
+    Parameter,
+    Told,
+    Train,
+    Update,
+)
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
 from aligner_hooks.torch_ import (
     calls,
@@ -28,6 +44,7 @@ from aligner_hooks.torch_ import (
     spec,
     surroundings,
     tensors,
+    training,
 )
 
 
@@ -159,6 +176,30 @@ class TorchAdapter:
 
     def doctor(self) -> Iterator[Finding]:
         return surroundings.doctor()
+
+    def on_gradient(self, tensor: Any, told: Told) -> Optional[Handle]:
+        return training.on_gradient(tensor, told)
+
+    def losses(self, told: Callable[[object], None]) -> Handle:
+        return training.losses(told)
+
+    def held(self, made: Any, wanted: Any) -> object:
+        return training.held(made, wanted)
+
+    def updates(self, begun: Update, ended: Callable[[object], None]) -> Handle:
+        return training.updates(begun, ended)
+
+    def optimizer(self, optimizer: Any) -> Optimizer:
+        return training.optimizer(optimizer)
+
+    def rebuilt(self, optimizer: Any, kind: str, groups: Sequence[Group], kept: Kept, count: int) -> Apply:
+        return training.rebuilt(optimizer, kind, groups, kept, count)
+
+    def put(self, kept: Any, other: Any) -> None:
+        training.put(kept, other)
+
+    def trained(self, model: Any, task: Any, told: Callable[[object, object, object], object]) -> Train:
+        return training.trained(model, task, told)
 
     def _is_at(self, model: object) -> None:
         self._home = devices.home(model) or self._home

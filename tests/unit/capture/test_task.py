@@ -45,8 +45,9 @@ def test_what_is_given_by_name_stands_behind_the_inputs():
     [
         (None, "returned None"),
         ((MODEL, 1, 2), "tuple of 3"),
-        (Task(MODEL, 1, loss=print), "training steps cannot be captured yet"),
-        (Task(MODEL, 1, optimizer=print), "training steps cannot be captured yet"),
+        (Task(MODEL, {"x": 1}, loss=print), "inputs without a label"),
+        (Task(MODEL, 1, optimizer=print), "an optimizer and no loss"),
+        (Task(MODEL, (1, 2), loss=print, accumulate=0), "accumulate is 0"),
     ],
 )
 def test_what_cannot_be_a_task_is_told(made, said):

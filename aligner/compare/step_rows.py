@@ -1,0 +1,94 @@
+"""The steps of a training side by side: data, loss, norm of the gradients, rate, and what is wrong first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Optional
+
+from aligner.compare.sorting import is_given
+from aligner.compare.training import Training
+from aligner.compare.verdict import Outcome, Verdict
+from aligner.record import Key, Phase
+from aligner.words.training import LOSS
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump
+
+Two = tuple[Optional[float], Optional[float]]
+"""Of the reference and of the port."""
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One step. `first` is the first value in it that is wrong by itself, with the number of its origin."""
+
+    step: int
+    same_data: Optional[bool]
+    loss: Two
+    norm: Two
+    rates: tuple[tuple[float, ...], tuple[float, ...]]
+    first: Optional[Key] = None
+    origin: Optional[int] = None
+    wrong: int = 0
+    """Values that are wrong by themselves."""
+    inherited: int = 0
+    """Values that are wrong by what is before them."""
+
+
+def step_rows(
+    dumps: tuple[Dump, Dump], training: Training, verdicts: Sequence[Verdict], roots: frozenset[str]
+) -> tuple[StepRow, ...]:
+    """The steps that both sides have; none where nothing is trained."""
+    steps = [{one.step for one in side} for side in training.updates]
+    by_step: dict[int, list[Verdict]] = {}
+    for verdict in verdicts:
+        by_step.setdefault(verdict.key.step, []).append(verdict)
+    return tuple(_row(step, dumps, training, by_step.get(step, ()), roots) for step in sorted(steps[0] & steps[1]))
+
+
+def _row(
+    step: int, dumps: tuple[Dump, Dump], training: Training, verdicts: Sequence[Verdict], roots: frozenset[str]
+) -> StepRow:
+    wrong = [v for v in verdicts if v.outcome is Outcome.ORIGIN or (v.outcome is Outcome.NONFINITE and v.fails)]
+    given = [v for v in verdicts if is_given(v.key, roots) and v.reference is not None and v.port is not None]
+    settings = [[told for _, told in training.settings(side, step).values()] for side in (0, 1)]
+    rates = [tuple(sorted({_number(told.get("lr")) for told in one})) for one in settings]
+    return StepRow(
+        step,
+        all(not v.outcome.fails for v in given) if given else None,
+        _two(_loss(dump, step) for dump in dumps),
+        _two(_norm(training, side, step) for side in (0, 1)),
+        (rates[0], rates[1]),
+        wrong[0].key if wrong else None,
+        wrong[0].origin if wrong else None,
+        len(wrong),
+        sum(v.outcome is Outcome.INHERITED for v in verdicts),
+    )
+
+
+def _two(values: Iterable[Optional[float]]) -> Two:
+    one, other = values
+    return one, other
+
+
+def _loss(dump: Dump, step: int) -> Optional[float]:
+    """The mean of the losses of a step."""
+    found: list[float] = []
+    while (entry := dump.find(Key(step, Phase.FORWARD, LOSS, len(found), "output.0"))) is not None:
+        if math.prod(entry.shape) != 1:
+            return None
+        found.append(float(entry.load().reshape(-1)[0]))
+    return sum(found) / len(found) if found else None
+
+
+def _norm(training: Training, side: int, step: int) -> Optional[float]:
+    """Of all gradients that the optimizers of a step were given."""
+    norms = [one.norm for one in training.of_step(side, step)]
+    known = [norm for norm in norms if norm is not None]
+    return math.sqrt(sum(norm * norm for norm in known)) if known and len(known) == len(norms) else None
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else math.nan

@@ -1,0 +1,172 @@
+"""What two dumps tell of a training: the updates that end its steps, by which optimizer, with which settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Optional
+
+from aligner.compare.later import Stage, stage_of
+from aligner.findings import TRAINING
+from aligner.record import Attribute, Key, Phase
+from aligner.training import losses
+from aligner.words.training import LOSS
+
+if TYPE_CHECKING:
+    from aligner.compare.reading import Reading
+    from aligner.dump.entry import Entry
+    from aligner.dump.reader import Dump
+
+Owner = tuple[str, str]
+"""A parameter by layer and role."""
+
+HELD = "held_stages"
+"""In a port's header: what one stage of its steps handed on was put right before the next one took it."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update by one optimizer."""
+
+    step: int
+    optimizer: int
+    kind: str
+    type: str
+    settings: Mapping[Owner, Mapping[str, Attribute]]
+    """Of each parameter that it updates."""
+    without: frozenset[Owner]
+    """Parameters that it has been given no gradient of."""
+    count: int = 0
+    """Updates that it had made before."""
+    norm: Optional[float] = None
+    """Of all gradients together."""
+
+
+class Training:
+    """Of both sides."""
+
+    def __init__(self, reference: Dump, port: Dump) -> None:
+        self._dumps = reference, port
+        self.updates = updates(reference), updates(port)
+        self.held = port.header.get(HELD) is True
+        owners = (owner for side in self.updates for one in side for owner in one.settings)
+        self._optimized = frozenset(owners)
+        self._times: list[float] = []
+        self.ports: dict[Owner, Owner] = {}
+        """The port's parameters by the reference's."""
+
+    def pair(self, readings: Iterable[Reading]) -> None:
+        """Learn which parameter of the port is which of the reference's."""
+        for reading in readings:
+            one, other = reading.pair.reference, reading.pair.port
+            if one is not None and other is not None and one.key.phase is Phase.PARAMETER:
+                self.ports[one.key.layer, one.key.slot] = other.key.layer, other.key.slot
+
+    def __bool__(self) -> bool:
+        return any(self.updates)
+
+    def stage(self, key: Key) -> Stage:
+        """By which stage a record was made."""
+        return stage_of(key, self._optimized)
+
+    def owner(self, key: Key) -> Optional[Owner]:
+        """The parameter that a record of an update, or of what an optimizer is given, belongs to."""
+        if key.phase not in (Phase.GRADIENT, Phase.UPDATE):
+            return None
+        roles = key.slot, key.slot.rpartition(".")[0]
+        return next(((key.layer, role) for role in roles if (key.layer, role) in self._optimized), None)
+
+    def scale(self, step: int, side: Optional[int] = None) -> float:
+        """What a side's loss is multiplied by before the backward run; or how many times the reference's the port's.
+        What the port's loss itself is multiplied by counts as the port's."""
+        if side is None:
+            return self.scale(step, 1) / self.scale(step, 0)
+        return self._seed(step, side) * (self.times(step) if side else 1.0)
+
+    def times(self, step: int) -> float:
+        """How many times the reference's the port's loss is by the way it is written."""
+        while len(self._times) <= step:
+            at, known = len(self._times), self._times[-1] if self._times else 1.0
+            ours = losses.value(self._dumps[1].find(Key(at, Phase.FORWARD, LOSS, 0, "output.0")))
+            self._times.append(known if ours is None else losses.times(self._dumps[0], at, 0, ours, known))
+        return self._times[step]
+
+    def _seed(self, step: int, side: int) -> float:
+        entry = self._dumps[side].find(Key(step, Phase.BACKWARD, LOSS, 0, "output.0"))
+        found = float(entry.load().reshape(-1)[0]) if entry is not None and math.prod(entry.shape) == 1 else 1.0
+        return found if found and math.isfinite(found) else 1.0
+
+    def is_kept(self, key: Key) -> bool:
+        """Whether a record is what an optimizer keeps of a parameter behind an update: one may keep more than the
+        other, and what it makes of that shows in the parameter."""
+        owner = self.owner(key)
+        return key.phase is Phase.UPDATE and owner is not None and owner[1] != key.slot
+
+    def is_alone(self, reading: Reading) -> bool:
+        """Whether it is a parameter that one side's optimizer updates and the other side's does not."""
+        key = reading.pair.key
+        owner = self.owner(key) if key.phase is Phase.UPDATE and not reading.matched else None
+        return owner is not None and owner[1] == key.slot
+
+    def of_step(self, side: int, step: int) -> Sequence[Update]:
+        """The updates that end a step."""
+        return [one for one in self.updates[side] if one.step == step]
+
+    def settings(self, side: int, step: int) -> Mapping[Owner, tuple[Update, Mapping[str, Attribute]]]:
+        """What a side's optimizers are told to do with each parameter in this step, by the reference's parameter."""
+        whose = {port: reference for reference, port in self.ports.items()} if side else {}
+        return {
+            whose.get(owner, owner): (one, settings)
+            for one in self.of_step(side, step)
+            for owner, settings in one.settings.items()
+        }
+
+
+def as_it_begins(dump: Dump, key: Key, kept: bool = False) -> Optional[Entry]:
+    """A parameter, or with `kept` what an optimizer keeps of one, as the key's step begins: what the last update of it
+    has left."""
+    for step in range(key.step - 1, -1, -1):
+        entry = dump.find(key._replace(step=step, phase=Phase.UPDATE))
+        if entry is not None:
+            return entry
+    return dump.find(key._replace(step=0, phase=Phase.GRADIENT if kept else Phase.PARAMETER))
+
+
+def updates(dump: Dump) -> Sequence[Update]:
+    """Those of one dump, which anybody may have written: what cannot be read is left out."""
+    found: list[Update] = []
+    for kind, facts in dump.findings:
+        if kind == TRAINING:
+            made = _update(facts, found)
+            found += [made] if made is not None else []
+    return found
+
+
+def _update(facts: Mapping[str, Any], earlier: Sequence[Update]) -> Optional[Update]:
+    step, optimizer = facts.get("step"), facts.get("optimizer")
+    if type(step) is not int or type(optimizer) is not int:
+        return None
+    like = next((one for one in earlier if (one.step, one.optimizer) == (facts.get("like"), optimizer)), None)
+    settings: dict[Owner, Mapping[str, Attribute]] = {}
+    for group in _rows(facts.get("groups")):
+        named = group.get("settings") if isinstance(group, Mapping) else None
+        plain = {str(name): value for name, value in named.items()} if isinstance(named, Mapping) else {}
+        settings.update(dict.fromkeys(_owners(group.get("parameters")), plain) if isinstance(group, Mapping) else {})
+    without = frozenset(_owners(facts.get("without")))
+    if like is not None:
+        settings, without = dict(like.settings), like.without
+    count = facts.get("count")
+    told = str(facts.get("kind")), str(facts.get("type"))
+    norm = facts.get("norm")
+    counted = count if type(count) is int else 0
+    return Update(step, optimizer, *told, settings, without, counted, norm if isinstance(norm, float) else None)
+
+
+def _rows(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _owners(value: Any) -> list[Owner]:
+    rows = [row for row in _rows(value) if isinstance(row, (list, tuple)) and len(row) == 2]
+    return [(str(layer), str(role)) for layer, role in rows]

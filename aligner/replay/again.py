@@ -1,0 +1,218 @@
+"""An update that came out wrong, made again by an optimizer with other settings: what puts it right is proved so.
+
+Everything an update begins with is the reference's: parameters, gradients, what is kept of them. What it makes of that
+is set against what the reference's made, as a part of what changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, Any, Optional, Protocol, cast
+
+import numpy as np
+
+from aligner.adapter import Adapter, Group, Optimizer, Parameter, Trains
+from aligner.compare.training import Update, updates
+from aligner.compare.updating import UPDATES
+from aligner.dtypes import DTYPES, decode
+from aligner.findings import TRIAL
+from aligner.record import Array, Attribute, Key, Phase
+from aligner.training.rules import Before, updated
+from aligner.training.settings import Difference, differences
+from aligner.words.optimizers import EPS_FIRST, STEP
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump
+    from aligner.replay.items import Slot
+
+Owner = tuple[str, str]
+Settings = Mapping[Owner, Mapping[str, Attribute]]
+
+RIGHT = 2e-5
+"""An update is right that is off by no more than this part of what it changes, or than its type rounds."""
+
+STORED = 10.0
+"""The same in what the type rounds of the parameter."""
+
+SIGNATURES = 4
+"""Kinds of wrong updates that are made again: each differs from the reference's by other settings."""
+
+TOGETHER = 3
+"""Settings that are changed together, at most."""
+
+KIND = "kind"
+"""The rule itself, as if it were a setting."""
+
+
+class Values(Protocol):
+    """The reference's records in the port's form."""
+
+    def owner(self, parameter: Parameter) -> Optional[Slot]: ...
+    def value(self, parameter: Parameter, key: Key, word: str = "") -> Optional[tuple[Array, str]]: ...
+    def begun(self, parameter: Parameter, step: int, word: str = "") -> Optional[tuple[Array, str]]: ...
+    def like(self, array: Array, dtype: str, like: object, times: float) -> object: ...
+
+
+class Again:
+    """Of the optimizers of one port."""
+
+    def __init__(
+        self, reference: Dump, adapter: Adapter, values: Values, tell: Callable[[str, Mapping[str, Any]], None]
+    ) -> None:
+        self.adapter, self.values, self._tell = adapter, values, tell
+        self.trains = cast(Trains, adapter)
+        self._updates = updates(reference)
+        self._seen: set[object] = set()
+        self._eps_first = False
+
+    def tried(self, step: int, optimizer: object, view: Optimizer, parameters: Sequence[Parameter]) -> None:
+        """Where the update that has just been made is wrong, make it again with settings of the reference's."""
+        owned = {id(parameter.tensor): parameter for parameter in parameters}
+        mine = [owned[id(tensor)] for group in view.groups for tensor in group.parameters if id(tensor) in owned]
+        if len(self._seen) >= SIGNATURES or not mine:
+            return
+        self._eps_first = any(group.settings.get(EPS_FIRST) is True for group in view.groups)
+        before = self.errors(step, mine)
+        wrong = [owner for owner, error in before.items() if error > RIGHT]
+        told = ((tensor, group.settings) for group in view.groups for tensor in group.parameters)
+        theirs = {_owner(owned[id(tensor)]): settings for tensor, settings in told if id(tensor) in owned}
+        wanted = self._wanted(step, mine)
+        if not wrong or wanted is None:
+            return
+        ours, kind = wanted
+        found = [one for one in differences(ours, theirs, ours) if {*one.owners} & {*wrong}]
+        signature = (kind, view.kind, tuple((one.setting, one.reference, one.port) for one in found))
+        if signature in self._seen or not (found or kind != view.kind):
+            return
+        self._seen.add(signature)
+        worst = max(before[owner] for owner in wrong)
+        changes: list[tuple[Difference, ...]] = [
+            some for size in range(1, TOGETHER + 1) for some in combinations(found[: TOGETHER + 1], size)
+        ]
+        run = _Run(self, step, optimizer, view, mine)
+        for some in changes if kind == view.kind else [tuple(found)]:
+            after = run.error(kind, _changed(theirs, some), mine)
+            if after is None:
+                return
+            proved = after <= RIGHT
+            for one in some if proved or len(some) == 1 else ():
+                facts = {"change": {one.setting: one.reference}, "before": worst, "after": after, "proved": proved}
+                self._tell(TRIAL, {"layer": UPDATES, "suspect": "", "step": step, **facts})
+            if proved and kind != view.kind:
+                facts = {"change": {KIND: kind}, "before": worst, "after": after, "proved": True}
+                self._tell(TRIAL, {"layer": UPDATES, "suspect": "", "step": step, **facts})
+            if proved:
+                return
+
+    def _wanted(self, step: int, mine: Sequence[Parameter]) -> Optional[tuple[Settings, str]]:
+        """What the reference's optimizers are told to do in this step with these, and the kind of the first of them."""
+        here: list[Update] = [one for one in self._updates if one.step == step]
+        settings: dict[Owner, Mapping[str, Attribute]] = {}
+        for parameter in mine:
+            slot = self.values.owner(parameter)
+            known = (one.settings[slot] for one in here if slot is not None and tuple(slot) in one.settings)
+            found = next(known, None)
+            if found is not None:
+                settings[_owner(parameter)] = found
+        return (settings, here[0].kind) if here and settings else None
+
+    def errors(self, step: int, mine: Iterable[Parameter]) -> dict[Owner, float]:
+        """How far off each parameter is now from what the reference's update made, as a part of what that changed."""
+        found: dict[Owner, float] = {}
+        for parameter in mine:
+            wanted = self.values.value(parameter, Key(step, Phase.UPDATE, "", 0, ""))
+            before = self.values.begun(parameter, step)
+            if wanted is None or before is None:
+                continue
+            right, first = (np.asarray(decode(*one), np.float64) for one in (wanted, before))
+            own = np.asarray(decode(self.adapter.read(parameter), parameter.dtype), np.float64)
+            change = float(np.linalg.norm(right - first))
+            off = min(float(np.linalg.norm(own - one)) for one in (right, *self._by_rule(step, parameter, first)))
+            stored = STORED * (DTYPES[wanted[1]].eps or 0.0) * float(np.linalg.norm(right))
+            found[_owner(parameter)] = 0.0 if off <= stored else off / change if change else np.inf
+        return found
+
+    def _by_rule(self, step: int, parameter: Parameter, first: Any) -> list[Any]:
+        """What the reference's settings come to in an Adam that adds its eps first, if the port's does."""
+        if not self._eps_first:
+            return []
+        slot = self.values.owner(parameter)
+        owner = ("", "") if slot is None else (slot.layer, slot.role)
+        known = [one for one in self._updates if one.step == step and owner in one.settings]
+        given = self.values.value(parameter, Key(step, Phase.GRADIENT, "", 0, ""))
+        if not known or given is None:
+            return []
+        state = {}
+        for word in ("first", "second"):
+            kept = self.values.begun(parameter, step, word)
+            state.update({} if kept is None else {word: np.asarray(decode(*kept), np.float64)})
+        begun = Before(first, np.asarray(decode(*given), np.float64), state, known[0].count)
+        made = updated(known[0].kind, {**known[0].settings[owner], EPS_FIRST: True}, begun)
+        return [] if made is None else [made]
+
+
+class _Run:
+    """One wrong update, to be made again."""
+
+    def __init__(self, again: Again, step: int, optimizer: object, view: Optimizer, mine: Sequence[Parameter]) -> None:
+        self._again, self._step, self._optimizer, self._view, self._mine = again, step, optimizer, view, mine
+
+    def error(self, kind: str, settings: Settings, mine: Sequence[Parameter]) -> Optional[float]:
+        """How far off the worst parameter is with these settings; None where it cannot be made so.
+
+        The parameters are then what that update has made of them.
+        """
+        again, values = self._again, self._again.values
+        groups = _groups(settings, mine)
+        ordered = [parameter for _, those in groups for parameter in those]
+        kept, gradients = [], []
+        for parameter in ordered:
+            first = values.begun(parameter, self._step)
+            given = values.value(parameter, Key(self._step, Phase.GRADIENT, "", 0, ""))
+            if first is None or given is None:
+                return None
+            again.adapter.load(parameter, *first)
+            gradients.append(values.like(*given, parameter.tensor, 1.0))
+            for word in dict.fromkeys(word for _, word, _ in self._view.state if word != STEP):
+                state = values.begun(parameter, self._step, word)
+                if state is not None:
+                    kept.append((parameter.tensor, word, values.like(*state, parameter.tensor, 1.0)))
+        count = next((one for one in (self._count(word, value) for _, word, value in self._view.state) if one), 1) - 1
+        try:
+            wanted = [Group(told, [parameter.tensor for parameter in those]) for told, those in groups]
+            again.trains.rebuilt(self._optimizer, kind, wanted, kept, max(count, self._step))(gradients)
+        except Exception:  # a constructor's affair: not every rule can be told so
+            return None
+        return max(again.errors(self._step, mine).values(), default=None)
+
+    def _count(self, word: str, value: object) -> int:
+        if word != STEP or not self._again.adapter.is_tensor(value):
+            return 0
+        return int(self._again.adapter.to_numpy(value).reshape(-1)[0])
+
+
+def _owner(parameter: Parameter) -> Owner:
+    return parameter.layer, parameter.role
+
+
+def _changed(settings: Settings, some: Sequence[Difference]) -> Settings:
+    made = {owner: dict(told) for owner, told in settings.items()}
+    for one in some:
+        for owner in one.owners:
+            made[owner][one.setting] = one.reference
+    return made
+
+
+def _groups(settings: Settings, mine: Sequence[Parameter]) -> list[tuple[Mapping[str, Attribute], list[Parameter]]]:
+    """Parameters of equal settings."""
+    found: list[tuple[Mapping[str, Attribute], list[Parameter]]] = []
+    for parameter in mine:
+        told = settings[_owner(parameter)]
+        for known, those in found:
+            if known == told:
+                those.append(parameter)
+                break
+        else:
+            found.append((told, [parameter]))
+    return found

@@ -1,0 +1,218 @@
+"""Training steps of a port, each held to the reference's where one stage of a step hands on to the next.
+
+    data -> net -> loss -> backward -> what is made of gradients -> update -> the next step
+
+Each stage is given what the reference has there, so what it makes of that is its own doing, in every step: a wrong
+update in the first does not drown the fifth. What a stage made by itself is recorded before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Optional, cast
+
+import numpy as np
+
+from aligner.adapter import Adapter, Handle, Optimizer, Parameter, Trains
+from aligner.capture.steps import Place
+from aligner.capture.task import Arguments
+from aligner.compare.training import as_it_begins
+from aligner.dtypes import decode, encode
+from aligner.errors import ReplayError
+from aligner.findings import TRAINING
+from aligner.record import Array, Key, Phase
+from aligner.replay.again import Again
+from aligner.replay.items import Match, Slot
+from aligner.structure import (
+    Tensors,
+    flatten_arguments,
+    flatten_result,
+    rebuild_arguments,
+    substitute_arguments,
+    substitute_result,
+)
+from aligner.training import losses
+from aligner.words.optimizers import STEP
+from aligner.words.training import LOSS
+
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump, Entry
+    from aligner.replay.loading import Loader
+    from aligner.replay.transfer import Transfer
+
+
+Called = tuple[tuple[object, ...], Mapping[str, object]]
+
+
+def trained_steps(reference: Dump) -> Sequence[int]:
+    """The steps of a dump in which an optimizer has made an update."""
+    return sorted({int(facts["step"]) for kind, facts in reference.findings if kind == TRAINING})
+
+
+def labelled(
+    reference: Dump, step: int, arguments: Callable[[int], Arguments], made: Callable[[Entry], object]
+) -> list[Arguments]:
+    """What the net was called on in a step, call by call, each with its label as the last one.
+
+    Raises:
+        ReplayError: a label is not in the dump.
+    """
+    rows: list[Arguments] = []
+    losses = {call.number: call for call in reference.calls if (call.step, call.layer) == (step, LOSS)}
+    for number in sorted(losses):
+
+        def tensor(slot: str, number: int = number) -> object:
+            entry = reference.find(Key(step, Phase.FORWARD, LOSS, number, slot))
+            if entry is None:
+                raise ReplayError("input-missing", reference=str(reference.path), slot=f"{LOSS} {slot}")
+            return made(entry)
+
+        args, kwargs = arguments(number)
+        try:
+            _, label = rebuild_arguments(losses[number].inputs, tensor)[0]
+        except (LookupError, ValueError) as error:
+            raise ReplayError("input-opaque", kind=str(error)) from error
+        rows.append(((*args, label), kwargs))
+    return rows
+
+
+class Trained:
+    """Holds the stages of a port's steps to the reference's."""
+
+    def __init__(
+        self,
+        reference: Dump,
+        adapter: Adapter,
+        model: object,
+        loader: Loader,
+        transfer: Transfer,
+        tell: Callable[[str, Mapping[str, Any]], None],
+    ) -> None:
+        self._reference, self._adapter, self._model, self._loader = reference, adapter, model, loader
+        self._trains = cast(Trains, adapter)
+        self._matches: dict[Slot, list[Match]] = {}
+        for match in transfer.matches:
+            self._matches.setdefault(match.port.slot, []).append(match)
+        self._again = Again(reference, adapter, self, tell)
+        self._own: Tensors = []
+        self._scale = 1.0
+        """How many times the reference's the gradients of this step are: by another loss scale."""
+        self._times = 1.0
+        """What of this stands in the loss itself."""
+
+    def listen(self, coming: Place, gone: Place) -> Handle:
+        """Have what the net is given and hands on, and the gradient that comes back to it, be the reference's, until
+        the handle is removed; `coming` tells step and number of the net's next call, `gone` those of the last."""
+
+        def given(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Called:
+            return self._given(args, kwargs, *coming())
+
+        def made(args: object, kwargs: object, output: object) -> object:
+            return self._handed(output, *gone())
+
+        return self._adapter.intervene(self._model, given, made)
+
+    def own(self) -> Tensors:
+        """What the net was called on last, before it was given the reference's."""
+        return self._own
+
+    def _given(self, args: tuple[object, ...], kwargs: Mapping[str, object], step: int, call: int) -> Called:
+        self._own = []
+        flatten_arguments(args, kwargs, self._adapter.is_tensor, self._own)
+        others: dict[str, object] = {}
+        for slot, tensor in self._own:
+            entry = self._reference.find(Key(step, Phase.FORWARD, "", call, slot))
+            if entry is not None and tuple(entry.shape) == self._adapter.to_numpy(tensor).shape:
+                others[slot] = self.like(entry.raw(), entry.dtype, tensor, 1.0)
+        return substitute_arguments(args, kwargs, others)
+
+    def _handed(self, output: object, step: int, call: int) -> object:
+        found: Tensors = []
+        flatten_result(output, self._adapter.is_tensor, found)
+        others: dict[str, object] = {}
+        for slot, tensor in found:
+            entry = self._reference.find(Key(step, Phase.FORWARD, "", call, slot))
+            if entry is None or tuple(entry.shape) != self._adapter.to_numpy(tensor).shape:
+                continue
+            back = self._reference.find(Key(step, Phase.BACKWARD, "", call, slot))
+            if back is not None:
+                self._trains.on_gradient(tensor, partial(self._back, back))
+            others[slot] = self._trains.held(tensor, self.like(entry.raw(), entry.dtype, tensor, 1.0))
+        return substitute_result(output, others)
+
+    def _back(self, entry: Entry, gradient: object) -> object:
+        return self.like(entry.raw(), entry.dtype, gradient, self._scale)
+
+    def lost(self, step: int, call: int, loss: object, gradient: object) -> None:
+        """The gradient at a loss is what it is multiplied by before the backward run."""
+        number = float(np.asarray(loss, np.float64).reshape(-1)[0])
+        self._times = losses.times(self._reference, step, call, number, self._times)
+        entry = self._reference.find(Key(step, Phase.BACKWARD, LOSS, call, "output.0"))
+        if entry is not None:
+            ours = float(decode(self._adapter.to_numpy(gradient), self._adapter.dtype(gradient)).reshape(-1)[0])
+            theirs = float(entry.load().reshape(-1)[0])
+            usable = ours and theirs and np.isfinite((ours, theirs)).all()
+            self._scale = self._times * (ours / theirs if usable else 1.0)
+
+    def raw(self, step: int, number: int, parameter: Parameter, gradient: object) -> Optional[object]:
+        """What the reference's backward run of this number made for a parameter."""
+        found = self.value(parameter, Key(step, Phase.BACKWARD, "", number, ""))
+        return None if found is None else self.like(*found, gradient, self._scale)
+
+    def given(self, step: int, parameter: Parameter, gradient: object) -> Optional[object]:
+        """What the reference's optimizer is given for a parameter."""
+        found = self.value(parameter, Key(step, Phase.GRADIENT, "", 0, ""))
+        return None if found is None else self.like(*found, gradient, 1.0)
+
+    def updated(self, step: int, optimizer: object, view: Optimizer, parameters: Sequence[Parameter]) -> None:
+        """An optimizer has made its update: these parameters and buffers, and what it keeps of them, are to be the
+        reference's from now on. Where its update is wrong, it is made again with other settings before that."""
+        self._again.tried(step, optimizer, view, parameters)
+        self.rest(step, parameters)
+        owners = {id(parameter.tensor): parameter for parameter in parameters}
+        for tensor, word, kept in view.state:
+            owner = owners.get(id(tensor))
+            if owner is not None and word != STEP and self._adapter.is_tensor(kept):
+                found = self.value(owner, Key(step, Phase.UPDATE, "", 0, ""), word)
+                if found is not None:
+                    self._trains.put(kept, self.like(*found, kept, 1.0))
+
+    def owner(self, parameter: Parameter) -> Optional[Slot]:
+        """The reference's parameter, where one alone stands for it."""
+        matches = self._matches.get(Slot(parameter.layer, parameter.role), ())
+        return matches[0].reference.slot if len(matches) == 1 else None
+
+    def rest(self, step: int, parameters: Sequence[Parameter]) -> None:
+        """Give parameters and buffers what the reference has made of them up to the end of a step."""
+        for parameter in parameters:
+            found = self.begun(parameter, step + 1)
+            if found is not None:
+                self._adapter.load(parameter, *found)
+
+    def begun(self, parameter: Parameter, step: int, word: str = "") -> Optional[tuple[Array, str]]:
+        """A parameter of the reference's, or what its optimizer keeps of it, as a step begins, in the port's form."""
+
+        def find(one: Slot) -> Optional[Entry]:
+            key = Key(step, Phase.UPDATE, one.layer, 0, f"{one.role}.{word}" if word else one.role)
+            return as_it_begins(self._reference, key, bool(word))
+
+        slot = Slot(parameter.layer, parameter.role)
+        return self._loader.counterpart(slot, self._matches.get(slot, ()), find)
+
+    def value(self, parameter: Parameter, key: Key, word: str = "") -> Optional[tuple[Array, str]]:
+        """What stands for a parameter in the reference's records like this one."""
+        slot, end = Slot(parameter.layer, parameter.role), f".{word}" if word else ""
+
+        def find(one: Slot) -> Optional[Entry]:
+            return self._reference.find(key._replace(layer=one.layer, slot=f"{one.role}{end}"))
+
+        return self._loader.counterpart(slot, self._matches.get(slot, ()), find)
+
+    def like(self, array: Array, dtype: str, like: object, times: float) -> object:
+        """A recorded value as a tensor of the type and form of another, times a factor."""
+        wanted, shape = self._adapter.dtype(like), self._adapter.to_numpy(like).shape
+        if times != 1.0:
+            array = encode(decode(array, dtype).astype(np.float64) * times, dtype)
+        array = array if dtype == wanted else encode(decode(array, dtype), wanted)
+        return self._adapter.from_numpy(np.ascontiguousarray(array).reshape(shape), wanted)

@@ -1,0 +1,81 @@
+"""How a port's batch differs from the reference's: its rows in another order, those of another step, other numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aligner.explain.suspect import Suspect
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
+else:
+    Floats = Any
+
+CLOSE = 1e-4
+"""Two rows, or a batch and what it is told to come of, are the same that are apart by less than this part."""
+
+
+def suspects(port: Floats, reference: Mapping[int, Floats], step: int) -> Iterator[Suspect]:
+    """Of the port's batch in this step, with the reference's of all steps."""
+    own = reference.get(step)
+    if own is None or port.ndim < 1:
+        return
+    if own.shape != port.shape:
+        if own.shape[1:] == port.shape[1:]:
+            yield Suspect("data-batch-size", {"size": port.shape[0], "wanted": own.shape[0]}, weight=0.95)
+        elif sorted(own.shape) == sorted(port.shape):
+            yield Suspect("data-axes", {"shape": str(port.shape), "wanted": str(own.shape)}, weight=0.95)
+        return
+    for other, batch in reference.items():
+        if other != step and batch.shape == port.shape and _near(port, batch):
+            yield Suspect("data-other-step", {"step": step, "other": other}, weight=0.95)
+            return
+    places = [_where(row, reference) for row in port]
+    known = [place for place in places if place is not None]
+    if len(known) == len(places) and known:
+        inside = all(at == step for at, _ in known)
+        cause = "data-order-inside" if inside else "data-order"
+        shown = ", ".join(str(row) if inside else f"{at}:{row}" for at, row in known[:8])
+        yield Suspect(cause, {"rows": shown + (", ..." if len(known) > 8 else "")}, weight=0.95)
+        return
+    scale, shift = np.polyfit(own.reshape(-1), port.reshape(-1), 1) if own.size > 2 and np.ptp(own) else (1.0, 0.0)
+    if abs(scale) > CLOSE and _near(port, scale * own + shift):
+        yield Suspect("data-scaled", {"factor": f"{scale:.6g}", "shift": f"{shift:.6g}"}, weight=0.9)
+        return
+    yield from _by_channel(own, port)
+
+
+def _by_channel(own: Floats, port: Floats) -> Iterator[Suspect]:
+    """A mean and a deviation of each channel, as pictures are normalised by."""
+    for axis in (1, own.ndim - 1) if own.ndim > 2 else ():
+        channels = own.shape[axis]
+        if not 1 < channels <= 4:
+            continue
+        one, other = (np.moveaxis(array, axis, 0).reshape(channels, -1) for array in (own, port))
+        fits = [np.polyfit(a, b, 1) if np.ptp(a) else (1.0, float(np.mean(b - a))) for a, b in zip(one, other)]
+        if all(abs(scale) > CLOSE for scale, _ in fits) and _near(
+            other, np.stack([scale * a + shift for (scale, shift), a in zip(fits, one)])
+        ):
+            facts = {name: ", ".join(f"{fit[n]:.4g}" for fit in fits) for n, name in enumerate(("factors", "shifts"))}
+            yield Suspect("data-normalised", facts, weight=0.9)
+            return
+
+
+def _where(row: Floats, reference: Mapping[int, Floats]) -> Any:
+    """The step and the row of the reference's that it is."""
+    for step, batch in reference.items():
+        if batch.shape[1:] != row.shape:
+            continue
+        for number, other in enumerate(batch):
+            if _near(row, other):
+                return step, number
+    return None
+
+
+def _near(one: Floats, other: Floats) -> bool:
+    return float(np.linalg.norm(one - other)) <= CLOSE * float(np.linalg.norm(other))

@@ -1,0 +1,92 @@
+"""Two unchanged training scripts, one held to the other: data, gradients and updates of each step."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch", reason="the references are torch's")
+pytest.importorskip("mindspore", reason="the ports are MindSpore's")
+
+TORCH = """
+import numpy as np, torch
+from torch import nn
+rng = np.random.default_rng(0)
+images, labels = rng.random((24, 3, 6, 6)).astype(np.float32), rng.integers(0, 4, 24)
+torch.manual_seed(1)
+net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(96, 4))
+optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9, weight_decay=0.01)
+for start in range(0, 24, 6):
+    optimizer.zero_grad()
+    x, y = torch.from_numpy(images[start:start + 6]), torch.from_numpy(labels[start:start + 6])
+    loss = nn.functional.cross_entropy(net(x), y)
+    loss.backward()
+    optimizer.step()
+print(f"{loss.item():.5f}")
+"""
+
+MINDSPORE = """
+import mindspore, numpy as np
+from mindspore import nn, Tensor
+rng = np.random.default_rng(0)
+images, labels = rng.random((24, 3, 6, 6)).astype(np.float32), rng.integers(0, 4, 24).astype(np.int32)
+net = nn.SequentialCell(nn.Conv2d(3, 6, 3, pad_mode="pad", has_bias=True), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(),
+                        nn.Dense(96, 4))
+net.set_train()
+loss_fn = nn.CrossEntropyLoss()
+optimizer = nn.Momentum([{"params": net.trainable_params(), "weight_decay": 0.01}], 0.05, 0.9)
+
+def forward(x, y):
+    return loss_fn(net(x), y)
+
+grad = mindspore.value_and_grad(forward, None, optimizer.parameters)
+
+@mindspore.jit
+def step(x, y):
+    loss, gradients = grad(x, y)
+    return mindspore.ops.depend(loss, optimizer(gradients))
+
+for start in range(0, 24, 6):
+    loss = step(Tensor(images[start:start + 6]), Tensor(labels[start:start + 6]))
+print(f"{float(loss):.5f}")
+"""
+
+SLOWER = ("0.05, 0.9", "0.02, 0.9")
+BRIGHTER = ("Tensor(images", "Tensor(2 * images")
+UNGROUPED = (
+    '[{"params": net.trainable_params(), "weight_decay": 0.01}], 0.05, 0.9',
+    "net.trainable_params(), 0.05, 0.9, 0.01",
+)
+BACKWARDS = ("net = nn", "images, labels = images[::-1].copy(), labels[::-1].copy()\nnet = nn")
+DOUBLED = ("(loss, optimizer(gradients))", "(loss, optimizer(tuple(2 * one for one in gradients)))")
+
+CASES = {
+    "right": ([], []),
+    "rate": ([SLOWER], [("update", "optimizer-learning-rate", True)]),
+    "normalised": ([BRIGHTER], [("data", "data-scaled", False)]),
+    "filtered": ([UNGROUPED], [("update", "weight-decay-gamma-beta-filter", True)]),
+    "order": ([BACKWARDS], [("data", "data-order", False)]),
+    "both": ([BRIGHTER, SLOWER], [("data", "data-scaled", False), ("update", "optimizer-learning-rate", True)]),
+    "doubled": ([DOUBLED], [("clip", "gradient-scaled", False)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_differs_is_named_stage_by_stage(aligner, tmp_path, name):
+    edits, told = CASES[name]
+    text = MINDSPORE
+    for old, new in edits:
+        assert text.count(old) >= 1
+        text = text.replace(old, new)
+    (tmp_path / "train.py").write_text(TORCH)
+    (tmp_path / "port.py").write_text(text)
+    done = aligner("capture", "-o", "ref.h5", "--gradients", "--steps", 4, "train.py")
+    assert done.returncode == 0, done.stderr
+    done = aligner("capture", "-o", "port.h5", "--gradients", "--from", "ref.h5", "port.py")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(aligner("compare", "ref.h5", "port.h5", "--json").stdout)
+    origins = [(one["where"], one["causes"][0]["id"], one["causes"][0]["confirmed"]) for one in found["origins"]]
+    assert origins == told
+    assert [row["step"] for row in found["steps"]] == [0, 1, 2, 3]
+    assert found["outcome"] == ("diverged" if told else "aligned")

@@ -1,0 +1,62 @@
+"""Training steps of MindSpore's, held to those of torch's: what is wrong, in which stage and why."""
+
+from __future__ import annotations
+
+import pytest
+
+import aligner
+from aligner.cli import main
+
+pytest.importorskip("torch", reason="the references are torch's")
+pytest.importorskip("mindspore", reason="the ports are MindSpore's")
+
+HERE = "tests.unit.training"
+
+
+@pytest.fixture
+def compared(tmp_path, monkeypatch):
+    """Compare a training in torch with one in MindSpore that was captured from it."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(reference, port):
+        assert main(["capture", f"{HERE}.small_tasks:{reference}", "-o", "ref.h5", "-f", "-q"]) == 0
+        words = ["capture", f"{HERE}.small_ports:{port}", "--from", "ref.h5", "-o", "port.h5", "-f", "-q"]
+        assert main([*words, "--search", "0"]) == 0
+        return aligner.compare("ref.h5", "port.h5")
+
+    return call
+
+
+RIGHT = [("right", "right"), ("right", "sgd"), ("decay", "decay"), ("adam", "adam"), ("adamw_decay", "adamw")]
+
+
+@pytest.mark.parametrize(("reference", "port"), [*RIGHT, ("clipped", "clipped")])
+def test_a_port_that_is_right_is_aligned(compared, reference, port):
+    """MindSpore's Adam adds its eps in another place, and a bias before a norm has no gradient but rounding."""
+    found = compared(reference, port)
+    assert (found.outcome, found.origins, found.suspects) == ("aligned", (), ())
+
+
+SETTINGS = [
+    ("right", "rate", {"optimizer-learning-rate"}),
+    ("decay", "filtered", {"weight-decay-gamma-beta-filter"}),
+    ("adam", "adam_weight_decay", {"adamweightdecay-no-bias-correction"}),
+    ("adamw_decay", "adam_decay", {"adam-weight-decay-l2-vs-decoupled"}),
+]
+
+
+@pytest.mark.parametrize(("reference", "port", "causes"), SETTINGS)
+def test_a_wrong_setting_of_an_optimizer_is_proved_by_its_update(compared, reference, port, causes):
+    found = compared(reference, port)
+    assert [origin.where for origin in found.origins] == ["update"]
+    assert {cause.id for cause in found.origins[0].causes if cause.confirmed} == causes
+
+
+def test_a_wrong_loss_is_none_of_the_net(compared):
+    found = compared("right", "loss_sum")
+    assert [(origin.layer, origin.where) for origin in found.origins] == [("(loss)", "loss")]
+
+
+def test_a_gradient_that_is_cut_is_no_forward_mistake(compared):
+    found = compared("right", "stopped")
+    assert {origin.phase for origin in found.origins} == {"backward"}
