@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from aligner import messages
 from aligner.cli.voice import Voice
 from aligner.errors import ReplayError, UsageError
-from aligner.record import display
+from aligner.record import Phase, display
 
 if TYPE_CHECKING:
+    from aligner.adapter import Adapter
     from aligner.replay.replay import Replay
 
 
@@ -31,6 +32,21 @@ def steps_of(reference: str) -> int:
 
     with open_dump(reference) as dump:
         return max(len(dump.steps), 1)
+
+
+def unwrapped(reference: str, adapter: Adapter, model: object) -> object:
+    """The net inside a cell that makes a loss of what it hands on, as the reference's is by itself."""
+    from aligner.dump.reader import open_dump
+
+    with open_dump(reference) as dump:
+        own = {entry.key.layer.partition(".")[0] for entry in dump.entries if entry.key.phase is Phase.PARAMETER}
+    while len(own) > 1:
+        owners = {parameter.layer.partition(".")[0] for parameter in adapter.parameters(model)}
+        inner = dict(adapter.layers(model)).get(next(iter(owners), "")) if len(owners) == 1 else None
+        if inner is None or inner is model:
+            break
+        model = inner
+    return model
 
 
 def tell_examined(replay: Replay, voice: Voice) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, Optional
 from aligner.capture.script import ImportWatcher, Script, run, wait_for_threads
 from aligner.capture.tracebacks import forget_us, hidden
 from aligner.cli.door import check_output, interruptible, session_options, tell_captured
-from aligner.cli.replaying import check_replay, replayed, steps_of, tell_examined
+from aligner.cli.replaying import check_replay, replayed, steps_of, tell_examined, unwrapped
 from aligner.cli.voice import Voice
 from aligner.errors import CaptureError, UsageError
 
@@ -97,6 +97,8 @@ def _replayed(
 ) -> Capture:
     """A capture of the script's model on the reference's weights, each of its calls on the reference's inputs."""
     session.operations = True
+    if options.gradients:
+        model = unwrapped(options.reference, adapter, model)
     replay = replayed(options, adapter.name, model, voice, own_mode=True)
     replays.append(replay)
     return replay.capture(path, session, progress, forced=not options.free_only)

@@ -96,8 +96,12 @@ class Explaining:
 
     def _explained(self, origin: Origin) -> Origin:
         place = origin.place
-        if origin.where in TOGETHER:
-            return self._updating.explained(origin)
+        if origin.where in (*TOGETHER, "loss"):
+            found = self._updating.explained(origin)
+            if origin.where in TOGETHER or found.causes:
+                return found
+        if place is not None and origin.phase == Phase.UPDATE.value:  # running statistics: a layer's setting makes them
+            return replace(origin, causes=_causes(origin, _Held(self._cases), self._trials, None))
         if place is None or origin.phase in LATER:
             return origin
         held = _Held(self._cases)

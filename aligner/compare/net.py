@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Optional
 
+from aligner.findings import TRAINING
 from aligner.record import Call, Layer, Phase
 from aligner.selection import EVERYTHING
 
@@ -41,7 +42,7 @@ class CallId(NamedTuple):
 
 @dataclass
 class Visit:
-    """One call of the first step that ran: its tensors, and the calls it stands in and has inside."""
+    """One call: its tensors in the first step that has it, and the calls it stands in and has inside."""
 
     call: Call
     inputs: list[Entry] = field(default_factory=list)
@@ -62,7 +63,7 @@ class Visit:
 
 @dataclass(frozen=True)
 class Net:
-    """One side. `visits` are the forward calls of the first step, in order of entry."""
+    """One side. `visits` are the forward calls of the first step, in a training of the longest, in order of entry."""
 
     layers: Mapping[str, Layer]
     visits: Sequence[Visit]
@@ -121,16 +122,20 @@ class Net:
 def survey(dump: Dump) -> Net:
     """Read the structure of a dump from its index; no data is read."""
     parameters: dict[str, dict[str, Entry]] = {}
-    step = min((c.step for c in dump.calls if c.phase is Phase.FORWARD), default=0)
-    visits = nest(c for c in dump.calls if c.phase is Phase.FORWARD and c.step == step)
+    steps = by_step(dump.calls)
+    step = min(steps, default=0)
+    if any(kind == TRAINING for kind, _ in dump.findings):  # an evaluation may run in one of them besides
+        step = min((s for s in steps if len(steps[s]) == max(map(len, steps.values()))), default=0)
+    visits = nest(steps.get(step, ()))
     where = {visit.id: visit for visit in visits}
+    begun: dict[CallId, int] = {}
     for entry in dump.entries:
         key = entry.key
         if key.phase is Phase.PARAMETER:
             parameters.setdefault(key.layer, {}).setdefault(key.slot, entry)
-        elif key.phase is Phase.FORWARD and key.step == step:
+        elif key.phase is Phase.FORWARD:
             visit = where.get(CallId(key.layer, key.call))
-            if visit is not None:
+            if visit is not None and begun.setdefault(visit.id, key.step) == key.step:
                 (visit.inputs if is_input(key.slot) else visit.outputs).append(entry)
     inner = frozenset(visit.call.layer for visit in visits if visit.children)
     return Net(

@@ -14,6 +14,7 @@ import numpy as np
 
 from aligner.compare.deviation import measure
 from aligner.compare.held import Held
+from aligner.compare.kinks import excuse_kinks
 from aligner.compare.later import is_end
 from aligner.compare.net import is_input
 from aligner.compare.reading import Reading
@@ -44,6 +45,9 @@ STORED = 10.0
 RULED = 1e-4
 """What an update is off by from its rule in float64, at most, as a part of what it changes."""
 
+LOST = 1e-5
+"""A loss of the reference's own values is off by this part of itself at most."""
+
 BUFFER, MOVED = 1e-5, 1e-3
 """Running statistics are wrong if off by more than this part of themselves and of what the step has changed."""
 
@@ -56,6 +60,7 @@ def judge_stages(readings: Iterable[Reading], reference: Dump, training: Trainin
     training.pair(readings)
     given = [r for r in readings if training.held and is_given(r.pair.key, frozenset({""})) and r.over]
     others = {reading.pair.key.step for reading in given}
+    apart = training.apart(given)
     ends = {_content(r) for r in readings if r.pair.reference is not None and is_end(r.pair.key)}
     scales = {step: training.scale(step) for step in {reading.pair.key.step for reading in readings}}
     for reading in readings:
@@ -66,13 +71,19 @@ def judge_stages(readings: Iterable[Reading], reference: Dump, training: Trainin
             reading.covered, reading.over, reading.reason = True, False, "covered-loss"
         elif key.step in others and reading.over and (key.layer == LOSS or is_end(key) or _content(reading) in ends):
             reading.covered, reading.over, reading.reason = True, False, "covered-data"
+        elif key.step >= apart and reading.over and reading not in given and training.is_moved(key):
+            reading.covered, reading.over, reading.reason = True, False, "covered-apart"
         elif training.is_alone(reading):  # whatever else has its value: one side's optimizer does not update it
             reading.covered, reading.over = False, True
-        if not reading.matched or reading.deviation is None or reading.deviation.exact or reading.deviation.nonfinite:
+        if reading.covered or not reading.matched or reading.deviation is None:
+            continue
+        if reading.deviation.exact or reading.deviation.nonfinite:
             continue
         if key.layer == LOSS and not is_input(key.slot):
             times = training.times(key.step)
             _unscale(reading, times if key.phase is Phase.FORWARD else scales[key.step] / times, tolerance)
+            if training.held and key.phase is Phase.FORWARD:
+                _judge(reading, reading.deviation.rel_l2, max(LOST, STRICT * reading.own))
         elif key.phase is Phase.BACKWARD:
             _unscale(reading, scales[key.step], tolerance)
         if key.phase is Phase.BACKWARD and reading.over:
@@ -81,6 +92,7 @@ def judge_stages(readings: Iterable[Reading], reference: Dump, training: Trainin
             _judge(reading, reading.deviation.rel_l2, STRICT * reading.own)
         elif training.held and key.phase is Phase.UPDATE:
             _judge_update(reading, reference, training, tolerance)
+    excuse_kinks(readings)
     if training.held:
         _excuse_shares(readings, training)
 
@@ -93,15 +105,16 @@ def _excuse_shares(readings: Sequence[Reading], training: Training) -> None:
         key = reading.pair.key
         if key.layer == LOSS and key.phase is Phase.FORWARD and not is_input(key.slot):
             losses.setdefault(key.step, []).append(reading)
+    most = max(map(len, losses.values()), default=0)
     for step, rows in losses.items():
-        if len(rows) < 2 or training.times(step) != 1.0 or not any(one.over for one in rows):
+        if most < 2 or training.times(step) != 1.0 or not any(one.over for one in rows):
             continue
         given = [r for r in readings if r.over and r.matched and r.pair.key[:2] == (step, Phase.GRADIENT)]
         factors = [_multiple(one) for one in given]
         known = [one for one in factors if one is not None]
         if not known or len(known) < len(given) or max(known) - min(known) > ALIKE * max(known):
             continue
-        if 1 / len(rows) <= known[0] * (1 + ALIKE) and known[0] <= len(rows) * (1 + ALIKE):
+        if 1 / most <= known[0] * (1 + ALIKE) and known[0] <= most * (1 + ALIKE):
             for one in given:
                 one.covered, one.over, one.reason = True, False, "covered-share"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional
@@ -53,6 +54,7 @@ class Training:
         owners = (owner for side in self.updates for one in side for owner in one.settings)
         self._optimized = frozenset(owners)
         self._times: list[float] = []
+        self._runs = [Counter(call.step for call in dump.calls if call.layer == LOSS) for dump in self._dumps]
         self.ports: dict[Owner, Owner] = {}
         """The port's parameters by the reference's."""
 
@@ -96,6 +98,23 @@ class Training:
         entry = self._dumps[side].find(Key(step, Phase.BACKWARD, LOSS, 0, "output.0"))
         found = float(entry.load().reshape(-1)[0]) if entry is not None and math.prod(entry.shape) == 1 else 1.0
         return found if found and math.isfinite(found) else 1.0
+
+    def apart(self, given: Iterable[Reading]) -> float:
+        """From which step on the port's steps are made of other calls of the net than the reference's: of batches of
+        another size, or an evaluation is in another step."""
+        shapes = ((r.pair.key.step, r.pair.reference, r.pair.port) for r in given)
+        steps = [step for step, one, two in shapes if one is not None and two is not None and one.shape != two.shape]
+        ours, theirs = ([call.step for call in dump.calls if not call.layer] for dump in self._dumps)
+        last = min(max(ours, default=0), max(theirs, default=0))
+        if self.held:
+            steps += [step for step in range(last) if ours.count(step) != theirs.count(step)]
+        return min(steps, default=math.inf)
+
+    def is_moved(self, key: Key) -> bool:
+        """Whether a record, of a step that is made of other calls, comes of these: what is treated or updated behind as
+        many backward runs as the reference makes was held, and is judged."""
+        runs = {side[key.step] for side in self._runs}
+        return key.phase in (Phase.FORWARD, Phase.BACKWARD) or (key.phase is Phase.GRADIENT and len(runs) > 1)
 
     def is_kept(self, key: Key) -> bool:
         """Whether a record is what an optimizer keeps of a parameter behind an update: one may keep more than the

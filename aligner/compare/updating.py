@@ -12,7 +12,8 @@ from aligner.compare.training import Owner, Training, as_it_begins
 from aligner.explain.suspect import Cause, Suspect
 from aligner.findings import TRIAL
 from aligner.record import Key, Phase
-from aligner.training import batches, numbers
+from aligner.training import batches, numbers, scores
+from aligner.training.losses import SCALE
 from aligner.training.settings import Difference, differences
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ UPDATES = "(update)"
 MOST = 5
 """Causes that are told."""
 
+BATCHES, EARLIER = 16, 8
+"""Of one update, and steps before it, that are looked at together."""
+
 LOOKED = 64
 """Parameters whose numbers are looked into, the smallest first."""
 
@@ -45,7 +49,12 @@ class Updating:
 
     def explained(self, origin: Origin) -> Origin:
         """The origin with its causes, the likeliest first, those that were run before the others."""
-        rules = {"data": self._of_data, "update": self._of_update, "clip": self._of_treatment}
+        rules = {
+            "data": self._of_data,
+            "loss": self._of_loss,
+            "update": self._of_update,
+            "clip": self._of_treatment,
+        }
         found = [*rules[origin.where](origin)]
         causes = [self._cause(suspect) for suspect in found]
         told = tuple(sorted(causes, key=lambda cause: not cause.confirmed)[:MOST])
@@ -69,6 +78,20 @@ class Updating:
         known = {step: value for step in steps if (value := self._value(0, key._replace(step=step))) is not None}
         if theirs is not None:
             yield from batches.suspects(theirs, known, key.step)
+
+    def _of_loss(self, origin: Origin) -> Iterator[Suspect]:
+        """What the gradients at the scores tell of the losses."""
+        times = self._training.scale(origin.step)
+        for slot in sorted(
+            {e.key.slot for e in self._dumps[0].entries if e.key[:4] == (origin.step, Phase.BACKWARD, "", 0)}
+        ):
+            key = Key(origin.step, Phase.BACKWARD, "", 0, slot)
+            made = self._value(0, key._replace(phase=Phase.FORWARD))
+            both = self._value(0, key), self._value(1, key)
+            found = [] if made is None else [*scores.suspects(made, *both, times)]
+            if found:
+                yield from found
+                return
 
     def _of_update(self, origin: Origin) -> Iterator[Suspect]:
         ours, theirs = (
@@ -160,6 +183,14 @@ class Updating:
             if alone is not None:
                 yield Suspect("gradients-of-some-batches", {"which": which + 1, "batches": batches}, weight=0.9)
                 return
+        kept = self._not_zeroed(origin.step, [owner for (owner, _), tells in zip(found, large) if tells], sums, given)
+        if kept:
+            yield Suspect("gradients-not-zeroed", {"steps": kept}, weight=0.95)
+            return
+        factors = numbers.shares(raws, given) if 1 < batches <= BATCHES else None
+        if factors is not None:
+            yield Suspect("clip-per-batch", {"factors": ", ".join(f"{one:.4g}" for one in factors)}, weight=0.9)
+            return
         crossed = numbers.crossed([row[1] for row in rows], [row[2] for row in rows])
         if crossed:
             names = self._names()
@@ -172,6 +203,19 @@ class Updating:
             known = [factor for factor in port.factors if factor is not None]
             facts = {"least": f"{min(known):.3g}", "most": f"{max(known):.3g}"}
             yield Suspect("clip-per-tensor-vs-global", facts, weight=0.9)
+
+    def _not_zeroed(self, step: int, owners: Sequence[Owner], sums: Sequence[Floats], given: Sequence[Floats]) -> int:
+        """How many earlier steps' gradients are in those of this step, if they are."""
+        whole = [*sums]
+        for back in range(1, min(step, EARLIER) + 1):
+            before = [self._gradients(step - back, owner) for owner in owners]
+            known = [one[0] for one in before if one is not None]
+            if len(known) < len(owners):
+                return 0
+            whole = [one + sum(raws[1:], raws[0]) for one, raws in zip(whole, known)]
+            if numbers.treatment(whole, given).factor is not None:
+                return back
+        return 0
 
     def _one_factor(
         self,
@@ -186,12 +230,15 @@ class Updating:
         times = theirs / ours
         facts: dict[str, Any] = {"factor": f"{times:.6g}"}
         scale = self._training.scale(origin.step, 1)
-        if scale != 1.0 and _near(factor, 1.0):
-            yield Suspect("loss-scale-not-removed", {**facts, "scale": f"{scale:g}"}, weight=0.95)
-        elif batches > 1 and (_near(times, batches) or _near(times, 1 / batches)):
+        if batches > 1 and (_near(times, batches) or _near(times, 1 / batches)):
             yield Suspect("grad-accumulation-mean-vs-sum", {**facts, "batches": batches}, weight=0.9)
+        elif scale != 1.0 and _near(factor, 1.0):
+            yield Suspect("loss-scale-not-removed", {**facts, "scale": f"{scale:g}"}, weight=0.95)
         elif _near(factor, 1.0) and (wanted is None or not _near(wanted, 1.0)):
             yield Suspect("gradients-untreated", {"norm": f"{theirs:.6g}", "wanted": f"{ours:.6g}"}, weight=0.9)
+        elif (inside := _power(ours / theirs)) is not None:  # a loss scale inside of both losses
+            facts.update(norm=f"{ours:.6g}", scale=f"{inside:g}")
+            yield Suspect("loss-scale-clip-before-unscale", facts, weight=0.8)
         elif scale != 1.0 and _near(theirs * scale, _round(theirs * scale)):
             norm = f"{_round(theirs * scale):g}"
             yield Suspect("loss-scale-clip-before-unscale", {**facts, "norm": norm, "scale": f"{scale:g}"}, weight=0.8)
@@ -230,6 +277,12 @@ def _floats(entry: Optional[Entry]) -> Optional[Floats]:
 
 def _plain(owner: Owner) -> str:
     return ".".join(owner).lstrip(".")
+
+
+def _power(ratio: float) -> Optional[float]:
+    """The power of two that it is, of those that are loss scales."""
+    power = 2.0 ** round(np.log2(ratio)) if ratio > 0 else 0.0
+    return power if power >= SCALE and _near(ratio, power) else None
 
 
 def _near(one: float, other: float) -> bool:

@@ -31,6 +31,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "The port's loss is wrong, so it cannot be told by how many batches it is divided; this is off by that alone.",
         "待比对网络的损失有误，无法判断其按几个批次平均；此处的偏差仅由此而来。",
     ),
+    "covered-apart": (
+        "The port's steps are made of other batches from here on; with the data as the reference has them this is judged.",
+        "从该步起，待比对网络各步由不同的批次构成；数据与标杆一致后再作判断。",
+    ),
     "covered-kept": (
         "Only one side's optimizer keeps this; what it makes of that shows in the parameter, which was compared.",
         "只有一侧的优化器保存此量；其作用体现在参数中，而参数已比对。",

@@ -52,6 +52,7 @@ class Replay:
         """What the forced pass of the last capture found."""
         self.given: Mapping[str, str] = {}
         """The user's map, name by name; compare goes by it as well."""
+        self._modes: Mapping[str, bool] = {}
         self._adapter = adapter
         self._loader = Loader(reference, adapter, model)
 
@@ -162,7 +163,8 @@ class Replay:
         options.force = options.force or force
         options.follow = False  # a port is followed where it is held to the reference
         if forced and options.gradients:
-            options.holding = partial(Trained, self.reference, self._adapter, self.model, self._loader, self.transfer)
+            held = self.reference, self._adapter, self.model, self._loader, self.transfer, self._begins
+            options.holding = partial(Trained, *held)
             options.header = {**options.header, HELD: True}
         if forced:
             options.then = partial(self._examine, os.path.abspath(os.fspath(path)), options, progress)
@@ -204,7 +206,7 @@ class Replay:
             options.search,
         )
         try:
-            with self._as_loaded(bool(changed.layers) or options.gradients):
+            with self._as_loaded(bool(changed.layers) or options.gradients), self._in_modes(self._modes):
                 if subject.steps:
                     self.examined = examine(subject, path, sink, order, seconds)
         except AlignerError:
@@ -217,6 +219,23 @@ class Replay:
                     sink.note(note)
                 raise
             sink.note(note)
+
+    def _begins(self) -> None:
+        """The net is called for the first time: its layers are in the modes that its first step has."""
+        self._modes = {path: self._adapter.training(layer) for path, layer in self._adapter.layers(self.model)}
+
+    @contextmanager
+    def _in_modes(self, modes: Mapping[str, bool]) -> Iterator[None]:
+        """Each layer in train or eval mode as it was then; a script may have evaluated the net since."""
+        layers = [(path, layer, self._adapter.training(layer)) for path, layer in self._adapter.layers(self.model)]
+        changed = any(modes.get(path, now) != now for path, _, now in layers)
+        try:
+            for path, layer, now in layers if changed else ():  # of one that has others inside these as well
+                self._adapter.set_training(layer, modes.get(path, now))
+            yield
+        finally:
+            for _, layer, now in layers if changed else ():
+                self._adapter.set_training(layer, now)
 
     @contextmanager
     def _as_loaded(self, changed: bool) -> Iterator[None]:

@@ -87,6 +87,7 @@ class Trained:
         model: object,
         loader: Loader,
         transfer: Transfer,
+        begins: Callable[[], None],
         tell: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
         self._reference, self._adapter, self._model, self._loader = reference, adapter, model, loader
@@ -94,6 +95,8 @@ class Trained:
         self._matches: dict[Slot, list[Match]] = {}
         for match in transfer.matches:
             self._matches.setdefault(match.port.slot, []).append(match)
+        self._begins: Optional[Callable[[], None]] = begins
+        """To be told of the net's first call."""
         self._again = Again(reference, adapter, self, tell)
         self._own: Tensors = []
         self._scale = 1.0
@@ -118,6 +121,9 @@ class Trained:
         return self._own
 
     def _given(self, args: tuple[object, ...], kwargs: Mapping[str, object], step: int, call: int) -> Called:
+        if self._begins is not None:
+            self._begins()
+            self._begins = None
         self._own = []
         flatten_arguments(args, kwargs, self._adapter.is_tensor, self._own)
         others: dict[str, object] = {}

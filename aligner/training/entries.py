@@ -6,6 +6,7 @@ Facts of settings: `setting`, `reference_value`, `port_value`, `count` of `total
 from __future__ import annotations
 
 from aligner.explain.catalogue.entry import Entry, Text
+from aligner.training.loss_entries import LOSSES
 
 _NOTHING = ("", "")
 _WHOSE = ("Of {count} of {total} parameters: {parameters}", "涉及 {total} 个参数中的 {count} 个：{parameters}")
@@ -273,6 +274,24 @@ TREATMENT: tuple[Entry, ...] = (
         ("Add the gradients up until the update, and set them to zero behind it", "在更新之前累加梯度，更新之后再清零"),
     ),
     Entry(
+        "gradients-not-zeroed",
+        (
+            "Gradients of {steps} earlier steps are still in those of this one: they are not set to zero",
+            "本步的梯度中仍含有之前 {steps} 步的梯度：未清零",
+        ),
+        _NOTHING,
+        ("Set what is accumulated to zero behind each update", "每次更新之后将累积的梯度清零"),
+    ),
+    Entry(
+        "clip-per-batch",
+        (
+            "Each batch has a factor of its own before the gradients are summed: {factors} (clipped one by one)",
+            "各批次的梯度在求和之前各乘一个因子：{factors}（逐批裁剪）",
+        ),
+        _NOTHING,
+        ("Clip once, what all batches of an update have made together", "对一次更新的所有批次之和只裁剪一次"),
+    ),
+    Entry(
         "gradients-crossed",
         (
             "{parameters} get each other's gradients",
@@ -349,4 +368,4 @@ DATA: tuple[Entry, ...] = (
     ),
 )
 
-ENTRIES: tuple[Entry, ...] = DATA + SETTINGS + WHOSE + TREATMENT
+ENTRIES: tuple[Entry, ...] = DATA + LOSSES + SETTINGS + WHOSE + TREATMENT

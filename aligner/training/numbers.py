@@ -92,6 +92,19 @@ def _factor(raw: Floats, given: Floats) -> Optional[float]:
     return None if found is None else found.factor
 
 
+def shares(raws: Sequence[Sequence[Floats]], given: Sequence[Floats]) -> Optional[list[float]]:
+    """The factor of each batch, if all parameters are given the sum of what the batches made, each times its own."""
+    many = len(raws[0])
+    square, right = np.zeros((many, many)), np.zeros(many)
+    for batches, one in zip(raws, given):
+        square += [[float(np.vdot(a, b)) for b in batches] for a in batches]
+        right += [float(np.vdot(a, one)) for a in batches]
+    factors = np.linalg.lstsq(square, right, rcond=None)[0]
+    made = [sum(f * a for f, a in zip(factors, batches)) for batches in raws]
+    left = norm([a - b for a, b in zip(made, given)])
+    return [float(one) for one in factors] if left <= EXACT * norm(given) else None
+
+
 def crossed(wanted: Sequence[Floats], given: Sequence[Floats]) -> list[int]:
     """Those that were given what another one is to have."""
     return [

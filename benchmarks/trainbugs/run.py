@@ -88,6 +88,8 @@ def planted(text: str, case: Case) -> str:
 
 def stage_of(where: str, phase: str, slot: str) -> str:
     """The stage of an origin or of a record, in the words of the corpus."""
+    if where == "loss" and phase == "backward":  # the loss is right, and what is differentiated is another value
+        return "backward"
     if where in ("data", "loss", "clip", "update"):
         return where
     if where == "inputs":

@@ -151,9 +151,7 @@ def _rate(made: Any, place: int) -> float:
     rate = made.learning_rate
     if getattr(made, "is_group_lr", False):
         rate = rate[place]
-    if isinstance(rate, nn.Cell):
-        rate = rate(made.global_step)
-    found = number(rate)
+    found = _now(rate, made.global_step) if isinstance(rate, nn.Cell) else number(rate)
     return float("nan") if found is None else found
 
 
@@ -163,9 +161,15 @@ def _decay(made: Any, place: int) -> float:
         return 0.0
     if isinstance(decay, (tuple, list)):
         decay = decay[place]
-    if isinstance(decay, nn.Cell):
-        decay = decay(made.global_step)
-    return number(decay) or 0.0
+    return (_now(decay, made.global_step) if isinstance(decay, nn.Cell) else number(decay)) or 0.0
+
+
+def _now(schedule: Any, step: Any) -> Optional[float]:
+    """What a schedule says; of a list its last one behind its end, where MindSpore's own would stop the program."""
+    table = getattr(schedule, "learning_rate", None)
+    if isinstance(table, mindspore.Tensor) and table.ndim == 1 and table.size:
+        return number(table[min(int(tensors.to_numpy(step).reshape(-1)[0]), table.size - 1)])
+    return number(schedule(step))
 
 
 def _state(made: Any) -> Iterator[tuple[Any, str, Any]]:

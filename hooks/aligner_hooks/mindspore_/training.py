@@ -29,7 +29,10 @@ def on_gradient(tensor: Any, told: Told) -> Optional[Handle]:
     def hook(gradient: Any) -> Any:
         return told(gradient)
 
-    return Handle(tensor.register_hook(hook).remove)
+    try:
+        return Handle(tensor.register_hook(hook).remove)
+    except RuntimeError:  # nothing differentiates it: it was detached, or is made where no gradient is asked for
+        return None
 
 
 def losses(told: Callable[[object], None]) -> Handle:

@@ -97,19 +97,28 @@ def left(parameters):
     """As they are."""
 
 
-def loop(net, capture, change=left, accumulate=1, scale=1.0, zeroed=True, steps=2):
-    """A user's loop: what is done to gradients between the backward run and the update is `change`."""
+def loop(net, capture, change=left, accumulate=1, scale=1.0, zeroed=True, steps=2, inside=1.0, kept=False, each=None):
+    """A user's loop: what is done to gradients between the backward run and the update is `change`, to those of each
+    batch `each`; `inside` stands in the loss itself, and what is `kept` is not set to zero behind an update."""
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     rows = batches(steps * accumulate)
     for step in range(steps):
-        optimizer.zero_grad()
+        if not kept:
+            optimizer.zero_grad()
         for x, y in rows[step * accumulate : (step + 1) * accumulate]:
             if not zeroed:
                 optimizer.zero_grad()
             output, label = net(torch.from_numpy(x)), torch.from_numpy(y)
-            loss = nn.functional.cross_entropy(output, label)
+            loss = nn.functional.cross_entropy(output, label) * inside
             capture.lost(output, label, loss)
+            before = [parameter.grad for parameter in net.parameters()]
+            if each is not None:
+                optimizer.zero_grad()
             (loss * scale).backward()
+            if each is not None:
+                each([*net.parameters()])
+                for parameter, old in zip(net.parameters(), before):
+                    parameter.grad = parameter.grad if old is None else parameter.grad + old
         change([*net.parameters()])
         optimizer.step()
 

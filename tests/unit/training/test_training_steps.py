@@ -142,6 +142,31 @@ def test_a_loop_that_is_right_is_aligned(tmp_path, run):
     assert aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5").outcome == "aligned"
 
 
+BATCHES = [
+    ({"accumulate": 2, "inside": 0.5}, {"accumulate": 2, "inside": 0.5, "kept": True}, "gradients-not-zeroed", (1,)),
+    ({"accumulate": 2}, {"accumulate": 2, "each": tasks.all_clipped(0.1)}, "clip-per-batch", (0, 1)),
+    ({"accumulate": 2, "inside": 0.5}, {"accumulate": 2}, "grad-accumulation-mean-vs-sum", (0, 1)),
+]
+
+
+@pytest.mark.parametrize(("reference", "port", "cause", "steps"), BATCHES)
+def test_what_is_made_of_the_batches_of_one_update(tmp_path, reference, port, cause, steps):
+    captured(tmp_path / "ref.h5", reference)
+    captured(tmp_path / "port.h5", port, tmp_path / "ref.h5")
+    found = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
+    assert [(origin.where, origin.causes[0].id, origin.steps) for origin in found.origins] == [("clip", cause, steps)]
+
+
+@pytest.mark.parametrize(
+    ("reference", "port"),
+    [({}, tasks.scaled(0.5)), ({"change": tasks.all_clipped(0.25)}, tasks.divided_and_clipped(0.25, 2.0))],
+)
+def test_one_side_may_divide_its_loss_and_the_other_its_gradients(tmp_path, reference, port):
+    captured(tmp_path / "ref.h5", {"accumulate": 2, "inside": 0.5, **reference})
+    captured(tmp_path / "port.h5", {"accumulate": 2, "change": port}, tmp_path / "ref.h5")
+    assert aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5").outcome == "aligned"
+
+
 def test_another_loss_scale_that_is_removed_is_no_mistake(tmp_path):
     captured(tmp_path / "ref.h5", {})
     captured(tmp_path / "port.h5", {"scale": 64.0, "change": tasks.scaled(1 / 64)}, tmp_path / "ref.h5")
