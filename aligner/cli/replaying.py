@@ -74,7 +74,7 @@ def replayed(
     dump = open_dump(options.reference)
     dump.verify()
     replay = Replay(dump, load(framework), model)
-    rules = read_map(options.map)
+    rules, own = read_map(options.map), replay.modes()
     if options.write_map:
         check_free(options.write_map)
     try:
@@ -88,6 +88,8 @@ def replayed(
     asked = True if options.train else False if options.eval else None
     if asked is not None or not own_mode:
         replay.set_training(asked)
+    else:  # which weights go where may have been found out in eval mode
+        replay.put_modes(own)
     transfer = replay.transfer
     count = len(transfer.matches)
     values, structure = (sum(match.by == by for match in transfer.matches) for by in ("values", "structure"))

@@ -220,22 +220,29 @@ class Replay:
                 raise
             sink.note(note)
 
+    def modes(self) -> Mapping[str, bool]:
+        """Whether each layer of the port is in train mode."""
+        return {path: self._adapter.training(layer) for path, layer in self._adapter.layers(self.model)}
+
+    def put_modes(self, wanted: Mapping[str, bool]) -> None:
+        """Each layer in train or eval mode as it was then."""
+        if dict(wanted) != self.modes():
+            for path, layer in self._adapter.layers(self.model):  # of one that has others inside these as well
+                self._adapter.set_training(layer, wanted.get(path, self._adapter.training(layer)))
+
     def _begins(self) -> None:
         """The net is called for the first time: its layers are in the modes that its first step has."""
-        self._modes = {path: self._adapter.training(layer) for path, layer in self._adapter.layers(self.model)}
+        self._modes = self.modes()
 
     @contextmanager
-    def _in_modes(self, modes: Mapping[str, bool]) -> Iterator[None]:
-        """Each layer in train or eval mode as it was then; a script may have evaluated the net since."""
-        layers = [(path, layer, self._adapter.training(layer)) for path, layer in self._adapter.layers(self.model)]
-        changed = any(modes.get(path, now) != now for path, _, now in layers)
+    def _in_modes(self, wanted: Mapping[str, bool]) -> Iterator[None]:
+        """A script may have evaluated the net since."""
+        now = self.modes()
+        self.put_modes({**now, **wanted})
         try:
-            for path, layer, now in layers if changed else ():  # of one that has others inside these as well
-                self._adapter.set_training(layer, modes.get(path, now))
             yield
         finally:
-            for _, layer, now in layers if changed else ():
-                self._adapter.set_training(layer, now)
+            self.put_modes(now)
 
     @contextmanager
     def _as_loaded(self, changed: bool) -> Iterator[None]:

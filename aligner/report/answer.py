@@ -78,7 +78,8 @@ def _judgement(comparison: Comparison, language: str) -> str:
     if stage is not None:
         place = {"layer": lines.printable(display(stage.layer)), "slot": lines.printable(stage.slot)}
         counts = {"step": stage.step, "count": len(stage.owners), "total": stage.of}
-        return say(f"answer-{stage.where}", language, **counts, **place)
+        word = "loss-gradient" if stage.where == "loss" and stage.phase == Phase.BACKWARD.value else stage.where
+        return say(f"answer-{word}", language, **counts, **place)
     if first is None or first.outcome is Outcome.UNMATCHED:
         count = sum(v.outcome is Outcome.UNMATCHED and v.fails for v in comparison.verdicts)
         if not count:
@@ -103,7 +104,7 @@ def _judgement(comparison: Comparison, language: str) -> str:
 def _stage(first: Optional[Verdict], comparison: Comparison) -> Optional[Origin]:
     """The first origin, if it lies between a backward run and the next step and nothing went wrong before it."""
     origin = next(iter(comparison.origins), None)
-    if origin is None or origin.where not in ("data", "clip", "update"):
+    if origin is None or origin.where not in ("data", "loss", "clip", "update"):
         return None
     return origin if first is None or first.outcome is Outcome.UNMATCHED or first.origin == 0 else None
 

@@ -16,7 +16,7 @@ STAGES: dict[str, tuple[str, str]] = {
     "step-at-forward": ("{place}", "{place}"),
     "step-at-backward": ("backward: {place}", "反向：{place}"),
     "step-at-gradient": ("gradient: {place}", "梯度：{place}"),
-    "step-at-loss": ("loss: {place}", "损失：{place}"),
+    "step-at-loss": ("loss", "损失"),
     "step-at-clip": ("gradient before the update: {place}", "更新前的梯度：{place}"),
     "step-at-update": ("update: {place}", "更新：{place}"),
     "step-at-data": ("data: {place}", "数据：{place}"),
@@ -24,6 +24,14 @@ STAGES: dict[str, tuple[str, str]] = {
     "answer-data": (
         "step {step}: the port's own data are others (first: {layer} {slot})",
         "第 {step} 步：待比对网络自己的数据不同（首个：{layer} {slot}）",
+    ),
+    "answer-loss": (
+        "step {step}: the loss is wrong, what it is given of the net agrees",
+        "第 {step} 步：损失有误，而它从网络得到的输入一致",
+    ),
+    "answer-loss-gradient": (
+        "step {step}: the loss agrees, the gradient that comes back from it is wrong",
+        "第 {step} 步：损失一致，而从损失传回的梯度有误",
     ),
     "answer-update": (
         "step {step}: {count} of {total} parameters are wrong after the update (first: {layer} {slot})",

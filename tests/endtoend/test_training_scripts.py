@@ -90,3 +90,72 @@ def test_what_differs_is_named_stage_by_stage(aligner, tmp_path, name):
     assert origins == told
     assert [row["step"] for row in found["steps"]] == [0, 1, 2, 3]
     assert found["outcome"] == ("diverged" if told else "aligned")
+
+
+EVALUATED = [
+    ("    optimizer.step()\n", "    optimizer.step()\n    rates.step()\n    check(start)\n"),
+    (
+        "for start in",
+        """rates = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+def check(start):
+    if start == 6:
+        net.eval()
+        with torch.no_grad():
+            print(net(torch.from_numpy(images[:3])).sum().item())
+        net.train()
+for start in""",
+    ),
+]
+WITH_LOSS = """
+class WithLoss(nn.Cell):
+    def __init__(self, net):
+        super().__init__()
+        self.net, self.loss = net, nn.CrossEntropyLoss()
+
+    def construct(self, x, y):
+        return self.loss(self.net(x), y)
+
+class Step(nn.TrainOneStepCell):
+    def construct(self, x, y):
+        loss = self.network(x, y)
+        gradients = self.grad(self.network, self.weights)(x, y, mindspore.Tensor(1.0))
+        self.optimizer(gradients)
+        return loss
+
+step = Step(WithLoss(net), optimizer)
+for start in range(0, 24, 6):
+    step.set_train()
+    loss = step(Tensor(images[start:start + 6]), Tensor(labels[start:start + 6]))
+    if start == 6:
+        net.set_train(False)
+        print(net(Tensor(images[:3])).sum())
+"""
+FORGOTTEN = ("    step.set_train()\n", "")
+WHOLE = {
+    "right": ([], []),
+    "evaluating": ([FORGOTTEN], [("layer", "forward", [2, 3])]),
+    "momentum": ([("nn.BatchNorm2d(6)", "nn.BatchNorm2d(6, momentum=0.1)")], [("layer", "update", [0, 1, 2, 3])]),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_net_in_a_cell_with_its_loss_that_is_evaluated_in_between(aligner, tmp_path, name):
+    """The list of rates ends with the training, and the net is left in eval mode."""
+    reference, edits = TORCH, WHOLE[name][0]
+    for old, new in EVALUATED:
+        reference = reference.replace(old, new)
+    port = MINDSPORE[: MINDSPORE.index("loss_fn =")]
+    port += MINDSPORE[MINDSPORE.index("optimizer =") : MINDSPORE.index("def forward")]
+    port = port.replace("0.05, 0.9)", "[0.05, 0.025, 0.0125, 0.00625], 0.9)") + WITH_LOSS
+    for old, new in edits:
+        assert port.count(old) == 1
+        port = port.replace(old, new)
+    (tmp_path / "train.py").write_text(reference)
+    (tmp_path / "port.py").write_text(port)
+    done = aligner("capture", "-o", "ref.h5", "--gradients", "--steps", 4, "train.py")
+    assert done.returncode == 0, done.stderr
+    done = aligner("capture", "-o", "port.h5", "--gradients", "--from", "ref.h5", "port.py")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(aligner("compare", "ref.h5", "port.h5", "--json").stdout)
+    assert [(one["where"], one["phase"], one["steps"]) for one in found["origins"]] == WHOLE[name][1]
+    assert found["outcome"] == ("diverged" if edits else "aligned")
