@@ -101,6 +101,7 @@ def _replayed(
         model = unwrapped(options.reference, adapter, model)
     replay = replayed(options, adapter.name, model, voice, own_mode=True)
     replays.append(replay)
+    replay.begins()
     return replay.capture(path, session, progress, forced=not options.free_only)
 
 

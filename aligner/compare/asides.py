@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING
 
 from aligner.compare.birth import Birth
 from aligner.compare.cases import Cases
 from aligner.compare.casts import Cast, is_short
 from aligner.compare.origin import Trace
 from aligner.compare.place import Place
+from aligner.compare.training import Training
 from aligner.compare.verdict import Origin
 from aligner.explain import attributes
 from aligner.record import Scalar, display
 
+if TYPE_CHECKING:
+    from aligner.dump.reader import Dump
+
 UNSEEN = 3
 """Layers that are named where rounding hides what comes of their settings."""
+
+
+def untrained(training: Training, dumps: Sequence[Dump]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
+    """The side that was captured without its training."""
+    if training.one_sided is not None:
+        yield "untrained", {"path": str(dumps[training.one_sided].path)}
 
 
 def told(suspects: Sequence[Origin]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:

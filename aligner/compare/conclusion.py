@@ -124,6 +124,7 @@ def conclude(
             *(() if void else (*ends.cautions(), *sides.one_sided(sides.not_compared(verdicts), ends.lacking))),
             *(() if void else cautions(reference, port, nets, pairing, readings, bool(checks), casts)),
             *unread(readings),
+            *asides.untrained(training, (reference, port)),
             *asides.told(suspects),
             *asides.unseen(casts, cases, {place.layer for place in (*origins, *suspects)}, bool(checks) and not void),
             *(() if training.held else asides.passing(trace, needed, compiled, casts)),

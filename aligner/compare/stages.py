@@ -48,6 +48,9 @@ RULED = 1e-4
 LOST = 1e-5
 """A loss of the reference's own values is off by this part of itself at most."""
 
+LATER = (Phase.BACKWARD, Phase.GRADIENT, Phase.UPDATE)
+"""Of a training alone."""
+
 BUFFER, MOVED = 1e-5, 1e-3
 """Running statistics are wrong if off by more than this part of themselves and of what the step has changed."""
 
@@ -65,7 +68,9 @@ def judge_stages(readings: Iterable[Reading], reference: Dump, training: Trainin
     scales = {step: training.scale(step) for step in {reading.pair.key.step for reading in readings}}
     for reading in readings:
         key = reading.pair.key
-        if not reading.matched and training.is_kept(key):
+        if not reading.matched and training.one_sided is not None and (key.phase in LATER or key.layer == LOSS):
+            reading.covered, reading.over, reading.reason = True, False, "covered-untrained"
+        elif not reading.matched and training.is_kept(key):
             reading.covered, reading.over, reading.reason = True, False, "covered-kept"
         elif key.layer == LOSS and not reading.matched and is_input(key.slot):  # a script tells of no label
             reading.covered, reading.over, reading.reason = True, False, "covered-loss"

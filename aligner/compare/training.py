@@ -122,11 +122,18 @@ class Training:
         owner = self.owner(key)
         return key.phase is Phase.UPDATE and owner is not None and owner[1] != key.slot
 
+    @property
+    def one_sided(self) -> Optional[int]:
+        """The side that was captured without its training, where the other one has one."""
+        without = [side for side in (0, 1) if not self.updates[side]]
+        return without[0] if len(without) == 1 else None
+
     def is_alone(self, reading: Reading) -> bool:
         """Whether it is a parameter that one side's optimizer updates and the other side's does not."""
         key = reading.pair.key
         owner = self.owner(key) if key.phase is Phase.UPDATE and not reading.matched else None
-        return owner is not None and owner[1] == key.slot
+        both = all(self.of_step(side, key.step) for side in (0, 1))  # a side that has no such step tells nothing
+        return both and owner is not None and owner[1] == key.slot
 
     def of_step(self, side: int, step: int) -> Sequence[Update]:
         """The updates that end a step."""

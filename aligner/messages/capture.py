@@ -254,9 +254,9 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "weights-changed": (
         "The weights were changed while the net was captured, first seen in step {step}: by an optimizer, or by code of yours.\n"
-        "What ran on weights that are not those recorded is not judged layer by layer; everything before is.",
+        "What ran on weights that are not those recorded is not judged layer by layer; everything before is. With --gradients each training step is.",
         "采集期间网络的权重被修改（首次发现于第 {step} 步）：由优化器或你的代码所致。\n"
-        "权重与所记录的不一致时得到的数值不会逐层判断；此前的数值照常判断。",
+        "权重与所记录的不一致时得到的数值不会逐层判断；此前的数值照常判断。加上 `--gradients` 则每个训练步都会判断。",
     ),
     "caution": ("caution: {layer}: {text}", "注意：{layer}：{text}"),
     "output-after-script": (

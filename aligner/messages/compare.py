@@ -110,6 +110,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Only this side's layer hands this out: it was not compared. What is made of it shows in the layers behind.",
         "仅本侧的层给出此值，未作比对；由它得到的结果会在其后的层中体现。",
     ),
+    "untrained": (
+        "{path} was captured without gradients and updates, which the other side has: they are not compared.\n"
+        "Capture it again with --gradients, the port with --from as well.",
+        "{path} 采集时不含梯度与更新，而另一侧含有：未作比对。\n请加上 `--gradients` 重新采集（待比对网络同时使用 `--from`）。",
+    ),
     "one-sided": (
         "Not compared, for the {side} alone gives it: {names} ({count} in all).",
         "未作比对（仅由{side}给出）：{names}（共 {count} 个）。",

@@ -31,6 +31,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "The port's loss is wrong, so it cannot be told by how many batches it is divided; this is off by that alone.",
         "待比对网络的损失有误，无法判断其按几个批次平均；此处的偏差仅由此而来。",
     ),
+    "covered-untrained": (
+        "Only one side was captured with its gradients and updates.",
+        "只有一侧采集了梯度与更新。",
+    ),
     "covered-apart": (
         "The port's steps are made of other batches from here on; with the data as the reference has them this is judged.",
         "从该步起，待比对网络各步由不同的批次构成；数据与标杆一致后再作判断。",

@@ -163,7 +163,7 @@ class Replay:
         options.force = options.force or force
         options.follow = False  # a port is followed where it is held to the reference
         if forced and options.gradients:
-            held = self.reference, self._adapter, self.model, self._loader, self.transfer, self._begins
+            held = self.reference, self._adapter, self.model, self._loader, self.transfer, self.begins
             options.holding = partial(Trained, *held)
             options.header = {**options.header, HELD: True}
         if forced:
@@ -230,7 +230,7 @@ class Replay:
             for path, layer in self._adapter.layers(self.model):  # of one that has others inside these as well
                 self._adapter.set_training(layer, wanted.get(path, self._adapter.training(layer)))
 
-    def _begins(self) -> None:
+    def begins(self) -> None:
         """The net is called for the first time: its layers are in the modes that its first step has."""
         self._modes = self.modes()
 

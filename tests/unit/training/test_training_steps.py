@@ -184,3 +184,23 @@ def test_a_gradient_that_is_cut_is_no_forward_mistake(compared):
     found = compared("right", "detached")
     assert {origin.phase for origin in found.origins} == {"backward"}
     assert found.origins[0].layer in ("bn", "")
+
+
+@pytest.mark.parametrize("trained", ["ref", "port"])
+def test_one_side_alone_that_has_its_training_is_no_mistake(tmp_path, trained):
+    for name in ("ref", "port"):
+        torch.manual_seed(0)
+        net = tasks.Net().train()
+        options = Options(gradients=name == trained, force=True, search=0.0)
+        with Capture(registry.of(net), net, tmp_path / f"{name}.h5", options) as capture:
+            tasks.loop(net, capture)
+    found = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
+    other = {"ref": "port", "port": "ref"}[trained]
+    assert found.origins == ()
+    assert [facts["path"] for name, facts in found.warnings if name == "untrained"] == [str(tmp_path / f"{other}.h5")]
+
+
+def test_a_port_with_fewer_steps_has_not_lost_its_parameters(tmp_path):
+    captured(tmp_path / "ref.h5", {"steps": 3})
+    captured(tmp_path / "port.h5", {"steps": 2}, tmp_path / "ref.h5")
+    assert aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5").origins == ()
