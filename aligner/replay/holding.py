@@ -118,7 +118,8 @@ class Holding:
 
     def _stop(self) -> None:
         """The calls that are under way will not judge their arguments by what comes of them: the first is wrong, and
-        what is wrong inside comes of it."""
+        what is wrong inside comes of it. Values that stand at another border have been told by what came until then."""
+        self.values.ended()
         doubtful = [frame.doubtful for frame in self._stack if frame.doubtful]
         for place in [place for places in doubtful[1:] for place in places]:
             self.checks[place] = replace(self.checks[place], follows=True)

@@ -9,7 +9,10 @@ from torch import nn  # noqa: E402 - only after it is known to be there
 from torch.nn import functional as F  # noqa: E402 - as above
 
 import aligner  # noqa: E402 - as above
+from aligner.compare.checks import OTHER_BORDER  # noqa: E402 - as above
+from aligner.dump.reader import open_dump  # noqa: E402 - as above
 from aligner.errors import ReplayError  # noqa: E402 - as above
+from aligner.findings import CHECK  # noqa: E402 - as above
 from tests.endtoend.pairs import compared, places, replayed, telling  # noqa: E402 - as above
 
 
@@ -78,6 +81,57 @@ def test_a_port_that_stops_is_told_by_what_ran_before(tmp_path):
     pairs = {pair.reference: pair.port for pair in result.layers}
     assert (pairs["0.1.conv1"], pairs["0.1.down"]) == ("0.1.a", "0.1.proj")
     assert not result.origins
+
+
+class Stem(nn.Module):
+    """A layer with its norm, and with its activation if that is not of the code around."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.conv, self.norm, self.inside = nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), inside
+
+    def forward(self, x):
+        x = self.norm(self.conv(x))
+        return F.silu(x) if self.inside else x
+
+
+class Masked(nn.Module):
+    """What masks a value, and hands on one with its activation if that is not of the code around."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.stem, self.next, self.inside = Stem(inside), nn.Conv2d(6, 6, 1), inside
+
+    def forward(self, x):
+        mask = x[:, :1] > 0
+        x = self.stem(x)
+        x = self.next((x if self.inside else F.silu(x)) * mask)
+        return F.silu(x) if self.inside else x
+
+
+class Ending(nn.Module):
+    """A net with that, and what goes on with it."""
+
+    def __init__(self, inside, end):
+        super().__init__()
+        self.body, self.inside, self.end = Masked(inside), inside, end
+
+    def forward(self, x):
+        x = self.body(x)
+        x = x if self.inside else F.silu(x)
+        return self.end(x * (x > 0.1))
+
+
+def test_a_port_that_stops_is_right_in_what_stands_at_another_border(tmp_path):
+    net, port = Ending(False, nn.Identity()), Ending(True, Stopping())
+    replay = replayed(tmp_path, telling(net), port, torch.randn(2, 6, 5, 5))
+    with pytest.raises(RuntimeError, match="not this way"), replay.capture(tmp_path / "port.h5"):
+        port(*replay.inputs(0))
+    with open_dump(tmp_path / "port.h5") as dump:
+        checks = [facts for kind, facts in dump.findings if kind == CHECK]
+    stem = next(one for one in checks if one["at"] == [0, "body.stem", 0, "output.0"])
+    assert stem["reason"] == OTHER_BORDER
+    assert not aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5").origins
 
 
 @pytest.mark.parametrize(
