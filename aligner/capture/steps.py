@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Optional, Protocol, cast
 
 import numpy as np
 
-from aligner.adapter import Adapter, Optimizer, Parameter, Trains
+from aligner.adapter import Adapter, Group, Optimizer, Parameter, Trains
 from aligner.adapter import Handle as Installed
 from aligner.capture.weights import Weights
 from aligner.dtypes import decode
@@ -84,6 +85,8 @@ class Steps:
         """On tensors of this step."""
         self._optimizers: dict[int, tuple[int, object]] = {}
         """Number by id; the object is kept, so that no other gets its id."""
+        self._groups: dict[int, Sequence[Group]] = {}
+        """By optimizer as its update begins: a schedule inside of it is a step further behind it."""
         self._told: dict[int, tuple[int, Any]] = {}
         """By optimizer the last step in which its groups were written down, and these."""
         self._runs: dict[tuple[str, str], int] = {}
@@ -218,6 +221,7 @@ class Steps:
 
     def _enter(self, optimizer: object, given: Sequence[tuple[object, object]]) -> None:
         view = self._trains.optimizer(optimizer)
+        self._groups[id(optimizer)] = view.groups
         known = id(optimizer) in self._optimizers
         number, _ = self._optimizers.setdefault(id(optimizer), (len(self._optimizers), optimizer))
         squares = 0.0
@@ -263,6 +267,7 @@ class Steps:
 
     def _leave(self, optimizer: object) -> None:
         view = self._trains.optimizer(optimizer)
+        view = replace(view, groups=self._groups.get(id(optimizer), view.groups))
         owned = self._owned()
         changed = [owned[id(t)] for group in view.groups for t in group.parameters if id(t) in owned]
         if not self.updates:

@@ -14,7 +14,7 @@ from aligner.findings import TRIAL
 from aligner.record import Key, Phase
 from aligner.training import batches, numbers, scores
 from aligner.training.losses import SCALE
-from aligner.training.settings import Difference, differences
+from aligner.training.settings import OPTIMIZED, Difference, differences
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -113,14 +113,15 @@ class Updating:
     def _missing(self, ours: Mapping[Owner, Any], theirs: Mapping[Owner, Any]) -> Iterator[Suspect]:
         """Parameters that one side's optimizers alone have."""
         names = self._names()
-        for cause, those in (
-            ("parameter-not-optimized", [owner for owner in ours if owner not in theirs]),
-            ("frozen-params-trained", [owner for owner in theirs if owner not in ours]),
+        for cause, wanted, those in (
+            ("parameter-not-optimized", True, [owner for owner in ours if owner not in theirs]),
+            ("frozen-params-trained", False, [owner for owner in theirs if owner not in ours]),
         ):
             if those:
                 shown = ", ".join(names.get(owner, _plain(owner)) for owner in those[:3])
                 more = ", ..." if len(those) > len(shown.split(", ")) else ""
-                yield Suspect(cause, {"count": len(those), "parameters": shown + more}, weight=0.95)
+                facts: dict[str, Any] = {"count": len(those), "parameters": shown + more}
+                yield Suspect(cause, facts, {OPTIMIZED: wanted}, weight=0.95)
 
     def _is_filtered(self, one: Difference, step: int) -> bool:
         """Whether MindSpore's own rule leaves these out: ungrouped, they are called gamma or beta."""

@@ -17,9 +17,9 @@ class Suspect:
     What they hold can be told in any language: numbers, names, code (of values in hand too: "mean([net.a output.0],
     axis=1)"), and phrases by their ids.
 
-    A cause with `change`, `parameters` or `turned` is tried on a copy of the port's layer, one with `built` on the
-    layer that this builds. One with `error` was looked at in numbers: with this mistake undone in the port, or done to
-    the reference, that relative L2 is left.
+    A cause with `change`, `parameters`, `turned` or `training` is tried on a copy of the port's layer, one with `built`
+    on the layer that this builds. One with `error` was looked at in numbers: with this mistake undone in the port, or
+    done to the reference, that relative L2 is left.
     """
 
     cause: str
@@ -34,6 +34,8 @@ class Suspect:
     """Roles whose values a copy of the port's layer is given with their axes in another order."""
     built: str = ""
     """Python that builds another layer in the port's words, which runs with the reference's weights instead."""
+    training: Optional[bool] = None
+    """The mode, train or eval, that a copy of the port's layer runs in."""
     error: Optional[float] = None
     weight: float = 0.5
     """How far the suspicion is to be believed before any trial, 0 to 1: the order among causes not confirmed."""
@@ -43,12 +45,15 @@ class Suspect:
         """What tells suspects of one case apart, also after they were stored."""
         changes = ",".join(f"{name}={value!r}" for name, value in sorted(self.change.items()))
         others = [f"{role}{axes}" for role, axes in self.turned.items()] + [self.built] * bool(self.built)
+        others += [] if self.training is None else [f"training={self.training}"]
         return f"{self.cause}({changes}{','.join((*self.parameters, *others))}{self.dtype})"
 
     @property
     def to_try(self) -> bool:
         """Whether a layer with this undone can be run."""
-        return bool(self.change or self.parameters or self.dtype or self.turned or self.built)
+        return bool(
+            self.change or self.parameters or self.dtype or self.turned or self.built or self.training is not None
+        )
 
     def confirmed(self, before: Optional[float], after: Optional[float]) -> Cause:
         """It was run, and left this of the error."""

@@ -19,7 +19,7 @@ from aligner.dtypes import DTYPES, decode
 from aligner.findings import TRIAL
 from aligner.record import Array, Attribute, Key, Phase
 from aligner.training.rules import Before, updated
-from aligner.training.settings import Difference, differences
+from aligner.training.settings import OPTIMIZED, Difference, differences
 from aligner.words.optimizers import EPS_FIRST, STEP
 
 if TYPE_CHECKING:
@@ -58,71 +58,83 @@ class Again:
     """Of the optimizers of one port."""
 
     def __init__(
-        self, reference: Dump, adapter: Adapter, values: Values, tell: Callable[[str, Mapping[str, Any]], None]
+        self,
+        reference: Dump,
+        adapter: Adapter,
+        model: object,
+        values: Values,
+        tell: Callable[[str, Mapping[str, Any]], None],
     ) -> None:
         self.adapter, self.values, self._tell = adapter, values, tell
         self.trains = cast(Trains, adapter)
+        self._all = [one for one in adapter.parameters(model) if not one.buffer]
         self._updates = updates(reference)
         self._seen: set[object] = set()
         self._eps_first = False
 
-    def tried(self, step: int, optimizer: object, view: Optimizer, parameters: Sequence[Parameter]) -> None:
+    def tried(self, step: int, optimizer: object, view: Optimizer) -> None:
         """Where the update that has just been made is wrong, make it again with settings of the reference's."""
-        owned = {id(parameter.tensor): parameter for parameter in parameters}
-        mine = [owned[id(tensor)] for group in view.groups for tensor in group.parameters if id(tensor) in owned]
-        if len(self._seen) >= SIGNATURES or not mine:
+        if len(self._seen) >= SIGNATURES:
+            return
+        told = {id(tensor): group.settings for group in view.groups for tensor in group.parameters}
+        theirs = {_owner(one): told[id(one.tensor)] for one in self._all if id(one.tensor) in told}
+        ours, kind = self._wanted(step)
+        if not theirs or not ours:
             return
         self._eps_first = any(group.settings.get(EPS_FIRST) is True for group in view.groups)
+        mine = [one for one in self._all if _owner(one) in theirs or _owner(one) in ours]
         before = self.errors(step, mine)
         wrong = [owner for owner, error in before.items() if error > RIGHT]
-        told = ((tensor, group.settings) for group in view.groups for tensor in group.parameters)
-        theirs = {_owner(owned[id(tensor)]): settings for tensor, settings in told if id(tensor) in owned}
-        wanted = self._wanted(step, mine)
-        if not wrong or wanted is None:
-            return
-        ours, kind = wanted
-        found = [one for one in differences(ours, theirs, ours) if {*one.owners} & {*wrong}]
+        found = [*_members(ours, theirs), *differences(ours, theirs, ours)]
+        found = [one for one in found if {*one.owners} & {*wrong}]
         signature = (kind, view.kind, tuple((one.setting, one.reference, one.port) for one in found))
-        if signature in self._seen or not (found or kind != view.kind):
+        if not wrong or signature in self._seen or not (found or kind != view.kind):
             return
         self._seen.add(signature)
-        worst = max(before[owner] for owner in wrong)
+        self._make_again(found, _Run(self, step, optimizer, view, mine), (ours, kind), theirs)
+
+    def _make_again(
+        self, found: Sequence[Difference], run: _Run, wanted: tuple[Settings, str], theirs: Settings
+    ) -> None:
+        """With one setting after the other, then with several of them together, until it comes out right."""
+        ours, kind = wanted
+        worst = max(self.errors(run.step, run.mine).values())
         changes: list[tuple[Difference, ...]] = [
             some for size in range(1, TOGETHER + 1) for some in combinations(found[: TOGETHER + 1], size)
         ]
-        run = _Run(self, step, optimizer, view, mine)
-        for some in changes if kind == view.kind else [tuple(found)]:
-            after = run.error(kind, _changed(theirs, some), mine)
+        if kind != run.kind:
+            changes = [tuple(found)]
+        for some in changes:
+            after = run.error(kind, _changed(theirs, ours, some))
             if after is None:
                 return
             proved = after <= RIGHT
-            for one in some if proved or len(some) == 1 else ():
-                facts = {"change": {one.setting: one.reference}, "before": worst, "after": after, "proved": proved}
-                self._tell(TRIAL, {"layer": UPDATES, "suspect": "", "step": step, **facts})
-            if proved and kind != view.kind:
-                facts = {"change": {KIND: kind}, "before": worst, "after": after, "proved": True}
-                self._tell(TRIAL, {"layer": UPDATES, "suspect": "", "step": step, **facts})
+            rows = [{one.setting: one.reference} for one in some if proved or len(some) == 1]
+            rows += [{KIND: kind}] if proved and kind != run.kind else []
+            for change in rows:
+                facts = {"change": change, "before": worst, "after": after, "proved": proved}
+                self._tell(TRIAL, {"layer": UPDATES, "suspect": "", "step": run.step, **facts})
             if proved:
                 return
 
-    def _wanted(self, step: int, mine: Sequence[Parameter]) -> Optional[tuple[Settings, str]]:
-        """What the reference's optimizers are told to do in this step with these, and the kind of the first of them."""
+    def _wanted(self, step: int) -> tuple[Settings, str]:
+        """What the reference's optimizers are told to do in this step, and the kind of the first of them."""
         here: list[Update] = [one for one in self._updates if one.step == step]
         settings: dict[Owner, Mapping[str, Attribute]] = {}
-        for parameter in mine:
+        for parameter in self._all:
             slot = self.values.owner(parameter)
             known = (one.settings[slot] for one in here if slot is not None and tuple(slot) in one.settings)
             found = next(known, None)
             if found is not None:
                 settings[_owner(parameter)] = found
-        return (settings, here[0].kind) if here and settings else None
+        return settings, here[0].kind if here else ""
 
     def errors(self, step: int, mine: Iterable[Parameter]) -> dict[Owner, float]:
         """How far off each parameter is now from what the reference's update made, as a part of what that changed."""
         found: dict[Owner, float] = {}
         for parameter in mine:
-            wanted = self.values.value(parameter, Key(step, Phase.UPDATE, "", 0, ""))
             before = self.values.begun(parameter, step)
+            wanted = self.values.value(parameter, Key(step, Phase.UPDATE, "", 0, "")) or before
             if wanted is None or before is None:
                 continue
             right, first = (np.asarray(decode(*one), np.float64) for one in (wanted, before))
@@ -130,7 +142,7 @@ class Again:
             change = float(np.linalg.norm(right - first))
             off = min(float(np.linalg.norm(own - one)) for one in (right, *self._by_rule(step, parameter, first)))
             stored = STORED * (DTYPES[wanted[1]].eps or 0.0) * float(np.linalg.norm(right))
-            found[_owner(parameter)] = 0.0 if off <= stored else off / change if change else np.inf
+            found[_owner(parameter)] = 0.0 if off <= stored else off / change if change else 1.0
         return found
 
     def _by_rule(self, step: int, parameter: Parameter, first: Any) -> list[Any]:
@@ -156,35 +168,42 @@ class _Run:
     """One wrong update, to be made again."""
 
     def __init__(self, again: Again, step: int, optimizer: object, view: Optimizer, mine: Sequence[Parameter]) -> None:
-        self._again, self._step, self._optimizer, self._view, self._mine = again, step, optimizer, view, mine
+        self._again, self.step, self._optimizer, self._view, self.mine = again, step, optimizer, view, mine
 
-    def error(self, kind: str, settings: Settings, mine: Sequence[Parameter]) -> Optional[float]:
+    @property
+    def kind(self) -> str:
+        return self._view.kind
+
+    def error(self, kind: str, settings: Settings) -> Optional[float]:
         """How far off the worst parameter is with these settings; None where it cannot be made so.
 
         The parameters are then what that update has made of them.
         """
         again, values = self._again, self._again.values
-        groups = _groups(settings, mine)
+        groups = _groups(settings, [one for one in self.mine if _owner(one) in settings])
         ordered = [parameter for _, those in groups for parameter in those]
         kept, gradients = [], []
-        for parameter in ordered:
-            first = values.begun(parameter, self._step)
-            given = values.value(parameter, Key(self._step, Phase.GRADIENT, "", 0, ""))
-            if first is None or given is None:
+        for parameter in self.mine:
+            first = values.begun(parameter, self.step)
+            if first is None:
                 return None
             again.adapter.load(parameter, *first)
+        for parameter in ordered:
+            given = values.value(parameter, Key(self.step, Phase.GRADIENT, "", 0, ""))
+            if given is None:
+                return None
             gradients.append(values.like(*given, parameter.tensor, 1.0))
             for word in dict.fromkeys(word for _, word, _ in self._view.state if word != STEP):
-                state = values.begun(parameter, self._step, word)
+                state = values.begun(parameter, self.step, word)
                 if state is not None:
                     kept.append((parameter.tensor, word, values.like(*state, parameter.tensor, 1.0)))
         count = next((one for one in (self._count(word, value) for _, word, value in self._view.state) if one), 1) - 1
         try:
             wanted = [Group(told, [parameter.tensor for parameter in those]) for told, those in groups]
-            again.trains.rebuilt(self._optimizer, kind, wanted, kept, max(count, self._step))(gradients)
+            again.trains.rebuilt(self._optimizer, kind, wanted, kept, max(count, self.step))(gradients)
         except Exception:  # a constructor's affair: not every rule can be told so
             return None
-        return max(again.errors(self._step, mine).values(), default=None)
+        return max(again.errors(self.step, self.mine).values(), default=None)
 
     def _count(self, word: str, value: object) -> int:
         if word != STEP or not self._again.adapter.is_tensor(value):
@@ -196,11 +215,26 @@ def _owner(parameter: Parameter) -> Owner:
     return parameter.layer, parameter.role
 
 
-def _changed(settings: Settings, some: Sequence[Difference]) -> Settings:
+def _members(ours: Settings, theirs: Settings) -> list[Difference]:
+    """Parameters that one side's optimizers alone have."""
+    found = (
+        (True, [owner for owner in ours if owner not in theirs]),
+        (False, [owner for owner in theirs if owner not in ours]),
+    )
+    return [Difference(OPTIMIZED, wanted, not wanted, tuple(those)) for wanted, those in found if those]
+
+
+def _changed(settings: Settings, wanted: Settings, some: Sequence[Difference]) -> Settings:
+    """The settings with these as the reference has them."""
     made = {owner: dict(told) for owner, told in settings.items()}
     for one in some:
         for owner in one.owners:
-            made[owner][one.setting] = one.reference
+            if one.setting == OPTIMIZED and not one.reference:
+                del made[owner]
+            elif one.setting == OPTIMIZED:
+                made[owner] = dict(wanted[owner])
+            else:
+                made[owner][one.setting] = one.reference
     return made
 
 

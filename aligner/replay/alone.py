@@ -19,6 +19,7 @@ from aligner.compare.net import CallId
 from aligner.compare.pairing import Pair
 from aligner.compare.reading import LOW_PRECISION, read
 from aligner.compare.tolerance import Tolerance
+from aligner.compare.training import as_it_begins
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.explain.suspect import Suspect
 from aligner.record import Array, Call, Key, LayerSpec, Phase
@@ -196,6 +197,35 @@ class Alone:
         output = self._run(copy, args, kwargs)
         return self._deviation(call, output, told, check.axes)
 
+    def counted(self, path: str, key: Key, suspect: Optional[Suspect]) -> float:
+        """How far off what a layer keeps of a step's calls is, the reference's statistics before it and its inputs
+        given: the worst, as a part of what the step changes.
+
+        Raises:
+            ValueError, LookupError: as `error`.
+        """
+        copy = self._changed(path, key.layer, suspect, None)
+        wanted = {
+            p: self._reference.find(key._replace(slot=p.role)) for p in self._adapter.parameters(copy) if p.buffer
+        }
+        begun = {p: as_it_begins(self._reference, key._replace(slot=p.role)) for p in wanted}
+        for parameter, entry in begun.items():
+            if entry is not None:
+                self._adapter.load(parameter, entry.raw(), entry.dtype)
+        for call in sorted(self._calls.values(), key=lambda call: call.first):
+            if (call.step, call.layer) == (key.step, path):
+                args, kwargs = self.arguments(call)
+                self._run(copy, args, kwargs)
+        off = [0.0]
+        for parameter, entry in wanted.items():
+            before = begun[parameter]
+            if entry is not None and before is not None and not DTYPES[entry.dtype].exact:
+                right, first = (np.asarray(one.load(), np.float64) for one in (entry, before))
+                own = np.asarray(decode(self._adapter.read(parameter), parameter.dtype), np.float64)
+                change = float(np.linalg.norm(right - first))
+                off.append(float(np.linalg.norm(own - right)) / (change or 1.0))
+        return max(off)
+
     def _changed(self, path: str, ours: str, suspect: Optional[Suspect], dtype: Optional[str]) -> object:
         """A copy of the port's layer at `path` with that undone, or the layer that the suspect builds in its place."""
         layer = self._layers[path]
@@ -205,6 +235,8 @@ class Alone:
             self._weights.load(made, ours, [p.role for p in self._adapter.parameters(made)])
             return made
         copy = self._adapter.respecified(layer, {} if suspect is None else suspect.change, dtype)
+        if suspect is not None and suspect.training is not None:
+            self._adapter.set_training(copy, suspect.training)
         if suspect is not None:
             self._weights.load(copy, ours, suspect.parameters)
             self._weights.load_inside(copy, layer, ours)

@@ -49,6 +49,7 @@ from aligner.replay.precision import CASTS, grid
 from aligner.replay.rewriting import Rewriting
 from aligner.replay.rounding import DOUBTFUL, MOST, SECONDS, ByItself, disturbed
 from aligner.replay.siblings import wrongly_given
+from aligner.replay.statistics import kept_otherwise
 from aligner.replay.trials import described, small, tried
 from aligner.replay.unread import unread
 from aligner.replay.widened import Widened, is_hiding, judged, rounded
@@ -349,6 +350,7 @@ def _try(
         settings = Settings(subject.adapter, dict(subject.adapter.layers(subject.model)))
         written = Rewriting(settings, subject.reference, port, alone)
         found = [*small(checks, cases, alone, written)]  # may find that a check fails after all
+        found += [*kept_otherwise(cases, alone, written, subject.steps[0])] if subject.steps else []
         for kind, facts in (*found, *tried(checks, cases, alone, written), *described(checks, subject.adapter, alone)):
             sink.finding(kind, facts)
             made += "after" in facts

@@ -97,7 +97,7 @@ class Trained:
             self._matches.setdefault(match.port.slot, []).append(match)
         self._begins: Optional[Callable[[], None]] = begins
         """To be told of the net's first call."""
-        self._again = Again(reference, adapter, self, tell)
+        self._again = Again(reference, adapter, model, self, tell)
         self._own: Tensors = []
         self._scale = 1.0
         """How many times the reference's the gradients of this step are: by another loss scale."""
@@ -174,7 +174,7 @@ class Trained:
     def updated(self, step: int, optimizer: object, view: Optimizer, parameters: Sequence[Parameter]) -> None:
         """An optimizer has made its update: these parameters and buffers, and what it keeps of them, are to be the
         reference's from now on. Where its update is wrong, it is made again with other settings before that."""
-        self._again.tried(step, optimizer, view, parameters)
+        self._again.tried(step, optimizer, view)
         self.rest(step, parameters)
         owners = {id(parameter.tensor): parameter for parameter in parameters}
         for tensor, word, kept in view.state:

@@ -37,6 +37,9 @@ CAUSES: Mapping[str, str] = {
 }
 OTHER = "optimizer-setting"
 
+OPTIMIZED = "optimized"
+"""Whether an optimizer has the parameter at all, as if it were a setting."""
+
 CLOSE = 1e-6
 """Settings that differ by no more than float32 makes of a number are the same."""
 

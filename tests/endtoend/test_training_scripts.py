@@ -60,6 +60,10 @@ UNGROUPED = (
 )
 BACKWARDS = ("net = nn", "images, labels = images[::-1].copy(), labels[::-1].copy()\nnet = nn")
 DOUBLED = ("(loss, optimizer(gradients))", "(loss, optimizer(tuple(2 * one for one in gradients)))")
+MISSING = ("net.trainable_params()", "net.trainable_params()[:-1]")
+LATER = ('nn.Momentum([{"params": net.trainable_params(), "weight_decay": 0.01}], 0.05, 0.9)',)
+LATER = (*LATER, LATER[0].replace("Momentum", "SGD").replace(" 0.05,", " [0.05, 0.05, 0.02, 0.02],"))
+EVAL = ("net.set_train()\n", "")
 
 CASES = {
     "right": ([], []),
@@ -68,6 +72,9 @@ CASES = {
     "filtered": ([UNGROUPED], [("update", "weight-decay-gamma-beta-filter", True)]),
     "order": ([BACKWARDS], [("data", "data-order", False)]),
     "both": ([BRIGHTER, SLOWER], [("data", "data-scaled", False), ("update", "optimizer-learning-rate", True)]),
+    "missing": ([MISSING], [("update", "parameter-not-optimized", True)]),
+    "later": ([LATER], [("update", "optimizer-learning-rate", True)]),
+    "evaluating": ([EVAL], [("layer", "bn-train-flag-default", True)]),
     "doubled": ([DOUBLED], [("clip", "gradient-scaled", False)]),
 }
 
@@ -133,8 +140,8 @@ for start in range(0, 24, 6):
 FORGOTTEN = ("    step.set_train()\n", "")
 WHOLE = {
     "right": ([], []),
-    "evaluating": ([FORGOTTEN], [("layer", "forward", [2, 3])]),
-    "momentum": ([("nn.BatchNorm2d(6)", "nn.BatchNorm2d(6, momentum=0.1)")], [("layer", "update", [0, 1, 2, 3])]),
+    "evaluating": ([FORGOTTEN], [("layer", "forward", [2, 3], False)]),
+    "momentum": ([("nn.BatchNorm2d(6)", "nn.BatchNorm2d(6, momentum=0.1)")], [("layer", "update", [0, 1, 2, 3], True)]),
 }
 
 
@@ -157,5 +164,9 @@ def test_a_net_in_a_cell_with_its_loss_that_is_evaluated_in_between(aligner, tmp
     done = aligner("capture", "-o", "port.h5", "--gradients", "--from", "ref.h5", "port.py")
     assert done.returncode == 0, done.stderr
     found = json.loads(aligner("compare", "ref.h5", "port.h5", "--json").stdout)
-    assert [(one["where"], one["phase"], one["steps"]) for one in found["origins"]] == WHOLE[name][1]
+    told = [
+        (one["where"], one["phase"], one["steps"], any(cause["confirmed"] for cause in one["causes"]))
+        for one in found["origins"]
+    ]
+    assert told == WHOLE[name][1]
     assert found["outcome"] == ("diverged" if edits else "aligned")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from aligner.explain.patterns.norm_form import Form, Reader
 from aligner.explain.patterns.pair import figure
@@ -14,6 +15,9 @@ EPS_CAUSES = {
     "LayerNorm": "layernorm-eps-default",
     "RMSNorm": "rmsnorm-eps-default",
 }
+
+MODES = {"bn-train-flag-default": True, "bn-train-at-eval": False}
+"""The mode that the layer should have been in."""
 
 
 def suspects(scene: Scene) -> Iterator[Suspect]:
@@ -42,7 +46,8 @@ def _suspect(scene: Scene, found: Form, wanted: Form, left: float, differing: li
     if cause in ("reduction-other", "reduction-axis"):
         both = {"instead": told["form"], "other": told["wanted"]}
         told.update(both, port_code=told["form"], reference_code=told["wanted"])
-    return scene.setting_suspect(cause, left, 0.85, setting, value, **told)
+    suspect = scene.setting_suspect(cause, left, 0.85, setting, value, **told)
+    return replace(suspect, training=MODES[cause]) if cause in MODES else suspect
 
 
 def _plain(found: Form, wanted: Form) -> bool:

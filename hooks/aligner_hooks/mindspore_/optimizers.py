@@ -49,6 +49,8 @@ def rebuilt(old: Any, kind: str, wanted: Sequence[Group], kept: Kept, count: int
             value.set_data(mindspore.Tensor(np.full(value.shape, count, np.int32)))
         elif (id(parameter), word) in known:
             value.set_data(known[id(parameter), word])
+    for stat in getattr(made, "stat", ()) if count else ():  # of SGD: whether its next update is the first one
+        stat.set_data(mindspore.Tensor(np.zeros(stat.shape), stat.dtype))
     for name, beta in (("beta1_power", "beta1"), ("beta2_power", "beta2")):
         if hasattr(made, name):
             power = plain(wanted[0].settings, beta) ** count
