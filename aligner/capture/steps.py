@@ -97,6 +97,8 @@ class Steps:
         """In this step."""
         self.begun = False
         """Whether anything of this step has run."""
+        self.overflowed = False
+        """Whether a backward run of this step has made what is not finite: no update need follow it."""
 
     def listen(self, handles: list[Installed]) -> Steps:
         """From now on, until the handles are removed that are added to these.
@@ -120,7 +122,13 @@ class Steps:
 
     def _coming(self) -> tuple[int, int]:
         """Step and number of the net's next call."""
-        return (self.step + 1, 0) if self.updates else (self.step, self._call + 1)
+        return (self.step + 1, 0) if self._ends else (self.step, self._call + 1)
+
+    @property
+    def _ends(self) -> bool:
+        """Whether the net's next call begins another step: behind an update, or behind an overflow that a loss scaler
+        skips the update of."""
+        return self.updates > 0 or self.overflowed
 
     def own(self, path: str, found: Tensors) -> Tensors:
         """What the net was called on itself, where it has been given something else."""
@@ -144,12 +152,16 @@ class Steps:
     def begin(self) -> bool:
         """The net is called: whether that begins another step."""
         self.begun = True
-        return self.updates > 0
+        return self._ends
 
     def next(self, step: int, last: bool) -> None:
         """Another step begins; of the one behind the `last` nothing is recorded."""
         self._forget()
-        if self._holding is not None and self.updates:
+        if self.overflowed and not self.updates:  # what runs keep moves all the same
+            for parameter in self._owned().values():
+                if parameter.buffer and parameter.kept:
+                    self._guard(self._moved, parameter)
+        if self._holding is not None and self._ends:
             left = [one for one in self._owned().values() if id(one.tensor) not in self._updated]
             self._guard(self._holding.rest, self.step, left)
             for parameter in left:
@@ -157,6 +169,7 @@ class Steps:
         self._updated.clear()
         self._runs.clear()
         self.step, self.updates, self.begun, self._call = step, 0, not last, -1
+        self.overflowed = False
 
     def watch(self, key: Key, tensor: object) -> None:
         """A value that went into or came out of a layer: its gradient is to be recorded when it is known."""
@@ -184,7 +197,14 @@ class Steps:
         self._runs[place] = number + 1
         key = Key(self.step, Phase.BACKWARD, parameter.layer, number, parameter.role)
         self._guard(self._kept, key, gradient, parameter.shape)
-        return self._instead(lambda holding: holding.raw(self.step, number, parameter, gradient))
+        instead = self._instead(lambda holding: holding.raw(self.step, number, parameter, gradient))
+        if not self.overflowed:
+            self._guard(self._look, gradient if instead is None else instead)
+        return instead
+
+    def _look(self, gradient: object) -> None:
+        total = decode(self._adapter.to_numpy(gradient), self._adapter.dtype(gradient)).sum(dtype=np.float64)
+        self.overflowed = not math.isfinite(total)
 
     def _instead(self, ask: Callable[[Holding], Optional[object]]) -> Optional[object]:
         """What is to take a value's place, if anything is."""
@@ -274,14 +294,17 @@ class Steps:
             changed += [parameter for parameter in owned.values() if parameter.buffer and parameter.kept]
         self._updated |= {id(parameter.tensor) for parameter in changed}
         for parameter in changed:
-            key = _key(self.step, Phase.UPDATE, parameter)
-            self._write(key, parameter.dtype, partial(self._weights.accepted, parameter))
+            self._moved(parameter)
         self._state(view, Phase.UPDATE)
         if self._holding is not None:
             self._holding.updated(self.step, optimizer, view, changed)
             for parameter in changed:
                 self._weights.accepted(parameter)
         self.updates += 1
+
+    def _moved(self, parameter: Parameter) -> None:
+        key = _key(self.step, Phase.UPDATE, parameter)
+        self._write(key, parameter.dtype, partial(self._weights.accepted, parameter))
 
     def _state(self, view: Optimizer, phase: Phase) -> None:
         for tensor, word, value in view.state:

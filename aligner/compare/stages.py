@@ -18,6 +18,7 @@ from aligner.compare.kinks import excuse_kinks
 from aligner.compare.later import is_end
 from aligner.compare.net import is_input
 from aligner.compare.reading import Reading
+from aligner.compare.short import excuse_short
 from aligner.compare.sorting import is_given
 from aligner.compare.tolerance import Tolerance
 from aligner.compare.training import Owner, Training, as_it_begins
@@ -61,6 +62,7 @@ def judge_stages(readings: Iterable[Reading], reference: Dump, training: Trainin
         return
     readings = [*readings]
     training.pair(readings)
+    short = excuse_short(readings)
     given = [r for r in readings if training.held and is_given(r.pair.key, frozenset({""})) and r.over]
     others = {reading.pair.key.step for reading in given}
     apart = training.apart(given)
@@ -92,7 +94,7 @@ def judge_stages(readings: Iterable[Reading], reference: Dump, training: Trainin
         elif key.phase is Phase.BACKWARD:
             _unscale(reading, scales[key.step], tolerance)
         if key.phase is Phase.BACKWARD and reading.over:
-            _excuse_cancelled(reading, reference, tolerance)
+            _excuse_cancelled(reading, reference, tolerance, short.get(key.step, 0.0))
         elif training.held and key.phase is Phase.GRADIENT:
             _judge(reading, reading.deviation.rel_l2, STRICT * reading.own)
         elif training.held and key.phase is Phase.UPDATE:
@@ -197,13 +199,14 @@ def _floats(entry: Entry) -> Floats:
     return np.asarray(entry.load(), np.float64)
 
 
-def _excuse_cancelled(reading: Reading, reference: Dump, tolerance: Tolerance) -> None:
-    """A gradient that is truly zero (of a bias before a BatchNorm, of the keys' bias) is what rounds of its terms."""
+def _excuse_cancelled(reading: Reading, reference: Dump, tolerance: Tolerance, short: float) -> None:
+    """A gradient that is truly zero (of a bias before a BatchNorm, of the keys' bias) is what rounds of its terms, in
+    its own type or in the shortest that the step computes in (`short`)."""
     key, deviation = reading.pair.key, reading.deviation
     assert deviation is not None
     if key.slot.startswith("output.") or is_input(key.slot):
         return
-    eps = DTYPES[reading.pair.entry.dtype].eps or 0.0
+    eps = max(DTYPES[reading.pair.entry.dtype].eps or 0.0, short)
     terms = 0.0
     number = 0
     while (back := reference.find(Key(key.step, Phase.BACKWARD, key.layer, number, "output.0"))) is not None:

@@ -29,6 +29,8 @@ class StepRow:
     loss: Two
     norm: Two
     rates: tuple[tuple[float, ...], tuple[float, ...]]
+    skipped: tuple[bool, bool] = (False, False)
+    """No update was made: a gradient was not finite."""
     first: Optional[Key] = None
     origin: Optional[int] = None
     wrong: int = 0
@@ -40,8 +42,8 @@ class StepRow:
 def step_rows(
     dumps: tuple[Dump, Dump], training: Training, verdicts: Sequence[Verdict], roots: frozenset[str]
 ) -> tuple[StepRow, ...]:
-    """The steps that both sides have; none where nothing is trained."""
-    steps = [{one.step for one in side} for side in training.updates]
+    """The steps that both sides have, with those whose update was skipped; none where nothing is trained."""
+    steps = [{*training.steps(side)} for side in (0, 1)]
     by_step: dict[int, list[Verdict]] = {}
     for verdict in verdicts:
         by_step.setdefault(verdict.key.step, []).append(verdict)
@@ -51,7 +53,13 @@ def step_rows(
 def _row(
     step: int, dumps: tuple[Dump, Dump], training: Training, verdicts: Sequence[Verdict], roots: frozenset[str]
 ) -> StepRow:
-    wrong = [v for v in verdicts if v.outcome is Outcome.ORIGIN or (v.outcome is Outcome.NONFINITE and v.fails)]
+    wrong = [
+        v
+        for v in verdicts
+        if v.outcome is Outcome.ORIGIN
+        or (v.outcome is Outcome.NONFINITE and v.fails)
+        or (v.outcome is Outcome.UNMATCHED and v.origin is not None)
+    ]
     given = [v for v in verdicts if is_given(v.key, roots) and v.reference is not None and v.port is not None]
     settings = [[told for _, told in training.settings(side, step).values()] for side in (0, 1)]
     rates = [tuple(sorted({_number(told.get("lr")) for told in one})) for one in settings]
@@ -61,6 +69,7 @@ def _row(
         _two(_loss(dump, step) for dump in dumps),
         _two(_norm(training, side, step) for side in (0, 1)),
         (rates[0], rates[1]),
+        (not training.of_step(0, step), not training.of_step(1, step)),
         wrong[0].key if wrong else None,
         wrong[0].origin if wrong else None,
         len(wrong),

@@ -133,7 +133,18 @@ class Training:
         key = reading.pair.key
         owner = self.owner(key) if key.phase is Phase.UPDATE and not reading.matched else None
         both = all(self.of_step(side, key.step) for side in (0, 1))  # a side that has no such step tells nothing
+        both = both or self.skipped(key.step) is not None
         return both and owner is not None and owner[1] == key.slot
+
+    def skipped(self, step: int) -> Optional[int]:
+        """The side that has made no update in a step, where the other one has: of gradients that are not finite."""
+        made = [bool(self.of_step(side, step)) for side in (0, 1)]
+        return made.index(False) if any(made) and not all(made) and all(self._runs[s][step] for s in (0, 1)) else None
+
+    def steps(self, side: int) -> Sequence[int]:
+        """Those that were ended by an update, or whose update was skipped."""
+        last = max((one.step for one in self.updates[side]), default=-1)
+        return [step for step in range(last + 1) if self._runs[side][step] or self.of_step(side, step)]
 
     def of_step(self, side: int, step: int) -> Sequence[Update]:
         """The updates that end a step."""

@@ -58,7 +58,7 @@ class Updating:
         found = [*rules[origin.where](origin)]
         causes = [self._cause(suspect) for suspect in found]
         told = tuple(sorted(causes, key=lambda cause: not cause.confirmed)[:MOST])
-        return replace(origin, causes=told, of=len(self._training.settings(0, origin.step)))
+        return replace(origin, causes=told, of=max(len(self._training.settings(side, origin.step)) for side in (0, 1)))
 
     def _cause(self, suspect: Suspect) -> Cause:
         change = dict(suspect.change)
@@ -98,6 +98,10 @@ class Updating:
             {owner: told for owner, (_, told) in self._training.settings(side, origin.step).items()} for side in (0, 1)
         )
         updates = [self._training.of_step(side, origin.step)[:1] for side in (0, 1)]
+        skipped = self._training.skipped(origin.step)
+        if skipped is not None:
+            yield Suspect(("update-not-skipped", "update-skipped")[skipped], {}, weight=0.95)
+            return
         yield from self._missing(ours, theirs)
         if all(updates) and updates[0][0].kind != updates[1][0].kind:
             (ours_by, *_), (by, *_) = updates

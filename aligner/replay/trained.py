@@ -98,6 +98,7 @@ class Trained:
         self._begins: Optional[Callable[[], None]] = begins
         """To be told of the net's first call."""
         self._again = Again(reference, adapter, model, self, tell)
+        self._updated = {*trained_steps(reference)}
         self._own: Tensors = []
         self._scale = 1.0
         """How many times the reference's the gradients of this step are: by another loss scale."""
@@ -177,12 +178,23 @@ class Trained:
         self._again.tried(step, optimizer, view)
         self.rest(step, parameters)
         owners = {id(parameter.tensor): parameter for parameter in parameters}
+        skipped = step not in self._updated
         for tensor, word, kept in view.state:
             owner = owners.get(id(tensor))
-            if owner is not None and word != STEP and self._adapter.is_tensor(kept):
-                found = self.value(owner, Key(step, Phase.UPDATE, "", 0, ""), word)
-                if found is not None:
-                    self._trains.put(kept, self.like(*found, kept, 1.0))
+            if owner is None or not self._adapter.is_tensor(kept):
+                continue
+            found = self.value(owner, Key(step, Phase.UPDATE, "", 0, ""), word) if word != STEP else None
+            if found is None and skipped:  # the reference has made no update: all is to be as the step began
+                found = self._as_it_was(owner, step, word, kept)
+            if found is not None:
+                self._trains.put(kept, self.like(*found, kept, 1.0))
+
+    def _as_it_was(self, owner: Parameter, step: int, word: str, kept: object) -> tuple[Array, str]:
+        """What an optimizer kept before an update that the reference has not made."""
+        dtype, shape = self._adapter.dtype(kept), self._adapter.to_numpy(kept).shape
+        found = self.begun(owner, step, word) if word != STEP else None
+        count = sum(one < step for one in self._updated) if word == STEP else 0
+        return found or (encode(np.full(shape, count, np.float64), dtype), dtype)
 
     def owner(self, parameter: Parameter) -> Optional[Slot]:
         """The reference's parameter, where one alone stands for it."""

@@ -200,6 +200,7 @@ def _step(row: StepRow) -> dict[str, Any]:
         "step": row.step,
         "same_data": row.same_data,
         **{name: dict(zip(("reference", "port"), values)) for name, values in sides.items()},
+        "skipped": dict(zip(("reference", "port"), row.skipped)),
         "first": None if row.first is None else {**_key(row.first), "origin": row.origin},
         "wrong": row.wrong,
         "inherited": row.inherited,

@@ -12,6 +12,7 @@ STAGES: dict[str, tuple[str, str]] = {
     "step-same": ("same", "相同"),
     "step-other": ("other", "不同"),
     "step-folded": ("{count} steps, nothing is wrong", "共 {count} 步，均一致"),
+    "step-skipped": ("skipped", "跳过"),
     "step-inherited": ("(inherited: {count:value})", "（受前面影响：{count} 个值）"),
     "step-at-forward": ("{place}", "{place}"),
     "step-at-backward": ("backward: {place}", "反向：{place}"),

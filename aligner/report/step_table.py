@@ -55,7 +55,12 @@ def _runs(rows: Sequence[StepRow]) -> list[list[StepRow]]:
 
 def _cells(row: StepRow, comparison: Comparison, language: str) -> list[str]:
     data = "-" if row.same_data is None else say("step-same" if row.same_data else "step-other", language)
-    rates = [", ".join(f"{rate:g}" for rate in side[:2]) + (", ..." if len(side) > 2 else "") for side in row.rates]
+    rates = [
+        say("step-skipped", language)
+        if skipped
+        else ", ".join(f"{rate:g}" for rate in side[:2]) + (", ..." if len(side) > 2 else "")
+        for skipped, side in zip(row.skipped, row.rates)
+    ]
     return [str(row.step), data, _two(*row.loss), _two(*row.norm), " | ".join(rates), _first(row, comparison, language)]
 
 

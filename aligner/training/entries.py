@@ -274,6 +274,30 @@ TREATMENT: tuple[Entry, ...] = (
         ("Add the gradients up until the update, and set them to zero behind it", "在更新之前累加梯度，更新之后再清零"),
     ),
     Entry(
+        "update-not-skipped",
+        (
+            "The gradients are not finite and the port updates with them all the same, the reference skips this update",
+            "梯度含有 NaN 或 Inf，待比对一侧仍用其更新参数，而标杆跳过了这次更新",
+        ),
+        ("The loss scale has made them overflow", "损失缩放使其溢出"),
+        (
+            "Update only if all gradients are finite (`amp.all_finite`), and lower the loss scale otherwise",
+            "仅当全部梯度有限（`amp.all_finite`）时才更新，否则降低损失缩放系数",
+        ),
+    ),
+    Entry(
+        "update-skipped",
+        (
+            "The port makes no update in this step, the reference does",
+            "待比对一侧在本步没有更新参数，而标杆更新了",
+        ),
+        ("Some gradient of the backward run is not finite in the port", "待比对一侧反向计算得到的梯度含有 NaN 或 Inf"),
+        (
+            "Look for a loss scale that is larger than the reference's, or for NaN in the loss",
+            "检查损失缩放系数是否大于标杆，或损失中是否出现 NaN",
+        ),
+    ),
+    Entry(
         "gradients-not-zeroed",
         (
             "Gradients of {steps} earlier steps are still in those of this one: they are not set to zero",

@@ -170,3 +170,62 @@ def test_a_net_in_a_cell_with_its_loss_that_is_evaluated_in_between(aligner, tmp
     ]
     assert told == WHOLE[name][1]
     assert found["outcome"] == ("diverged" if edits else "aligned")
+
+
+SHORT_TORCH = [
+    ("for start in", 'scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, backoff_factor=1 / 64)\nfor start in'),
+    ("    loss = nn", '    with torch.autocast("cpu", dtype=torch.float16):\n        loss = nn'),
+    (
+        "    loss.backward()\n    optimizer.step()",
+        "    scaler.scale(loss).backward()\n    scaler.step(optimizer)\n    scaler.update()",
+    ),
+]
+SHORT_MINDSPORE = """
+net = mindspore.amp.auto_mixed_precision(net, "O2")
+scaler = mindspore.amp.DynamicLossScaler(2.0**22, 64, 1000)
+
+def forward(x, y):
+    return scaler.scale(loss_fn(net(x), y))
+
+grad = mindspore.value_and_grad(forward, None, optimizer.parameters)
+
+for start in range(0, 24, 6):
+    loss, gradients = grad(Tensor(images[start:start + 6]), Tensor(labels[start:start + 6]))
+    finite = mindspore.amp.all_finite(gradients)
+    scaler.adjust(finite)
+    if finite:
+        optimizer(scaler.unscale(gradients))
+"""
+UPDATED = ("    if finite:\n        optimizer", "    if True:\n        optimizer")
+SCALED_TWICE = ("optimizer(scaler.unscale(gradients))", "optimizer(gradients)")
+SHORT = {
+    "right": ([], [], [True, False, False, False]),
+    "not skipped": ([UPDATED], [("update", "update-not-skipped", [0])], [False, False, False, False]),
+    "not unscaled": ([SCALED_TWICE], [("clip", "gradients-untreated", [1, 2, 3])], [True, False, False, False]),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_short_types_with_a_loss_scale_that_overflows(aligner, tmp_path, name):
+    """float16 rounds values, gradients and kinks far beyond float32's tolerance, and the first update is skipped."""
+    edits, told, skipped = SHORT[name]
+    reference = TORCH
+    for old, new in SHORT_TORCH:
+        assert reference.count(old) == 1
+        reference = reference.replace(old, new)
+    port = MINDSPORE[: MINDSPORE.index("def forward")] + SHORT_MINDSPORE
+    for old, new in edits:
+        assert port.count(old) == 1
+        port = port.replace(old, new)
+    (tmp_path / "train.py").write_text(reference)
+    (tmp_path / "port.py").write_text(port)
+    done = aligner("capture", "-o", "ref.h5", "--gradients", "--steps", 4, "train.py")
+    assert done.returncode == 0, done.stderr
+    done = aligner("capture", "-o", "port.h5", "--gradients", "--from", "ref.h5", "port.py")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(aligner("compare", "ref.h5", "port.h5", "--json").stdout)
+    origins = [(one["where"], one["causes"][0]["id"], one["steps"]) for one in found["origins"]]
+    assert origins == told
+    assert [row["skipped"]["port"] for row in found["steps"]] == skipped
+    assert [row["skipped"]["reference"] for row in found["steps"]] == [True, False, False, False]
+    assert found["outcome"] == ("diverged" if edits else "aligned")

@@ -97,9 +97,23 @@ def left(parameters):
     """As they are."""
 
 
-def loop(net, capture, change=left, accumulate=1, scale=1.0, zeroed=True, steps=2, inside=1.0, kept=False, each=None):
+def loop(
+    net,
+    capture,
+    change=left,
+    accumulate=1,
+    scale=1.0,
+    zeroed=True,
+    steps=2,
+    inside=1.0,
+    kept=False,
+    each=None,
+    overflow=None,
+    skips=True,
+):
     """A user's loop: what is done to gradients between the backward run and the update is `change`, to those of each
-    batch `each`; `inside` stands in the loss itself, and what is `kept` is not set to zero behind an update."""
+    batch `each`; `inside` stands in the loss itself, and what is `kept` is not set to zero behind an update. In the
+    step of an `overflow` the scale is too large, and the loop `skips` the update."""
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
     rows = batches(steps * accumulate)
     for step in range(steps):
@@ -114,13 +128,14 @@ def loop(net, capture, change=left, accumulate=1, scale=1.0, zeroed=True, steps=
             before = [parameter.grad for parameter in net.parameters()]
             if each is not None:
                 optimizer.zero_grad()
-            (loss * scale).backward()
+            (loss * (float("inf") if step == overflow else scale)).backward()
             if each is not None:
                 each([*net.parameters()])
                 for parameter, old in zip(net.parameters(), before):
                     parameter.grad = parameter.grad if old is None else parameter.grad + old
         change([*net.parameters()])
-        optimizer.step()
+        if not skips or all(parameter.grad.isfinite().all() for parameter in net.parameters()):
+            optimizer.step()
 
 
 def named_sgd():

@@ -89,7 +89,9 @@ def test_an_update_that_no_setting_explains_is_told_by_its_numbers(compared):
 def test_parameters_that_one_optimizer_alone_has(compared, reference, port, cause):
     found = compared(reference, port)
     assert found.outcome == "diverged"
-    assert [(origin.where, origin.causes[0].id) for origin in found.origins] == [("update", cause)]
+    first = found.origins[0].causes[0]
+    assert [origin.where for origin in found.origins] == ["update"]
+    assert (first.id, first.confirmed) == (cause, True)
 
 
 TREATMENTS = [
@@ -133,6 +135,33 @@ def test_what_is_made_of_gradients_before_the_update(tmp_path, reference, port, 
     found = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
     assert [(origin.where, origin.causes[0].id, origin.steps) for origin in found.origins] == [("clip", cause, (0, 1))]
     assert not any(one.confirmed for one in found.origins[0].causes)
+
+
+OVERFLOW = {"overflow": 0, "steps": 3}
+
+
+def test_an_update_that_both_sides_skip_is_a_step_of_its_own(tmp_path):
+    captured(tmp_path / "ref.h5", OVERFLOW)
+    captured(tmp_path / "port.h5", OVERFLOW, tmp_path / "ref.h5")
+    found = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
+    assert (found.outcome, found.origins) == ("aligned", ())
+    assert [row.skipped for row in found.steps] == [(True, True), (False, False), (False, False)]
+
+
+def test_an_update_that_is_not_skipped_is_told_and_drowns_nothing(tmp_path):
+    captured(tmp_path / "ref.h5", OVERFLOW)
+    captured(tmp_path / "port.h5", {**OVERFLOW, "skips": False}, tmp_path / "ref.h5")
+    found = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
+    origins = [(origin.where, origin.causes[0].id, origin.steps) for origin in found.origins]
+    assert origins == [("update", "update-not-skipped", (0,))]
+    assert [row.skipped for row in found.steps] == [(True, False), (False, False), (False, False)]
+
+
+def test_an_update_that_the_port_alone_skips(tmp_path):
+    captured(tmp_path / "ref.h5", {"steps": 2})
+    captured(tmp_path / "port.h5", {**OVERFLOW, "steps": 2})
+    found = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
+    assert [origin.causes[0].id for origin in found.origins if origin.where == "update"] == ["update-skipped"]
 
 
 @pytest.mark.parametrize("run", [{}, {"accumulate": 2, "change": tasks.all_clipped(0.25)}, {"scale": 64.0}])
