@@ -6,6 +6,8 @@ AlignerError
     AdapterError        2  a framework is absent or did not load
     ReplayError         2  parameters left over, inputs that do not fit
     IngestError         2  a folder of MindSpore's own dump that cannot be imported
+    CheckpointError     3  a file of weights that cannot be read
+        ConvertError    2  one that cannot be written as it was asked for
     DumpError           3  not a dump, truncated, damaged, another format; a disk that was full before its end
         OutputError     2  no dump may be written there: it exists, it is a folder, there is no folder
     IncomparableError   3  nothing matched, other inputs, another model
@@ -81,6 +83,18 @@ class ReplayError(AlignerError):
 
 class IngestError(AlignerError):
     """Files that MindSpore dumped by itself cannot be imported."""
+
+
+class CheckpointError(AlignerError):
+    """A file of weights cannot be read."""
+
+    exit_code = 3
+
+
+class ConvertError(CheckpointError):
+    """A file of weights cannot be written as it was asked for."""
+
+    exit_code = 2
 
 
 class DumpError(AlignerError):

@@ -62,6 +62,7 @@ MAY_IMPORT = {
     "replay": WORDS
     | {"adapter", "registry", "dump", "source", "capture", "explain", "training", "programs", "compare", "mending"}
     | {"replay"},
+    "weights": WORDS | {"dump", "weights"},
     "report": WORDS | {"explain", "compare", "report"},
     "notebook": WORDS | {"dump", "explain", "compare", "report", "notebook"},
     "testing": WORDS | {"adapter", "source", "testing"},

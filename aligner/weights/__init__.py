@@ -1,0 +1,5 @@
+"""Checkpoints by themselves: .pth, .ckpt, safetensors, shards, dumps; no net runs, no framework is imported.
+
+opening -> Checkpoint of Weights (offsets into files), which output writes as another file.
+The readers are pth (with pickles and rebuilt), ckpt, safetensors, folder and dumped; every file is untrusted.
+"""
