@@ -62,8 +62,8 @@ MAY_IMPORT = {
     "replay": WORDS
     | {"adapter", "registry", "dump", "source", "capture", "explain", "training", "programs", "compare", "mending"}
     | {"replay"},
-    "weights": WORDS | {"dump", "weights"},
-    "report": WORDS | {"explain", "compare", "report"},
+    "weights": WORDS | {"dump", "ingest", "explain", "compare", "replay", "weights"},
+    "report": WORDS | {"explain", "compare", "weights", "report"},
     "notebook": WORDS | {"dump", "explain", "compare", "report", "notebook"},
     "testing": WORDS | {"adapter", "source", "testing"},
     "cli": None,  # the top: everything

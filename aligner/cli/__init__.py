@@ -31,7 +31,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Run a net and record the inputs, outputs and weights of every layer.",
         "运行网络，记录每一层的输入、输出和权重。",
     ),
-    "compare": ("Compare two dumps and name the first layer that differs.", "比对两个转储，指出第一个超差的层。"),
+    "compare": (
+        "Compare two dumps, or two checkpoints, and name what differs first.",
+        "比对两个转储或两个权重文件，指出第一个超差的层或张量。",
+    ),
     "show": (
         "Look into a dump: the tree of layers, or the values of one layer.",
         "查看转储：层的树形结构，或某一层的数值。",

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from aligner.compare.verdict import Comparison
 
 HELP = (
-    "Compare two dumps: pair their layers, measure every difference, and name the layer that is wrong by itself.\n"
+    "Compare two dumps: pair their layers, measure every difference, and name the layer that is wrong by itself. "
+    "Of checkpoints (.pth, .ckpt, .safetensors, a folder of shards) the weights are compared, without running a net.\n"
     "Exit code: 0 aligned, 1 diverged, 3 incomparable.",
-    "比对两个转储：配对各层，测量每处差异，并指出自身有误的层。\n退出码：0 一致，1 超差，3 无法比对。",
+    "比对两个转储：配对各层，测量每处差异，并指出自身有误的层。"
+    "对于权重文件（.pth、.ckpt、.safetensors、分片目录），不运行网络，直接比对权重。\n"
+    "退出码：0 一致，1 超差，3 无法比对。",
 )
 EXAMPLES = (
     ("aligner compare ref.h5 port.h5", "the answer in the first line", "第一行即为结论"),
@@ -43,23 +46,29 @@ EXAMPLES = (
         "a program for each wrong layer that needs the port's framework alone",
         "为每个自身有误的层写出一个只依赖待比对侧框架的独立程序",
     ),
+    (
+        "aligner compare model.pth model.ckpt",
+        "weights against weights: which tensor differs, and how",
+        "权重比对：哪个张量不同，以及如何不同",
+    ),
 )
 RULES = ("scaled", "allclose", "abs", "l2")
+TOLERANCE = 1e-3
 
 
 def add_arguments(parser: parsing.Parser) -> None:
     """The options of this command."""
     say = parser.pick
     add = parser.add_argument
-    add("reference", metavar="REF", help=say("dump of the reference", "标杆的转储"))
-    add("port", metavar="PORT", help=say("dump of the port", "待比对网络的转储"))
+    add("reference", metavar="REF", help=say("dump or checkpoint of the reference", "标杆的转储或权重文件"))
+    add("port", metavar="PORT", help=say("dump or checkpoint of the port", "待比对网络的转储或权重文件"))
     add(
         "--tolerance",
         type=_tolerance,
-        default=1e-3,
         metavar="X",
-        help=say("largest error that is accepted (1e-3)", "可接受的最大误差（1e-3）"),
+        help=say("largest error that is accepted (1e-3; of weights 1e-6)", "可接受的最大误差（1e-3；权重为 1e-6）"),
     )
+    add("--weights", action="store_true", help=say("compare the weights of two dumps alone", "只比对两个转储的权重"))
     add(
         "--rule",
         choices=RULES,
@@ -148,6 +157,10 @@ def _tolerance(text: str) -> float:
 
 def run(options: argparse.Namespace) -> int:
     """Compare, write programs and the report, return the exit code."""
+    from aligner.cli import weights
+
+    if weights.is_asked_for(options):
+        return weights.run(options)
     if options.repro_layer is not None and options.repro is None:
         raise UsageError("repro-folder-missing")
     if options.write_map:
@@ -210,7 +223,7 @@ def _compare(options: argparse.Namespace) -> Comparison:
         return compare(
             options.reference,
             options.port,
-            tolerance=options.tolerance,
+            tolerance=TOLERANCE if options.tolerance is None else options.tolerance,
             rule=options.rule,
             map=options.map,
             allow_unmatched=options.allow_unmatched,

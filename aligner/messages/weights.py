@@ -63,6 +63,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Copy or download the whole folder.",
         "{path} 的索引中有 {count} 个张量不在任何分片中，首个为 {name}。\n请复制或下载整个目录。",
     ),
+    "checkpoint-none": (
+        "{path} holds no parameters.\nName another file.",
+        "{path} 中没有任何参数。\n请给出其他文件。",
+    ),
     # why a file cannot be read
     "why-pickle": (
         "its pickle has an instruction that plain data do not need ({0}, byte {1})",
@@ -120,6 +124,62 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "why-checksum": ("its checksum does not fit", "其校验和不符"),
     # the answer
+    "weights-equal": ("EQUAL", "一致"),
+    "weights-different": ("DIFFERENT", "不一致"),
+    "weights-unmatched": ("UNMATCHED", "未对应"),
+    "weights-incomparable": ("INCOMPARABLE", "无法比对"),
+    "weights-answer-equal": (
+        "all {count} tensors have the same values on both sides{more}",
+        "两侧全部 {count} 个张量的值相同{more}",
+    ),
+    "weights-answer-rounded": (
+        ", {count} of them but for rounding to {words}",
+        "，其中 {count} 个仅有舍入到 {words} 的差别",
+    ),
+    "weights-answer-close": (", {count} of them within {tolerance}", "，其中 {count} 个在容差 {tolerance} 之内"),
+    "weights-answer-different": (
+        "{count} of {total} tensors differ, the first: {name}",
+        "{total} 个张量中有 {count} 个不同，首个为：{name}",
+    ),
+    "weights-answer-unmatched": (
+        "all {total} tensors that stand on both sides agree, but {count} have no counterpart, the first: {name}",
+        "两侧都有的 {total} 个张量一致，但有 {count} 个没有对应项，首个为：{name}",
+    ),
+    "weights-answer-incomparable": (
+        "no tensor of {reference} stands for one of {port}: neither names nor shapes nor values agree",
+        "{reference} 中没有任何张量与 {port} 对应：名称、形状和数值都不相符",
+    ),
+    "weights-side": (
+        "{path}{inside}: {form}, {count} tensors, {size}",
+        "{path}{inside}：{form}，{count} 个张量，{size}",
+    ),
+    "weights-inside": (" [{key}]", " [{key}]"),
+    "weights-form-dump": ("dump", "转储"),
+    "weights-label-reference": ("reference", "标杆"),
+    "weights-label-port": ("port", "待比对"),
+    "weights-label-pairs": ("paired", "对应"),
+    "weights-label-left": ("left out", "未计入"),
+    "weights-label-alone-0": ("only in the reference", "仅标杆有"),
+    "weights-label-alone-1": ("only in the port", "仅待比对有"),
+    "pairs-by-same": ("{count} by one name", "同名 {count} 对"),
+    "pairs-by-name": ("{count} by the rules of names", "按命名规则 {count} 对"),
+    "pairs-by-prefix": ("{count} but for a prefix ({one} / {other})", "仅前缀不同 {count} 对（{one} / {other}）"),
+    "pairs-by-map": ("{count} by the map", "按映射 {count} 对"),
+    "pairs-by-order": ("{count} by shape and order", "按形状与顺序 {count} 对"),
+    "pairs-by-values": ("{count} by equal values", "按相同数值 {count} 对"),
+    "weights-title-different": ("Different", "不同的张量"),
+    "weights-figures": (
+        "{shape}  max|d| {max_abs}  relative {rel}",
+        "{shape}  max|d| {max_abs}  相对误差 {rel}",
+    ),
+    "weights-shapes": ("{shape} against {other}", "{shape} 对 {other}"),
+    "weights-nonfinite": ("; NaN or Inf on one side only at {count} places", "；有 {count} 处仅一侧为 NaN 或 Inf"),
+    "weights-may-lack": ("needs none", "无需对应"),
+    "weights-more": ("... {count} more (`--all` lists them)", "……另有 {count} 项（`--all` 列出全部）"),
+    "weights-counters": (
+        "num_batches_tracked ({count}): MindSpore has no such counter",
+        "num_batches_tracked（{count} 个）：MindSpore 没有该计数器",
+    ),
     "left-beside": ("{names}: beside the parameters", "{names}：与参数并列存放的其他内容"),
     "left-no-tensor": ("{names}: no tensor", "{names}：不是张量"),
     "left-unreadable": (
@@ -128,6 +188,14 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "left-optimizer": ("{names}: kept by an optimizer", "{names}：由优化器保存"),
     "left-training": ("{names}: numbers of a training", "{names}：训练过程中的数值"),
+    "weights-progress": (
+        "{done} of {total} read ({speed}/s)",
+        "已读取 {done}/{total}（{speed}/s）",
+    ),
+    "weights-option": (
+        "The option {option} is for two dumps, and {path} is a checkpoint.\nLeave it out; see `aligner compare --help`.",
+        "选项 {option} 用于两个转储，而 {path} 是权重文件。\n请去掉该选项；参见 `aligner compare --help`。",
+    ),
     # converting
     "convert-ending": (
         "{path} does not tell what is to be written: its ending is none of {known}.\nGive the output such an ending.",

@@ -141,6 +141,22 @@ def plan(
     return _with_tables(max(ways, key=lambda one: _score(one, _ranks(sides))), plain)
 
 
+def plainly(reference: Sequence[Item], port: Sequence[Item], renames: Mapping[str, str]) -> Transfer:
+    """Match parameters as they stand, but for axes of one: nothing is turned, nothing is rows of another.
+
+    Raises:
+        ReplayError: a rename names nothing on one side.
+    """
+    sides = _counted(reference), _counted(port)
+    check_renames(*sides, renames)
+    best = _planned(*sides, renames)
+    if not all(best.failing):
+        return best
+    loose = [[replace(item, loose=True) for item in side] for side in sides]
+    found = _planned(loose[0], loose[1], renames)
+    return found if len(found.matches) > len(best.matches) else best
+
+
 def _with_tables(found: Transfer, plain: Sides) -> Transfer:
     """With what needs no counterpart and has one as it stands: it need not have the form that the others have."""
     left = {item.slot for item in (*found.left_reference, *found.left_port) if not item.required}
