@@ -39,6 +39,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Look into a dump: the tree of layers, or the values of one layer.",
         "查看转储：层的树形结构，或某一层的数值。",
     ),
+    "convert": (
+        "Write a checkpoint in the other framework's names: .pth, .ckpt, .safetensors.",
+        "以另一框架的命名写出权重文件：.pth、.ckpt、.safetensors。",
+    ),
     "import": (
         "Make a dump of the files that MINDSPORE_DUMP_CONFIG wrote.",
         "将 MINDSPORE_DUMP_CONFIG 写出的文件转为转储。",

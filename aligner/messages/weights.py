@@ -217,4 +217,47 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{path} cannot be written: {reason}.\nNothing is left there; give another path, or make room.",
         "无法写入 {path}：{reason}。\n没有留下任何文件；请换一个路径，或腾出空间。",
     ),
+    "convert-nothing": (
+        "Nothing of {source} can be written as {path}: no tensor maps.\n"
+        "Check that {source} belongs to this net, or say with `--map FILE` which layer is which.",
+        "{source} 中没有任何内容可以写入 {path}：没有张量能够对应。\n"
+        "请检查 {source} 是否属于该网络，或用 `--map FILE` 指明层的对应关系。",
+    ),
+    "convert-net-form": (
+        "'{text}' names no net.\nGive --net FILE.py:NAME, NAME being a function that builds it, as for `aligner capture`.",
+        "'{text}' 没有指明网络。\n请用 --net FILE.py:NAME 给出构造网络的函数，与 `aligner capture` 相同。",
+    ),
+    "convert-map-net": (
+        "--map says which layer of a net is which, and no net is given.\nGive it with --net FILE.py:NAME.",
+        "--map 用于指明网络中层的对应关系，但没有给出网络。\n请用 --net FILE.py:NAME 给出。",
+    ),
+    "convert-names": (
+        "--names {names} contradicts --net: that net is {framework}'s.\nLeave --names out.",
+        "--names {names} 与 --net 矛盾：该网络属于 {framework}。\n请去掉 --names。",
+    ),
+    "convert-done": (
+        "{path}: {count} tensors, {size}, in the names of {words}",
+        "{path}：{count} 个张量，{size}，采用 {words} 的命名",
+    ),
+    "convert-progress": ("{done} of {total} written ({speed}/s)", "已写出 {done}/{total}（{speed}/s）"),
+    "convert-whole": ("CONVERTED", "已转换"),
+    "convert-partly": ("INCOMPLETE", "不完整"),
+    "convert-unused": ("The net has no place for", "网络中没有位置的张量"),
+    "convert-lacking": ("Nothing stands for these parameters of the net", "网络中没有来源的参数"),
+    "convert-misshapen": ("Of another shape than the net wants", "形状与网络要求不同"),
+    "convert-wants": ("{name}  {shape}; the net's {other} is {wanted}", "{name}  {shape}；网络的 {other} 为 {wanted}"),
+    "convert-guesses": (
+        "Guessed by the layer's name (`--net FILE:NAME` makes it sure)",
+        "按层名推测（用 `--net FILE:NAME` 可以确定）",
+    ),
+    "convert-order": (
+        "Matched by shape and order (look at them, or give `--map FILE`)",
+        "按形状与顺序对应（请核对，或给出 `--map FILE`）",
+    ),
+    "convert-label-names": ("names", "命名"),
+    "convert-by-kept": ("{count} kept", "保留 {count} 个"),
+    "convert-by-rule": ("{count} by the rules of names", "按命名规则 {count} 个"),
+    "convert-by-guess": ("{count} guessed", "推测 {count} 个"),
+    "convert-dropped": ("{names}: no counterpart there", "{names}：对方没有对应项"),
+    "convert-type": ("{names}: of a type that this file cannot hold", "{names}：该类型无法存入此文件"),
 }
