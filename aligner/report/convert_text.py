@@ -80,7 +80,7 @@ def _list(title: str, texts: Sequence[str], terminal: Terminal, say: Say, limit:
 
 def _facts(plan: Plan, left: Sequence[Left], terminal: Terminal, say: Say) -> list[str]:
     counts = Counter(one.by for one in plan.moved)
-    prefix = {"one": "-", "other": "-"}
+    prefix = dict(zip(("one", "other"), (prefix or "-" for prefix in plan.prefixes)))
     told = [say(BY[by], count=count, **(prefix if by == "prefix" else {})) for by, count in counts.most_common()]
     rows = [(say("convert-label-names"), ("、" if terminal.language == "zh" else ", ").join(told))]
     out = list(left_texts((*plan.left, *left), say))

@@ -57,6 +57,8 @@ class Plan:
     left: tuple[Left, ...] = ()
     needless: frozenset[str] = field(default_factory=frozenset)
     """Names among the unused and the lacking that no net misses: tables, counters."""
+    prefixes: tuple[str, str] = ("", "")
+    """What the names of source and net have in front and the other's have not."""
 
     @property
     def failing(self) -> bool:
@@ -102,7 +104,7 @@ def _writable(plan: Plan, form: str) -> Plan:
     """Without what the form of the file cannot hold."""
     kept = tuple(one for one in plan.moved if output.knows(form, one.entry.dtype))
     out = [Left(one.source.name, "convert-type") for one in plan.moved if one not in kept]
-    return Plan(kept, plan.unused, plan.lacking, plan.misshapen, (*plan.left, *out), plan.needless)
+    return replace(plan, moved=kept, left=(*plan.left, *out))
 
 
 def by_net(source: Checkpoint, net: Sequence[Wanted], form: str, rules: Sequence[Rule] = ()) -> Plan:
@@ -133,7 +135,7 @@ def by_net(source: Checkpoint, net: Sequence[Wanted], form: str, rules: Sequence
     idle = {w.name for w in found.left[0] if w.name not in required}
     idle |= {one.name for one in lacking if (one.buffer and one.role not in STATISTICS) or one.name not in required}
     left = tuple(Left(name, "convert-dropped") for name in found.counters if name not in wanted)
-    plan = Plan(tuple(good), found.left[0], tuple(lacking), tuple(bad), left, frozenset(idle))
+    plan = Plan(tuple(good), found.left[0], tuple(lacking), tuple(bad), left, frozenset(idle), found.prefixes)
     return _writable(plan, form)
 
 

@@ -96,6 +96,30 @@ def test_the_rules_of_names_alone_do_it_where_names_are_alike(tmp_path, sample):
         assert mindspore.load_param_into_net(port, loaded)[0] == []
 
 
+@pytest.mark.parametrize(("name", "language"), [("weights.md", "en"), ("weights.zh-CN.md", "zh")])
+def test_the_guide_shows_what_is_printed(tmp_path, monkeypatch, capsys, name, language):
+    """Its commands are run on the transformer of the samples, with one matrix transposed."""
+    monkeypatch.chdir(tmp_path)
+    net, _ = build("transformer", "reference.py")
+    torch.save({"epoch": 3, "state_dict": net.state_dict(), "optimizer": {}}, "model.pth")
+    Path("net_mindspore.py").write_text((ROOT / "samples/transformer/port.py").read_text())
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    compared, converted = re.findall(r"```console\n\$ (.*?)\n(.*?)```", text, re.DOTALL)
+    for command, shown in (converted, compared):
+        assert main([*command.split()[1:], "--lang", language, "-q"]) in (0, 1)
+        wanted = [re.sub(r"\d\.\de.\d\d", "figure", line) for line in shown.splitlines()]
+        found = [re.sub(r"\d\.\de.\d\d", "figure", line) for line in capsys.readouterr().out.splitlines()]
+        assert wanted == found
+        if command == converted[0]:
+            transpose("model.ckpt", "wrong.ckpt", "blocks.0.attention.query.weight")
+
+
+def transpose(path: str, other: str, name: str) -> None:
+    table = mindspore.load_checkpoint(path)
+    table[name] = mindspore.Parameter(mindspore.Tensor(table[name].asnumpy().T.copy()))
+    mindspore.save_checkpoint([{"name": each, "data": value} for each, value in table.items()], other)
+
+
 def test_what_did_not_map_is_listed_and_changes_the_exit_code(tmp_path, capsys):
     net, _ = trained("lenet_bn")
     table = dict(net.state_dict())

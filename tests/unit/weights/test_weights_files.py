@@ -228,6 +228,30 @@ def test_nothing_is_written_over_and_nothing_half(tmp_path, monkeypatch):
     assert (tmp_path / "a.ckpt").read_bytes() == before
 
 
+def test_a_file_is_what_its_bytes_say(tmp_path):
+    """Lightning calls a .pth a .ckpt."""
+    written.write(tmp_path / "a.pth", arrays())
+    (tmp_path / "a.pth").rename(tmp_path / "a.ckpt")
+    opened = open_checkpoint(str(tmp_path / "a.ckpt"))
+    assert (opened.form, len(opened.weights)) == ("pth", 3)
+    opened.close()
+
+
+@pytest.mark.parametrize("kind", ["Adam", "Momentum", "RMSProp", "AdamWeightDecay"])
+def test_what_an_optimizer_of_mindspore_keeps_is_left_out(tmp_path, kind):
+    mindspore = pytest.importorskip("mindspore")
+    nn = mindspore.nn
+    net = nn.SequentialCell(nn.Dense(4, 3), nn.BatchNorm1d(3), nn.Dense(3, 2))
+    optimizer = getattr(nn, kind)(net.trainable_params(), *((0.1, 0.9) if kind == "Momentum" else ()))
+    training = nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer)
+    own = {p.name for p in net.get_parameters()}
+    mindspore.save_checkpoint(training, str(tmp_path / "a.ckpt"), append_dict={"epoch_num": 1, "step_num": 3})
+    opened = open_checkpoint(str(tmp_path / "a.ckpt"))
+    assert {weight.name for weight in opened.weights} == own
+    assert len(opened.left) > 4
+    opened.close()
+
+
 def test_what_mindspore_writes_is_read(tmp_path):
     mindspore = pytest.importorskip("mindspore")
     net = mindspore.nn.SequentialCell(
