@@ -75,7 +75,15 @@ def _table(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise Reason("why-names-twice")
+    odd = [name for name in found if any(map(_is_half, name))]
+    if odd:
+        raise Reason("why-no-name", ascii(odd[0])[:68])
     return found
+
+
+def _is_half(letter: str) -> bool:
+    """Whether it is half of a character, which no file can hold."""
+    return "\ud800" <= letter <= "\udfff"
 
 
 def _entry(file: File, name: str, said: Any, base: int) -> _Entry:

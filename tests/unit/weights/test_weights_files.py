@@ -80,7 +80,15 @@ def test_places_that_are_none_are_refused(tmp_path, header):
 
 @pytest.mark.parametrize(
     "text",
-    [b"{}x", b"{" * 5000, b'{"a":1,"a":2}', b'{"a":[]}', b'{"a":{"dtype":"F32"}}', b'{"a":' + b"9" * 9000 + b"}"],
+    [
+        b"{}x",
+        b"{" * 5000,
+        b'{"a":1,"a":2}',
+        b'{"a":[]}',
+        b'{"a":{"dtype":"F32"}}',
+        b'{"\\ud800":1}',
+        b'{"a":' + b"9" * 9000 + b"}",
+    ],
 )
 def test_headers_that_are_none_are_refused(tmp_path, text):
     with pytest.raises(CheckpointError):
