@@ -98,6 +98,8 @@ class Capture:
         self._computed = Computed(adapter, model)
         self._weights = Weights(adapter, model)
         self._training: Optional[Steps] = None
+        self.others: list[str] = []
+        """Nets with parameters that ran beside this one and are not in the dump."""
         self._sink = sink
         self._writer: Optional[Sink] = None
 
@@ -382,6 +384,8 @@ class Capture:
     def _tell_dropout(self, writer: Sink) -> None:
         """What the header says: seen at work, silenced, or idle (all of it looked at, not assumed)."""
         writer.update_header(steps=self.steps, dropout=self._dropouts.state(self._silenced))
+        if self.others:
+            writer.update_header(others=self.others)
         if self._dropouts.active:
             self._note(writer, "", "dropout-active", layers=", ".join(sorted(self._dropouts.active)[:5]))
 

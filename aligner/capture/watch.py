@@ -95,6 +95,7 @@ class Watch:
         if self.capture is None:
             self.failure = self.failure or self._unloaded
         else:
+            self.capture.others = [name for name in self.ran if name != self.captured]
             self._kept(partial(self.capture.close, error=self.raised))
 
     def _kept(self, action: Callable[[], object]) -> None:

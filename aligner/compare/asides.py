@@ -23,9 +23,11 @@ UNSEEN = 3
 
 
 def untrained(training: Training, dumps: Sequence[Dump]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
-    """The side that was captured without its training."""
+    """The side that was captured without its training, and nets that were not captured at all."""
     if training.one_sided is not None:
         yield "untrained", {"path": str(dumps[training.one_sided].path)}
+    if training and training.others:
+        yield "other-nets", {"names": ", ".join(dict.fromkeys(training.others))}
 
 
 def told(suspects: Sequence[Origin]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:

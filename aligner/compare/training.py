@@ -54,6 +54,9 @@ class Training:
         owners = (owner for side in self.updates for one in side for owner in one.settings)
         self._optimized = frozenset(owners)
         self._times: list[float] = []
+        told = (dump.header.get("others") for dump in self._dumps)
+        self.others = [name for one in told if isinstance(one, list) for name in one if isinstance(name, str)]
+        """Nets beside the one that was captured: a loss may be made of what they hand on."""
         self._runs = [Counter(call.step for call in dump.calls if call.layer == LOSS) for dump in self._dumps]
         self.ports: dict[Owner, Owner] = {}
         """The port's parameters by the reference's."""
@@ -140,6 +143,10 @@ class Training:
         """The side that has made no update in a step, where the other one has: of gradients that are not finite."""
         made = [bool(self.of_step(side, step)) for side in (0, 1)]
         return made.index(False) if any(made) and not all(made) and all(self._runs[s][step] for s in (0, 1)) else None
+
+    def unused(self, step: int) -> bool:
+        """Whether a side has made no update of what its backward runs made."""
+        return not all(self.of_step(side, step) for side in (0, 1)) and all(step in self.steps(side) for side in (0, 1))
 
     def steps(self, side: int) -> Sequence[int]:
         """Those that were ended by an update, or whose update was skipped."""

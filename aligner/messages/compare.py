@@ -110,6 +110,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Only this side's layer hands this out: it was not compared. What is made of it shows in the layers behind.",
         "仅本侧的层给出此值，未作比对；由它得到的结果会在其后的层中体现。",
     ),
+    "other-nets": (
+        "These nets ran beside the one that was captured: {names}. What the loss makes of them was not judged, nor were "
+        "their own gradients and updates.\nCapture each with --model NAME.",
+        "另有网络与所采集的网络一同运行：{names}。损失中由它们得到的部分以及它们自身的梯度与更新均未作判断。\n"
+        "请用 `--model NAME` 分别采集。",
+    ),
     "untrained": (
         "{path} was captured without gradients and updates, which the other side has: they are not compared.\n"
         "Capture it again with --gradients, the port with --from as well.",

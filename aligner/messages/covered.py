@@ -35,6 +35,14 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Only one side was captured with its gradients and updates.",
         "只有一侧采集了梯度与更新。",
     ),
+    "covered-others": (
+        "Another net ran beside this one and was not held to the reference's: the loss may be made of what it hands on.",
+        "另有网络与之一同运行，且未与标杆对齐：损失可能由其输出算得。",
+    ),
+    "covered-unused": (
+        "No update was made of these gradients: some of them are not finite.",
+        "这些梯度中含有 NaN 或 Inf，未用于更新。",
+    ),
     "covered-apart": (
         "The port's steps are made of other batches from here on; with the data as the reference has them this is judged.",
         "从该步起，待比对网络各步由不同的批次构成；数据与标杆一致后再作判断。",

@@ -78,7 +78,7 @@ class Again:
             return
         told = {id(tensor): group.settings for group in view.groups for tensor in group.parameters}
         theirs = {_owner(one): told[id(one.tensor)] for one in self._all if id(one.tensor) in told}
-        ours, kind = self._wanted(step)
+        ours, kind, count = self._wanted(step)
         if not theirs or not ours:
             return
         self._eps_first = any(group.settings.get(EPS_FIRST) is True for group in view.groups)
@@ -91,7 +91,7 @@ class Again:
         if not wrong or signature in self._seen or not (found or kind != view.kind):
             return
         self._seen.add(signature)
-        self._make_again(found, _Run(self, step, optimizer, view, mine), (ours, kind), theirs)
+        self._make_again(found, _Run(self, step, optimizer, view, mine, count), (ours, kind), theirs)
 
     def _make_again(
         self, found: Sequence[Difference], run: _Run, wanted: tuple[Settings, str], theirs: Settings
@@ -117,8 +117,9 @@ class Again:
             if proved:
                 return
 
-    def _wanted(self, step: int) -> tuple[Settings, str]:
-        """What the reference's optimizers are told to do in this step, and the kind of the first of them."""
+    def _wanted(self, step: int) -> tuple[Settings, str, int]:
+        """What the reference's optimizers are told to do in this step; of the first of them the kind, and how many
+        updates it had made before."""
         here: list[Update] = [one for one in self._updates if one.step == step]
         settings: dict[Owner, Mapping[str, Attribute]] = {}
         for parameter in self._all:
@@ -127,7 +128,10 @@ class Again:
             found = next(known, None)
             if found is not None:
                 settings[_owner(parameter)] = found
-        return settings, here[0].kind if here else ""
+        if not here:
+            return settings, "", 0
+        seen = sum(one.optimizer == here[0].optimizer and one.step < step for one in self._updates)
+        return settings, here[0].kind, max(here[0].count, seen)
 
     def errors(self, step: int, mine: Iterable[Parameter]) -> dict[Owner, float]:
         """How far off each parameter is now from what the reference's update made, as a part of what that changed."""
@@ -167,8 +171,11 @@ class Again:
 class _Run:
     """One wrong update, to be made again."""
 
-    def __init__(self, again: Again, step: int, optimizer: object, view: Optimizer, mine: Sequence[Parameter]) -> None:
+    def __init__(
+        self, again: Again, step: int, optimizer: object, view: Optimizer, mine: Sequence[Parameter], count: int
+    ) -> None:
         self._again, self.step, self._optimizer, self._view, self.mine = again, step, optimizer, view, mine
+        self._count = count
 
     @property
     def kind(self) -> str:
@@ -197,18 +204,12 @@ class _Run:
                 state = values.begun(parameter, self.step, word)
                 if state is not None:
                     kept.append((parameter.tensor, word, values.like(*state, parameter.tensor, 1.0)))
-        count = next((one for one in (self._count(word, value) for _, word, value in self._view.state) if one), 1) - 1
         try:
             wanted = [Group(told, [parameter.tensor for parameter in those]) for told, those in groups]
-            again.trains.rebuilt(self._optimizer, kind, wanted, kept, max(count, self.step))(gradients)
+            again.trains.rebuilt(self._optimizer, kind, wanted, kept, self._count)(gradients)
         except Exception:  # a constructor's affair: not every rule can be told so
             return None
         return max(again.errors(self.step, self.mine).values(), default=None)
-
-    def _count(self, word: str, value: object) -> int:
-        if word != STEP or not self._again.adapter.is_tensor(value):
-            return 0
-        return int(self._again.adapter.to_numpy(value).reshape(-1)[0])
 
 
 def _owner(parameter: Parameter) -> Owner:
