@@ -346,6 +346,10 @@ class Trains(Protocol):
             ValueError: this framework has none that is told so; the text says why.
         """
 
+    def treated(self, gradients: Sequence[object], kind: str, factor: float, bound: float) -> Sequence[object]:
+        """New gradients: these times the factor, clipped by the framework's own functions: "none", all together to a
+        "norm", "each" by its own norm, or elements at a "value"."""
+
     def put(self, kept: object, other: object) -> None:
         """Give a tensor that an optimizer keeps the values of another of its shape."""
 

@@ -106,6 +106,23 @@ def judge_stages(readings: Iterable[Reading], reference: Dump, training: Trainin
     excuse_kinks(readings)
     if training.held:
         _excuse_shares(readings, training)
+        _excuse_fewer(readings, training)
+
+
+def _excuse_fewer(readings: Sequence[Reading], training: Training) -> None:
+    """Where the port's optimizers lack some parameters, the others make up the norm that all are clipped to."""
+    lacking = {r.pair.key.step for r in readings if r.pair.port is None and r.pair.key.phase is Phase.GRADIENT}
+    for step in lacking:
+        norms = [training.norm(side, step) for side in (0, 1)]
+        given = [r for r in readings if r.over and r.matched and r.pair.key[:2] == (step, Phase.GRADIENT)]
+        factors = [_multiple(one) for one in given]
+        known = [one for one in factors if one is not None]
+        if None in norms or not known or len(known) < len(given) or max(known) - min(known) > ALIKE * max(known):
+            continue
+        ours, theirs = (norm or 0.0 for norm in norms)
+        if abs(ours - theirs) <= ALIKE * ours:
+            for one in given:
+                one.covered, one.over, one.reason = True, False, "covered-fewer"
 
 
 def _excuse_shares(readings: Sequence[Reading], training: Training) -> None:

@@ -67,7 +67,7 @@ def _row(
         step,
         all(not v.outcome.fails for v in given) if given else None,
         _two(_loss(dump, step) for dump in dumps),
-        _two(_norm(training, side, step) for side in (0, 1)),
+        _two(training.norm(side, step) for side in (0, 1)),
         (rates[0], rates[1]),
         (not training.of_step(0, step), not training.of_step(1, step)),
         wrong[0].key if wrong else None,
@@ -90,13 +90,6 @@ def _loss(dump: Dump, step: int) -> Optional[float]:
             return None
         found.append(float(entry.load().reshape(-1)[0]))
     return sum(found) / len(found) if found else None
-
-
-def _norm(training: Training, side: int, step: int) -> Optional[float]:
-    """Of all gradients that the optimizers of a step were given."""
-    norms = [one.norm for one in training.of_step(side, step)]
-    known = [norm for norm in norms if norm is not None]
-    return math.sqrt(sum(norm * norm for norm in known)) if known and len(known) == len(norms) else None
 
 
 def _number(value: object) -> float:

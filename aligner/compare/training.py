@@ -153,6 +153,12 @@ class Training:
         last = max((one.step for one in self.updates[side]), default=-1)
         return [step for step in range(last + 1) if self._runs[side][step] or self.of_step(side, step)]
 
+    def norm(self, side: int, step: int) -> Optional[float]:
+        """Of all gradients that a step's optimizers are given."""
+        norms = [one.norm for one in self.of_step(side, step)]
+        known = [norm for norm in norms if norm is not None]
+        return math.sqrt(sum(norm * norm for norm in known)) if known and len(known) == len(norms) else None
+
     def of_step(self, side: int, step: int) -> Sequence[Update]:
         """The updates that end a step."""
         return [one for one in self.updates[side] if one.step == step]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
 from aligner.compare.training import Owner, Training, as_it_begins
+from aligner.compare.treating import LOOKED, Treating, plain
 from aligner.explain.suspect import Cause, Suspect
 from aligner.findings import TRIAL
 from aligner.record import Key, Phase
 from aligner.training import batches, numbers, scores
-from aligner.training.losses import SCALE
 from aligner.training.settings import OPTIMIZED, Difference, differences
 
 if TYPE_CHECKING:
@@ -31,12 +31,6 @@ UPDATES = "(update)"
 MOST = 5
 """Causes that are told."""
 
-BATCHES, EARLIER = 16, 8
-"""Of one update, and steps before it, that are looked at together."""
-
-LOOKED = 64
-"""Parameters whose numbers are looked into, the smallest first."""
-
 
 class Updating:
     """Of one comparison."""
@@ -53,7 +47,7 @@ class Updating:
             "data": self._of_data,
             "loss": self._of_loss,
             "update": self._of_update,
-            "clip": self._of_treatment,
+            "clip": Treating(self._dumps, self._training, self._names()).suspects,
         }
         found = [*rules[origin.where](origin)]
         causes = [self._cause(suspect) for suspect in found]
@@ -122,7 +116,7 @@ class Updating:
             ("frozen-params-trained", False, [owner for owner in theirs if owner not in ours]),
         ):
             if those:
-                shown = ", ".join(names.get(owner, _plain(owner)) for owner in those[:3])
+                shown = ", ".join(names.get(owner, plain(owner)) for owner in those[:3])
                 more = ", ..." if len(those) > len(shown.split(", ")) else ""
                 facts: dict[str, Any] = {"count": len(those), "parameters": shown + more}
                 yield Suspect(cause, facts, {OPTIMIZED: wanted}, weight=0.95)
@@ -139,7 +133,7 @@ class Updating:
         """The port's own names, by the reference's parameter."""
         rows = self._dumps[1].header.get("parameters")
         known = {(str(row[0]), str(row[1])): str(row[2]) for row in rows or () if len(row) > 2}
-        return {owner: known.get(port, _plain(port)) for owner, port in self._ports.items()}
+        return {owner: known.get(port, plain(port)) for owner, port in self._ports.items()}
 
     def _term(self, origin: Origin, total: int) -> Iterator[Suspect]:
         """What is too much, as a multiple of the parameter, of its gradient or of what is kept of it."""
@@ -164,103 +158,6 @@ class Updating:
                 facts = {"factor": f"{middle:.6g}", "term": known[0].of, "left": f"{left:.1e}"}
                 yield Suspect("update-term", {**facts, "count": len(known), "total": total}, weight=0.6)
 
-    def _of_treatment(self, origin: Origin) -> Iterator[Suspect]:
-        """How the port's gradients follow from those of the backward runs, and the reference's from the same."""
-        owners = origin.owners[:LOOKED]
-        found = [(owner, row) for owner in owners if (row := self._gradients(origin.step, owner)) is not None]
-        rows = [row for _, row in found]
-        if not rows:
-            return
-        times = self._training.scale(origin.step)
-        sums = [sum(raw[1:], raw[0]) for raw, *_ in rows]
-        large = numbers.telling(sums)
-        rows = [row for row, tells in zip(rows, large) if tells]
-        sums = [one for one, tells in zip(sums, large) if tells]
-        raws, wanted, given = zip(*rows)
-        port = numbers.treatment([one * times for one in sums], given)
-        reference = numbers.treatment(sums, wanted)
-        batches = len(raws[0])
-        if port.factor is not None:
-            yield from self._one_factor(port.factor, reference.factor, batches, (sums, wanted, given), origin)
-            return
-        for which in range(batches if batches > 1 else 0):
-            alone = numbers.treatment([raw[which] for raw in raws], given).factor
-            if alone is not None:
-                yield Suspect("gradients-of-some-batches", {"which": which + 1, "batches": batches}, weight=0.9)
-                return
-        kept = self._not_zeroed(origin.step, [owner for (owner, _), tells in zip(found, large) if tells], sums, given)
-        if kept:
-            yield Suspect("gradients-not-zeroed", {"steps": kept}, weight=0.95)
-            return
-        factors = numbers.shares(raws, given) if 1 < batches <= BATCHES else None
-        if factors is not None:
-            yield Suspect("clip-per-batch", {"factors": ", ".join(f"{one:.4g}" for one in factors)}, weight=0.9)
-            return
-        crossed = numbers.crossed([row[1] for row in rows], [row[2] for row in rows])
-        if crossed:
-            names = self._names()
-            those = [owner for (owner, _), tells in zip(found, large) if tells]
-            shown = ", ".join(names.get(those[at], _plain(those[at])) for at in crossed[:3])
-            yield Suspect("gradients-crossed", {"parameters": shown}, weight=0.95)
-        elif port.bound is not None:
-            yield Suspect("clip-value-vs-norm", {"bound": f"{port.bound:g}"}, weight=0.9)
-        elif all(factor is not None for factor in port.factors):
-            known = [factor for factor in port.factors if factor is not None]
-            facts = {"least": f"{min(known):.3g}", "most": f"{max(known):.3g}"}
-            yield Suspect("clip-per-tensor-vs-global", facts, weight=0.9)
-
-    def _not_zeroed(self, step: int, owners: Sequence[Owner], sums: Sequence[Floats], given: Sequence[Floats]) -> int:
-        """How many earlier steps' gradients are in those of this step, if they are."""
-        whole = [*sums]
-        for back in range(1, min(step, EARLIER) + 1):
-            before = [self._gradients(step - back, owner) for owner in owners]
-            known = [one[0] for one in before if one is not None]
-            if len(known) < len(owners):
-                return 0
-            whole = [one + sum(raws[1:], raws[0]) for one, raws in zip(whole, known)]
-            if numbers.treatment(whole, given).factor is not None:
-                return back
-        return 0
-
-    def _one_factor(
-        self,
-        factor: float,
-        wanted: Optional[float],
-        batches: int,
-        values: tuple[Sequence[Floats], Sequence[Floats], Sequence[Floats]],
-        origin: Origin,
-    ) -> Iterator[Suspect]:
-        """All gradients are one multiple of the backward runs'."""
-        raw, ours, theirs = (numbers.norm(one) for one in values)
-        times = theirs / ours
-        facts: dict[str, Any] = {"factor": f"{times:.6g}"}
-        scale = self._training.scale(origin.step, 1)
-        if batches > 1 and (_near(times, batches) or _near(times, 1 / batches)):
-            yield Suspect("grad-accumulation-mean-vs-sum", {**facts, "batches": batches}, weight=0.9)
-        elif scale != 1.0 and _near(factor, 1.0):
-            yield Suspect("loss-scale-not-removed", {**facts, "scale": f"{scale:g}"}, weight=0.95)
-        elif _near(factor, 1.0) and (wanted is None or not _near(wanted, 1.0)):
-            yield Suspect("gradients-untreated", {"norm": f"{theirs:.6g}", "wanted": f"{ours:.6g}"}, weight=0.9)
-        elif (inside := _power(ours / theirs)) is not None:  # a loss scale inside of both losses
-            facts.update(norm=f"{ours:.6g}", scale=f"{inside:g}")
-            yield Suspect("loss-scale-clip-before-unscale", facts, weight=0.8)
-        elif scale != 1.0 and _near(theirs * scale, _round(theirs * scale)):
-            norm = f"{_round(theirs * scale):g}"
-            yield Suspect("loss-scale-clip-before-unscale", {**facts, "norm": norm, "scale": f"{scale:g}"}, weight=0.8)
-        elif _near(theirs, _round(theirs)) or _near(ours, _round(ours)):
-            norms = {"norm": f"{theirs:.6g}", "wanted": f"{ours:.6g}", "raw": f"{raw:.6g}"}
-            yield Suspect("clip-global-norm", norms, weight=0.8)
-        else:
-            yield Suspect("gradient-scaled", facts, weight=0.7)
-
-    def _gradients(self, step: int, owner: Owner) -> Optional[tuple[list[Floats], Floats, Floats]]:
-        """What the reference's backward runs made for a parameter, and what both optimizers are given."""
-        given = self._both(step, Phase.GRADIENT, owner)
-        raws: list[Floats] = []
-        while (raw := self._value(0, Key(step, Phase.BACKWARD, owner[0], len(raws), owner[1]))) is not None:
-            raws.append(raw)
-        return None if given is None or not raws else (raws, *given)
-
     def _both(self, step: int, phase: Phase, owner: Owner) -> Optional[tuple[Floats, Floats]]:
         other = self._ports.get(owner, owner)
         one = self._value(0, Key(step, phase, owner[0], 0, owner[1]))
@@ -278,25 +175,6 @@ class Updating:
 
 def _floats(entry: Optional[Entry]) -> Optional[Floats]:
     return None if entry is None else np.asarray(entry.load(), np.float64)
-
-
-def _plain(owner: Owner) -> str:
-    return ".".join(owner).lstrip(".")
-
-
-def _power(ratio: float) -> Optional[float]:
-    """The power of two that it is, of those that are loss scales."""
-    power = 2.0 ** round(np.log2(ratio)) if ratio > 0 else 0.0
-    return power if power >= SCALE and _near(ratio, power) else None
-
-
-def _near(one: float, other: float) -> bool:
-    return abs(one - other) <= numbers.ALIKE * abs(other)
-
-
-def _round(value: float) -> float:
-    """The nearest number that somebody would write: two figures."""
-    return float(f"{value:.1e}") if value else 0.0
 
 
 def _number(value: Any) -> Optional[float]:

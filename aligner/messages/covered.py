@@ -35,6 +35,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Only one side was captured with its gradients and updates.",
         "只有一侧采集了梯度与更新。",
     ),
+    "covered-fewer": (
+        "The port's optimizer lacks parameters, and the norm that all gradients are clipped to falls to the others.",
+        "待比对网络的优化器缺少部分参数，整体裁剪的范数由其余参数分摊。",
+    ),
     "covered-others": (
         "Another net ran beside this one and was not held to the reference's: the loss may be made of what it hands on.",
         "另有网络与之一同运行，且未与标杆对齐：损失可能由其输出算得。",

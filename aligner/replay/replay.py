@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -35,6 +36,7 @@ from aligner.replay.examination import Subject, Summary, examine
 from aligner.replay.loading import Loader
 from aligner.replay.trained import Trained, labelled
 from aligner.replay.transfer import Transfer
+from aligner.replay.treated import treated_again
 from aligner.structure import rebuild_arguments
 
 Path = Union[str, "os.PathLike[str]"]
@@ -209,6 +211,8 @@ class Replay:
             with self._as_loaded(bool(changed.layers) or options.gradients), self._in_modes(self._modes):
                 if subject.steps:
                     self.examined = examine(subject, path, sink, order, seconds)
+                if options.gradients:
+                    self._treat_again(path, sink)
         except AlignerError:
             raise
         except BaseException as error:  # the net's own, mostly: a second run may fail where the first did not
@@ -219,6 +223,13 @@ class Replay:
                     sink.note(note)
                 raise
             sink.note(note)
+
+    def _treat_again(self, path: str, sink: Sink) -> None:
+        single = Counter(match.port.slot for match in self.transfer.matches)
+        matches = [match for match in self.transfer.matches if single[match.port.slot] == 1]
+        with open_dump(path) as port:
+            for kind, facts in treated_again(self.reference, port, self._adapter, matches):
+                sink.finding(kind, facts)
 
     def modes(self) -> Mapping[str, bool]:
         """Whether each layer of the port is in train mode."""

@@ -40,7 +40,18 @@ _LAYERS: Mapping[str, Text] = {
     "scale-from-factor": ("{0}, scale from the factor", "{0}，比例取自 scale_factor"),
 }
 
-PHRASES: Mapping[str, Text] = {**_SHORT, **_PLACES, **_LAYERS}
+_WAYS: Mapping[str, Text] = {
+    "way-none": ("leaves the gradients as they are", "不改动梯度"),
+    "way-factor": ("multiplies all gradients by {0}", "将全部梯度乘以 {0}"),
+    "way-norm": ("clips all gradients together to a norm of {0}", "将全部梯度整体裁剪到范数 {0}"),
+    "way-each": ("clips each gradient by its own norm to {0}", "将每个梯度按自身范数裁剪到 {0}"),
+    "way-value": ("cuts off single elements of the gradients at {0}", "将梯度的单个元素截断在 {0}"),
+    "way-times": ("{0}, once they are multiplied by {1}", "先乘以 {1}，再{0}"),
+    "way-seen": ("hands on gradients with a norm of {0}", "交出的梯度范数为 {0}"),
+}
+"""What is done to gradients between the backward run and the optimizer."""
+
+PHRASES: Mapping[str, Text] = {**_WAYS, **_SHORT, **_PLACES, **_LAYERS}
 
 
 def said(fact: Any, side: int) -> Any:

@@ -247,6 +247,10 @@ class MindSporeAdapter:
         """The update of another optimizer on the same parameters."""
         return optimizers.rebuilt(optimizer, kind, groups, kept, count)
 
+    def treated(self, gradients: Sequence[Any], kind: str, factor: float, bound: float) -> Sequence[Any]:
+        """With MindSpore's own clipping."""
+        return training.treated(gradients, kind, factor, bound)
+
     def put(self, kept: Any, other: Any) -> None:
         """Other values for what an optimizer keeps."""
         training.put(kept, other)

@@ -195,6 +195,10 @@ class TorchAdapter:
     def rebuilt(self, optimizer: Any, kind: str, groups: Sequence[Group], kept: Kept, count: int) -> Apply:
         return training.rebuilt(optimizer, kind, groups, kept, count)
 
+    def treated(self, gradients: Sequence[Any], kind: str, factor: float, bound: float) -> Sequence[Any]:
+        """With torch's own clipping."""
+        return training.treated(gradients, kind, factor, bound)
+
     def put(self, kept: Any, other: Any) -> None:
         training.put(kept, other)
 

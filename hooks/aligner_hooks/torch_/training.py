@@ -158,6 +158,20 @@ def _arguments(kind: str, settings: Mapping[str, Attribute]) -> dict[str, Any]:
     return known
 
 
+def treated(gradients: Sequence[Any], kind: str, factor: float, bound: float) -> Sequence[Any]:
+    """New gradients: these times the factor, clipped in one way or another."""
+    holders = [torch.zeros_like(one) for one in gradients]
+    for holder, gradient in zip(holders, gradients):
+        holder.grad = gradient * factor
+    if kind == "norm":
+        torch.nn.utils.clip_grad_norm_(holders, bound)
+    elif kind == "value":
+        torch.nn.utils.clip_grad_value_(holders, bound)
+    for holder in holders if kind == "each" else ():
+        torch.nn.utils.clip_grad_norm_([holder], bound)
+    return [holder.grad for holder in holders]
+
+
 def put(kept: Any, other: Any) -> None:
     """Other values for a tensor."""
     with torch.no_grad():

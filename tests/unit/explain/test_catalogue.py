@@ -88,7 +88,8 @@ def test_a_phrase_says_the_same_in_both_languages(name):
 def test_every_phrase_is_used():
     known = {
         node.value
-        for path in (ROOT / "aligner" / "explain").rglob("*.py")
+        for folder in ("explain", "training", "compare")
+        for path in (ROOT / "aligner" / folder).rglob("*.py")
         if path.name != "phrases.py"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
