@@ -316,6 +316,13 @@ Update = Callable[[object, Sequence[tuple[object, object]]], Optional[Sequence[o
 """An optimizer and its (parameter, gradient) pairs; what it returns, if anything, are the gradients in their place."""
 
 
+class Compiles(Protocol):
+    """What an adapter offers besides whose framework compiles nets so that no gradient in them can be seen."""
+
+    def eagerly(self) -> Handle:
+        """Have the program run eagerly whatever it asks for, until removed; `cautions` tells of it."""
+
+
 class Trains(Protocol):
     """What an adapter offers besides where training steps can be captured."""
 

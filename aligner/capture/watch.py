@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Optional, cast
 
 from aligner.errors import AdapterError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aligner.adapter import Adapter, Handle
+    from aligner.adapter import Adapter, Compiles, Handle
     from aligner.capture.progress import Progress
     from aligner.capture.session import Capture, Options
 
@@ -31,8 +31,10 @@ class Watch:
         wanted: Optional[str],
         progress: Progress,
         make: Optional[Make] = None,
+        eager: bool = False,
     ) -> None:
-        """`make` makes the capture of a model that runs; without, it is one of its own."""
+        """`make` makes the capture of a model that runs; without, it is one of its own. With `eager` the script runs
+        eagerly whatever it asks for, to the end of the capture."""
         self.capture: Optional[Capture] = None
         self.failure: Optional[Exception] = None
         self.raised: Optional[BaseException] = None
@@ -47,9 +49,11 @@ class Watch:
         self._wanted = wanted
         self._progress = progress
         self._make = make
+        self._eager = eager
         self._model: object = None
         self._unloaded: Optional[AdapterError] = None
         self._handles: list[Handle] = []
+        self._modes: list[Handle] = []
 
     def on_import(self, framework: str) -> None:
         """A framework was imported: wait for a model of it to run."""
@@ -57,6 +61,8 @@ class Watch:
 
         try:
             adapter = registry.load(framework)
+            if self._eager and hasattr(adapter, "eagerly"):
+                self._modes.append(cast("Compiles", adapter).eagerly())
             self._handles.append(adapter.watch_roots(lambda model: self._guarded(adapter, model)))
         except AdapterError as error:  # told if no other framework's model runs: MindTorch brings a MindSpore with it
             self._unloaded = self._unloaded or error
@@ -97,6 +103,8 @@ class Watch:
         else:
             self.capture.others = [name for name in self.ran if name != self.captured]
             self._kept(partial(self.capture.close, error=self.raised))
+        for handle in self._modes:
+            self._kept(handle.remove)
 
     def _kept(self, action: Callable[[], object]) -> None:
         """Do it; what goes wrong must not stop the rest, nor hide what the script has raised."""

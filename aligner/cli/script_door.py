@@ -54,8 +54,8 @@ def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: t
             raise UsageError("option-needs-factory", option=f"--{name.replace('_', '-')}")
     check_replay(options)
     check_output(options)
-    if options.gradients:  # what is compiled tells of no gradient: it is run as the Python that it is
-        os.environ.setdefault("MS_JIT", "0")
+    # What is compiled tells of no gradient: it is run as the Python that it is, unless the user has said otherwise.
+    eager = options.gradients and os.environ.setdefault("MS_JIT", "0") == "0"
     voice = Voice(options.quiet, options.lang)
     started = time.monotonic()
     steps = options.steps or (steps_of(options.reference) if options.reference else 1)
@@ -68,7 +68,7 @@ def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: t
     place = os.path.abspath(options.output)  # the script may change its folder
     replays: list[Replay] = []
     make = partial(_replayed, options, voice, replays) if options.reference else None
-    watch = Watch(place, session, options.model, voice.progress, make)
+    watch = Watch(place, session, options.model, voice.progress, make, eager)
     for stream, errors in zip((sys.stdout, sys.stderr), stream_errors):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)  # the script prints as it would without us

@@ -67,6 +67,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Compare its constructor's arguments with the reference by hand.",
         "无法读取 {layer}（{type}）的设置（{reason}）：设置无法比较，数值仍可比较。\n请人工核对其构造参数与标杆是否一致。",
     ),
+    "mindspore-run-eagerly": (
+        "The script asks for GRAPH_MODE and was run eagerly, since gradients cannot be seen in a compiled net.\n"
+        "To keep it compiled leave --gradients out: its forward passes are captured then.",
+        "脚本要求 `GRAPH_MODE`，但由于在已编译的网络中看不到梯度，这里改以动态图运行。\n"
+        "若要保持编译，请去掉 `--gradients`：此时只采集前向过程。",
+    ),
     "mindspore-plain-list": (
         "'{attribute}' keeps cells in a plain list or dict: MindSpore does not count their parameters among the net's.\n"
         "They are captured all the same; use nn.CellList or nn.CellDict so that they are trained and saved.",

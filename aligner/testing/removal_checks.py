@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from aligner.adapter import Adapter, Handle, Trains
+from aligner.adapter import Adapter, Compiles, Handle, Trains
 from aligner.testing.standing import Standing
 from aligner.testing.supplies import Supplies, same
 
@@ -46,6 +46,7 @@ INSTALLS: Mapping[str, Install] = {
     "silence_dropout": lambda adapter, net, tell: adapter.silence_dropout(net),
     "losses": lambda adapter, net, tell: cast(Trains, adapter).losses(lambda loss: tell()),
     "updates": lambda adapter, net, tell: cast(Trains, adapter).updates(lambda *_: tell(), lambda *_: None),
+    "eagerly": lambda adapter, net, tell: cast(Compiles, adapter).eagerly(),
 }
 """Each method of an adapter that installs something, and how it is asked to: a new one without an entry is found."""
 
@@ -55,8 +56,8 @@ SURROUNDS = {"running"}
 ON_TENSORS = {"on_gradient"}
 """What installs something on a tensor, which goes with it."""
 
-TRAINS = {"losses", "updates"}
-"""What tells of training steps alone; the nets here run forward, and an adapter may not have it."""
+TRAINS = {"losses", "updates", "eagerly"}
+"""What training steps alone need; the nets here run forward, and an adapter may not have it."""
 
 COMPILED = {"compiled_runs"}
 """What tells of graphs alone; the nets here run eagerly."""

@@ -45,6 +45,7 @@ from aligner_hooks.mindspore_ import (
     tensors,
     training,
 )
+from aligner_hooks.mindsporelike import modes
 from aligner_hooks.mindsporelike.graphs import compiled
 from aligner_hooks.mindsporelike.rewritten import written
 
@@ -216,12 +217,17 @@ class MindSporeAdapter:
         return runtime.environment(model)
 
     def cautions(self, model: Any) -> Iterator[Note]:
-        """What of this net cannot be observed."""
-        return layers.cautions(model)
+        """What of this net cannot be observed, and how it was run."""
+        yield from runtime.cautions()
+        yield from layers.cautions(model)
 
     def doctor(self) -> Iterator[Finding]:
         """What is usable here and what is wrong."""
         return runtime.doctor()
+
+    def eagerly(self) -> Handle:
+        """In PYNATIVE_MODE whatever the program asks for; compiled functions are another matter (MS_JIT)."""
+        return modes.eagerly()
 
     def on_gradient(self, tensor: Any, told: Told) -> Optional[Handle]:
         """Call back when the gradient of a tensor is known."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Optional
+from typing import Any, Optional
 
 import mindspore
 from mindspore import context
 
-from aligner.patches import Handle, hold, together
+from aligner.patches import Handle, Listeners, hold, patch, together
 from aligner_hooks.mindsporelike.bounds import in_range
 from aligner_hooks.mindsporelike.compiler import JIT_SWITCH, graph_api
 
@@ -72,6 +72,53 @@ class _Switches:
 
 
 _SWITCHES = _Switches()
+
+
+class _Wish:
+    """What a program has asked for that is held in PYNATIVE_MODE."""
+
+    last: Optional[int] = None
+    graph = False
+    """Whether it ever was GRAPH_MODE."""
+    holders = 0
+
+
+_WISH = _Wish()
+
+
+def eagerly() -> Handle:
+    """Have the program run in PYNATIVE_MODE whatever it asks for, until removed: then it gets what it asked for last.
+
+    In GRAPH_MODE a gradient is a compiled function, and one that `MS_JIT=0` has run as Python calls itself for ever.
+    """
+    _WISH.holders += 1
+    handle = Handle(_granted)
+    handle.add(patch(type(context._context()).setters, "mode", _eager).remove)
+    if _SWITCHES.mode == mindspore.GRAPH_MODE:
+        mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    return handle
+
+
+def _eager(original: Callable[..., Any], listeners: Listeners) -> Callable[..., Any]:
+    def set_mode(self: Any, mode: Any) -> Any:
+        if listeners and mode in _MODES.values():
+            _WISH.last, _WISH.graph = mode, _WISH.graph or mode == mindspore.GRAPH_MODE
+            mode = mindspore.PYNATIVE_MODE
+        return original(self, mode)
+
+    return set_mode
+
+
+def _granted() -> None:
+    _WISH.holders -= 1
+    if not _WISH.holders:
+        _SWITCHES.mode = _SWITCHES.mode if _WISH.last is None else _WISH.last
+        _WISH.last, _WISH.graph = None, False
+
+
+def wished_graph() -> bool:
+    """Whether the program has asked for GRAPH_MODE and is held in the other one."""
+    return _WISH.graph
 
 
 def waited() -> Handle:
