@@ -330,11 +330,11 @@ class Trains(Protocol):
         """Call `told(gradient)` when a backward run knows the gradient of this tensor; None where it has none.
 
         Of a parameter it is what this run makes of all its uses, before it is added to anything. Numbers are the same
-        whether somebody is told or not.
+        whether somebody is told or not. Of a run inside of what is differentiated itself nobody is told.
         """
 
     def losses(self, told: Callable[[object], None]) -> Handle:
-        """Call `told(loss)` before each backward run, with what it begins at."""
+        """Call `told(loss)` before each backward run, with what it begins at; a run inside of a loss is none."""
 
     def held(self, made: object, wanted: object) -> object:
         """A tensor with the values of `wanted` whose gradient goes to `made`."""

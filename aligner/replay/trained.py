@@ -18,7 +18,7 @@ from aligner.adapter import Adapter, Handle, Optimizer, Parameter, Trains
 from aligner.capture.steps import Place
 from aligner.capture.task import Arguments
 from aligner.compare.training import as_it_begins
-from aligner.dtypes import decode, encode
+from aligner.dtypes import DTYPES, decode, encode
 from aligner.errors import ReplayError
 from aligner.findings import TRAINING
 from aligner.record import Array, Key, Phase
@@ -131,7 +131,9 @@ class Trained:
         for slot, tensor in self._own:
             entry = self._reference.find(Key(step, Phase.FORWARD, "", call, slot))
             if entry is not None and tuple(entry.shape) == self._adapter.to_numpy(tensor).shape:
-                others[slot] = self.like(entry.raw(), entry.dtype, tensor, 1.0)
+                other = self.like(entry.raw(), entry.dtype, tensor, 1.0)
+                exact = DTYPES[self._adapter.dtype(tensor)].exact  # else a loss may take the gradient of it
+                others[slot] = other if exact else self._trains.held(tensor, other)
         return substitute_arguments(args, kwargs, others)
 
     def _handed(self, output: object, step: int, call: int) -> object:

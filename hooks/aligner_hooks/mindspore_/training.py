@@ -11,9 +11,9 @@ from mindspore import Tensor, nn, ops
 
 from aligner.adapter import Arguments, Told, Train, Update
 from aligner.patches import Handle, Listeners, patch
+from aligner_hooks.mindspore_ import nesting
 from aligner_hooks.mindspore_.optimizers import is_optimizer, parameters
 from aligner_hooks.mindsporelike import modes
-from aligner_hooks.mindsporelike.compiler import graph_api
 
 _FLOATS = (mindspore.float16, mindspore.float32, mindspore.float64, mindspore.bfloat16)
 
@@ -27,7 +27,7 @@ def on_gradient(tensor: Any, told: Told) -> Optional[Handle]:
         return None
 
     def hook(gradient: Any) -> Any:
-        return told(gradient)
+        return None if nesting.is_inner() else told(gradient)
 
     try:
         return Handle(tensor.register_hook(hook).remove)
@@ -37,18 +37,13 @@ def on_gradient(tensor: Any, told: Told) -> Optional[Handle]:
 
 def losses(told: Callable[[object], None]) -> Handle:
     """Be told of what each function that is differentiated makes, before its backward run."""
-    return patch(type(graph_api("_pynative_executor")), "end_graph", _ending, told)
 
-
-def _ending(original: Callable[..., Any], listeners: Listeners) -> Callable[..., Any]:
-    def end_graph(self: Any, obj: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+    def made(output: Any) -> None:
         first = output[0] if isinstance(output, (tuple, list)) and output else output
         if isinstance(first, Tensor) and first.dtype in _FLOATS and first.size == 1:
-            for told in [*listeners.values()]:
-                told(first)
-        return original(self, obj, output, *args, **kwargs)
+            told(first)
 
-    return end_graph
+    return nesting.outermost(made)
 
 
 def held(made: Any, wanted: Any) -> Any:

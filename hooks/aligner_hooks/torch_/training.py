@@ -30,7 +30,26 @@ def on_gradient(tensor: Any, told: Told) -> Optional[Handle]:
     """Be told of the gradient of a tensor: of all its uses together."""
     if not tensor.requires_grad:
         return None
-    return Handle(tensor.register_hook(told).remove)
+
+    def hook(gradient: Any) -> Any:
+        return None if _is_inner() else told(gradient)
+
+    return Handle(tensor.register_hook(hook).remove)
+
+
+class _Backward:
+    """How many runs of `backward` are under way, whatever thread the gradients are made in."""
+
+    runs = 0
+
+
+_BACKWARD = _Backward()
+
+
+def _is_inner() -> bool:
+    """Whether the gradients of this run are to be differentiated themselves: what `torch.autograd.grad` makes with
+    `create_graph` is a part of the loss."""
+    return torch.is_grad_enabled() and not _BACKWARD.runs
 
 
 def losses(told: Callable[[object], None]) -> Handle:
@@ -44,7 +63,11 @@ def _beginning(original: Callable[..., Any], listeners: Listeners) -> Callable[.
         if loss is not None and loss.numel() == 1:
             for told in [*listeners.values()]:
                 told(loss)
-        return original(tensors, *args, **kwargs)
+        _BACKWARD.runs += 1
+        try:
+            return original(tensors, *args, **kwargs)
+        finally:
+            _BACKWARD.runs -= 1
 
     return backward
 
