@@ -20,11 +20,6 @@ _SETTINGS = {"momentum", "dampening", "nesterov", "use_nesterov", "beta1", "beta
 _SETTINGS |= {"centered", "use_amsgrad", "loss_scale", "grad_centralization"}
 
 
-def is_optimizer(value: object) -> bool:
-    """Whether it is one: nn's, or one with param_groups."""
-    return isinstance(value, nn.Optimizer) or (isinstance(value, nn.Cell) and hasattr(value, "param_groups"))
-
-
 def optimizer(made: Any) -> Optimizer:
     """Kind, groups and state, as they are now; a wrapper around another (LARS) is what it wraps, with its own name."""
     kind, implied = words.kind(type(made).__name__)

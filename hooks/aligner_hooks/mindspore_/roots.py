@@ -11,7 +11,7 @@ from mindspore import nn
 from aligner.patches import Handle, Listeners, patch
 from aligner_hooks.mindsporelike.compiler import in_graph_mode
 from aligner_hooks.mindsporelike.graphs import compiled
-from aligner_hooks.mindsporelike.nets import HELPERS, REDUCERS, is_loop, looped, reached
+from aligner_hooks.mindsporelike.nets import REDUCERS, is_helper, is_loop, looped, reached
 
 
 class _Inside(threading.local):
@@ -55,7 +55,7 @@ def _watched_call(original: Callable[..., Any], listeners: Listeners) -> Callabl
                 _INSIDE.loops -= 1
         _INSIDE.cell = True
         try:
-            if not isinstance(self, HELPERS) and not (_INSIDE.loops and isinstance(self, REDUCERS)):
+            if not is_helper(self) and not (_INSIDE.loops and isinstance(self, REDUCERS)):
                 _tell(looped(self), listeners)
             if in_graph_mode():
                 return compiled.call(self, original, args, kwargs)

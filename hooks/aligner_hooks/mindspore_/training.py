@@ -12,8 +12,9 @@ from mindspore import Tensor, nn, ops
 from aligner.adapter import Arguments, Told, Train, Update
 from aligner.patches import Handle, Listeners, patch
 from aligner_hooks.mindspore_ import nesting
-from aligner_hooks.mindspore_.optimizers import is_optimizer, parameters
+from aligner_hooks.mindspore_.optimizers import parameters
 from aligner_hooks.mindsporelike import modes
+from aligner_hooks.mindsporelike.nets import is_optimizer
 
 _FLOATS = (mindspore.float16, mindspore.float32, mindspore.float64, mindspore.bfloat16)
 

@@ -7,7 +7,7 @@ from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
-from mindspore import nn
+from mindspore import ParameterTuple, nn
 
 # Loss and AMP wrappers hold the cell they are around under this name.
 WRAPPED = "_backbone"
@@ -30,8 +30,6 @@ LOOPS = _present(
 )
 # What these loops call besides: it works on gradients.
 REDUCERS = _present("Identity", "DistributedGradReducer", "PipelineGradReducer")
-# Cells that are called by themselves and are no nets.
-HELPERS = (nn.Optimizer, nn.learning_rate_schedule.LearningRateSchedule)
 # How many functions away a compiled function's net is looked for: step -> value_and_grad's -> forward -> net.
 DEEPEST = 6
 
@@ -51,19 +49,39 @@ def is_wrapper(cell: nn.Cell) -> bool:
     return library not in (nn.Cell, nn.WithLossCell) and isinstance(registered(cell).get(WRAPPED), nn.Cell)
 
 
+def is_optimizer(value: object) -> bool:
+    """Whether it is one: nn's, or one with param_groups."""
+    return isinstance(value, nn.Optimizer) or (isinstance(value, nn.Cell) and "param_groups" in vars(value))
+
+
+def is_helper(cell: nn.Cell) -> bool:
+    """Whether the cell is called by itself and is no net: an optimizer, a schedule, or one without layers that keeps
+    tuples of parameters alone (gradients that are added up, averages of weights).
+    """
+    if isinstance(cell, (nn.Optimizer, nn.learning_rate_schedule.LearningRateSchedule)):
+        return True
+    tuples = [value for value in vars(cell).values() if isinstance(value, ParameterTuple)]
+    kept = {id(parameter) for one in tuples for parameter in one}
+    own = cell._params.items()  # one that is an attribute has no dot in its name there
+    return bool(kept) and not registered(cell) and all(id(one) in kept and "." in name for name, one in own)
+
+
 def is_loop(cell: nn.Cell) -> bool:
-    """Whether the cell is MindSpore's and runs the net as a part of training or evaluation.
+    """Whether the cell runs the net as a part of training or evaluation: MindSpore's own, or one that has an optimizer.
 
     build_train_network has a WithLossCell of its own that is no subclass of the public one.
     """
-    return isinstance(cell, LOOPS) or (type(cell).__module__.startswith("mindspore.train") and is_wrapper(cell))
+    if isinstance(cell, LOOPS) or (type(cell).__module__.startswith("mindspore.train") and is_wrapper(cell)):
+        return True
+    return not is_optimizer(cell) and any(is_optimizer(one) or is_loop(one) for one in registered(cell).values())
 
 
 def looped(cell: nn.Cell) -> nn.Cell:
-    """The net inside one of MindSpore's loops, which is compiled together with it in GRAPH_MODE."""
+    """The net inside a loop, which is compiled together with it in GRAPH_MODE."""
     while is_loop(cell):
         children = registered(cell)
         inner = [children[name] for name in ("network", "_network", WRAPPED) if name in children]
+        inner += [one for one in children.values() if not is_helper(one) and any(True for _ in one.get_parameters())]
         if not inner:
             break
         cell = inner[0]
@@ -81,7 +99,7 @@ def _reached(value: Any, seen: set[int], depth: int) -> Iterator[nn.Cell]:
         return
     seen.add(id(value))
     if isinstance(value, nn.Cell):
-        if not isinstance(value, HELPERS):
+        if not is_helper(value):
             yield looped(value)
         return
     inner: list[Any] = []
