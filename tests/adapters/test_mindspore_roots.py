@@ -9,6 +9,7 @@ mindspore = pytest.importorskip("mindspore")
 
 from aligner_hooks.mindspore_ import MindSporeAdapter  # noqa: E402 - only where MindSpore is installed
 from mindspore import Parameter, ParameterTuple, Tensor, nn  # noqa: E402 - likewise
+from mindspore.experimental import optim  # noqa: E402 - likewise
 
 X = Tensor(np.ones((3, 2), np.float32))
 
@@ -52,6 +53,16 @@ class Step(nn.Cell):
 def test_a_cell_with_an_optimizer_is_a_loop(kind):
     cell = kind(nn.Dense(2, 2))
     assert roots(lambda: cell(X)) == ["Dense"]
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_an_optimizer_with_groups_is_no_net(name):
+    """Those of mindspore.experimental are plain cells."""
+    net = nn.Dense(2, 2)
+    optimizer = getattr(optim, name)(net.trainable_params(), lr=0.1)
+    grad = mindspore.value_and_grad(lambda x: net(x).sum(), None, tuple(net.trainable_params()))
+    assert roots(lambda: optimizer(grad(X)[1])) == ["Dense"]
+    assert not MindSporeAdapter().is_model(optimizer)
 
 
 class Raw(nn.Cell):

@@ -139,6 +139,24 @@ def test_gradients_that_are_added_up_in_a_cell(aligner, reference, tmp_path, nam
     assert [row["step"] for row in found["steps"]] == [0, 1, 2]
 
 
+SIMPLE = """
+from mindspore.experimental import optim
+net, loss_fn = Net(), nn.CrossEntropyLoss()
+optimizer = optim.AdamW(net.trainable_params(), 0.1)
+grad = ms.value_and_grad(lambda x, y: loss_fn(net(x), y), None, tuple(net.trainable_params()))
+for number in range(2):
+    rows = slice(4 * number, 4 * number + 4)
+    optimizer(grad(ms.Tensor(images[rows]), ms.Tensor(labels[rows]))[1])
+"""
+
+
+def test_an_optimizer_of_mindspore_experimental_is_not_told_as_a_model(aligner, tmp_path):
+    (tmp_path / "port.py").write_text(NET + SIMPLE)
+    done = aligner("capture", "-o", "port.h5", "--gradients", "--steps", 2, "port.py")
+    assert done.returncode == 0, done.stderr
+    assert "left out" not in done.stderr
+
+
 LOOP = """
 class Step(nn.Cell):
     def __init__(self, body, optimizer):

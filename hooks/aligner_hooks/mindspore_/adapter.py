@@ -47,6 +47,7 @@ from aligner_hooks.mindspore_ import (
 )
 from aligner_hooks.mindsporelike import modes
 from aligner_hooks.mindsporelike.graphs import compiled
+from aligner_hooks.mindsporelike.nets import is_optimizer
 from aligner_hooks.mindsporelike.rewritten import written
 
 
@@ -67,7 +68,7 @@ class MindSporeAdapter:
 
     def is_model(self, value: object) -> bool:
         """Whether it is a Cell of MindSpore itself, and a net or layer rather than an optimizer."""
-        if not isinstance(value, nn.Cell) or isinstance(value, nn.Optimizer):
+        if not isinstance(value, nn.Cell) or is_optimizer(value):
             return False
         bases = written(type(value)).__mro__
         return not any(base.__module__.startswith(("mindtorch.", "msadapter.")) for base in bases)

@@ -58,7 +58,7 @@ def is_helper(cell: nn.Cell) -> bool:
     """Whether the cell is called by itself and is no net: an optimizer, a schedule, or one without layers that keeps
     tuples of parameters alone (gradients that are added up, averages of weights).
     """
-    if isinstance(cell, (nn.Optimizer, nn.learning_rate_schedule.LearningRateSchedule)):
+    if is_optimizer(cell) or isinstance(cell, nn.learning_rate_schedule.LearningRateSchedule):
         return True
     tuples = [value for value in vars(cell).values() if isinstance(value, ParameterTuple)]
     kept = {id(parameter) for one in tuples for parameter in one}
