@@ -72,7 +72,7 @@ class DataFile:
         offset = -(-self.end // align) * align
         end = offset + flat.size
         self._reserve.reach(end + room)
-        if known >= 0 and flat.size <= PIECE:
+        if known >= 0:
             self.put(offset, flat.data)
         else:
             known = self._pieces(flat, offset)
@@ -97,7 +97,7 @@ class DataFile:
         for at in range(0, flat.size, PIECE):
             piece = flat[at : at + PIECE]
             read = os.preadv(self._descriptor, [buffer[: piece.size].data], offset + at)
-            if read != piece.size or not np.array_equal(buffer[:read], piece):
+            if read != piece.size or not _alike(buffer[:read], piece):
                 return False
         return True
 
@@ -114,3 +114,10 @@ class DataFile:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def _alike(one: Array, other: Array) -> bool:
+    """Whether two flat arrays of the same number of bytes are equal: as words, which takes half the time."""
+    whole = one.size & ~7
+    words = np.array_equal(one[:whole].view(np.uint64), other[:whole].view(np.uint64))
+    return words and np.array_equal(one[whole:], other[whole:])

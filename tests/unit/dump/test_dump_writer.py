@@ -121,6 +121,19 @@ def test_a_checksum_alone_links_nothing(tmp_path, monkeypatch):
         assert writer.bytes_written == 48
 
 
+@pytest.mark.parametrize("place", [0, 6, 9, 12])
+def test_any_byte_makes_another_content(tmp_path, monkeypatch, place):
+    """Words are compared, and the bytes that are left over."""
+    monkeypatch.setattr("aligner.dump.writer.checksum", lambda flat: 7)
+    values = np.arange(13, dtype="u1")
+    other = values.copy()
+    other[place] += 100
+    with DumpWriter(tmp_path / "x.h5", HEADER) as writer:
+        for order, array in enumerate((values, other, values)):
+            writer.write(record(order, array, "uint8"))
+        assert writer.bytes_written == 39  # the last one is looked for where the second lies
+
+
 def test_what_was_said_comes_back(tmp_path):
     layer = Layer("a.b", "torch.nn.Conv2d", LayerSpec("Conv2d", {"padding": ((1, 2), (3, 4)), "x": None}), False, True)
     structure = {"dict": [["k", {"tensor": "output.0.k"}], [3, {"value": float("-inf")}]]}
