@@ -33,6 +33,9 @@ from aligner.words.training import LOSS
 Place = Callable[[], tuple[int, int]]
 """Tells a step, and the number of a call of the net in it."""
 
+_PIECE = 1 << 16
+"""Numbers that are squared at once, while they are in the processor's cache."""
+
 Write = Callable[[Key, str, Callable[[], Any]], None]
 Guard = Callable[..., None]
 
@@ -203,8 +206,7 @@ class Steps:
         return instead
 
     def _look(self, gradient: object) -> None:
-        total = decode(self._adapter.to_numpy(gradient), self._adapter.dtype(gradient)).sum(dtype=np.float64)
-        self.overflowed = not math.isfinite(total)
+        self.overflowed = not np.isfinite(decode(self._adapter.to_numpy(gradient), self._adapter.dtype(gradient))).all()
 
     def _instead(self, ask: Callable[[Holding], Optional[object]]) -> Optional[object]:
         """What is to take a value's place, if anything is."""
@@ -249,8 +251,7 @@ class Steps:
             parameter = self._owned().get(id(tensor))
             if parameter is not None and gradient is not None:
                 self._kept(_key(self.step, Phase.GRADIENT, parameter), gradient, parameter.shape)
-                numbers = decode(self._adapter.to_numpy(gradient), self._adapter.dtype(gradient)).reshape(-1)
-                squares += float(np.square(numbers, dtype=np.float64).sum())
+                squares += _squares(self._adapter.to_numpy(gradient), self._adapter.dtype(gradient))
         self._describe(number, view, given, math.sqrt(squares))
         if not known:  # later on it is what the last update has left
             self._state(view, Phase.GRADIENT)
@@ -316,6 +317,17 @@ class Steps:
             ):  # what begins with zeros begins with nothing
                 key = _key(self.step, phase, parameter)
                 self._kept(key._replace(slot=f"{key.slot}.{word}"), value, parameter.shape)
+
+
+def _squares(array: Array, dtype: str) -> float:
+    """Their sum, piece by piece: the whole of a large gradient in float64 would be twice as large as itself."""
+    flat, total = array.reshape(-1), 0.0
+    for at in range(0, flat.size, _PIECE):
+        piece = decode(flat[at : at + _PIECE], dtype)
+        for part in (np.real(piece), np.imag(piece)) if np.iscomplexobj(piece) else (piece,):
+            numbers = part.astype(np.float64)
+            total += float(np.dot(numbers, numbers))
+    return total
 
 
 def _key(step: int, phase: Phase, parameter: Parameter) -> Key:

@@ -9,6 +9,7 @@ from aligner import patches, registry
 from aligner.capture.options import Options
 from aligner.capture.session import Capture
 from aligner.dump.reader import open_dump
+from aligner.findings import TRAINING
 from aligner.record import Phase
 
 OPTIONS = Options(gradients=True, force=True)
@@ -84,3 +85,18 @@ def test_steps_end_with_those_that_are_wanted(tmp_path, training):
     assert capture.steps == 2
     with open_dump(tmp_path / "a.h5") as dump:
         assert (list(dump.steps), dump.header["steps"], dump.complete) == ([0, 1], 2, True)
+
+
+def test_complex_parameters_have_a_norm(tmp_path):
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Module()
+    model.w = torch.nn.Parameter(torch.tensor([3 + 4j, 1 - 1j]))
+    model.forward = lambda x: (model.w * x).abs().square().sum()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with Capture(registry.of(model), model, tmp_path / "a.h5", OPTIONS):
+        model(torch.ones(2)).backward()
+        norm = model.w.grad.norm().item()
+        optimizer.step()
+    with open_dump(tmp_path / "a.h5") as dump:
+        (facts,) = (facts for kind, facts in dump.findings if kind == TRAINING)
+    assert facts["norm"] == pytest.approx(norm, rel=1e-6)
