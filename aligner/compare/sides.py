@@ -112,6 +112,9 @@ def ends(readings: Sequence[Reading], reference: Net, port: Net, pairing: Pairin
     outputs = [r for r in readings if r.pair.reference is not None and _is_end(r, reference)]
     matched = [reading for reading in outputs if reading.matched]
     keys = (r.pair.key for r in outputs if not r.matched and (r.covered or r.reason == ONE_SIDED))
+    if matched and not port.complete:  # what came later it did not live to give
+        last = max(reading.pair.key.step for reading in matched)
+        keys = (key for key in keys if key.step <= last)
     paired = {call.layer for call in pairing.calls}
     lacking = tuple(dict.fromkeys(key.slot for key in keys if key.layer in paired))
     moved = any(reading.pair.key.slot.endswith(SORTED) for reading in matched)

@@ -58,6 +58,8 @@ class Training:
         self.others = [name for one in told if isinstance(one, list) for name in one if isinstance(name, str)]
         """Nets beside the one that was captured: a loss may be made of what they hand on."""
         self._runs = [Counter(call.step for call in dump.calls if call.layer == LOSS) for dump in self._dumps]
+        self._ends = [math.inf if dump.complete else max(dump.steps, default=0) for dump in self._dumps]
+        """The step in which a capture ended early: what is not recorded in it may have come to pass all the same."""
         self.ports: dict[Owner, Owner] = {}
         """The port's parameters by the reference's."""
 
@@ -137,11 +139,14 @@ class Training:
         owner = self.owner(key) if key.phase is Phase.UPDATE and not reading.matched else None
         both = all(self.of_step(side, key.step) for side in (0, 1))  # a side that has no such step tells nothing
         both = both or self.skipped(key.step) is not None
+        both = both and key.step < self._ends[0 if reading.pair.reference is None else 1]
         return both and owner is not None and owner[1] == key.slot
 
     def skipped(self, step: int) -> Optional[int]:
         """The side that has made no update in a step, where the other one has: of gradients that are not finite."""
         made = [bool(self.of_step(side, step)) for side in (0, 1)]
+        if any(step >= end and not there for end, there in zip(self._ends, made)):
+            return None
         return made.index(False) if any(made) and not all(made) and all(self._runs[s][step] for s in (0, 1)) else None
 
     def unused(self, step: int) -> bool:

@@ -23,6 +23,9 @@ EMPTY = {
 ENDS = (sides.LACKING, sides.UNSEEN, sides.ORDER, sides.ARRANGED)
 """Those of the net's own outputs."""
 
+ENDED = ({"only-reference-ended"}, {"only-port-ended"})
+"""Reasons of what has no counterpart, if all of it is missing for one capture's early end."""
+
 LEFT = TOLD[ABSENT]
 
 
@@ -81,12 +84,7 @@ def _judgement(comparison: Comparison, language: str) -> str:
         word = "loss-gradient" if stage.where == "loss" and stage.phase == Phase.BACKWARD.value else stage.where
         return say(f"answer-{word}", language, **counts, **place)
     if first is None or first.outcome is Outcome.UNMATCHED:
-        count = sum(v.outcome is Outcome.UNMATCHED and v.fails for v in comparison.verdicts)
-        if not count:
-            return say("answer-nothing", language)
-        alone = first or next(v for v in comparison.verdicts if v.outcome is Outcome.UNMATCHED)
-        name = lines.printable(display(alone.key.layer))
-        return say("answer-unmatched", language, pairs=len(pairs), count=count, tolerance=tolerance, layer=name)
+        return _unmatched(comparison, pairs, language)
     place = {"layer": lines.printable(display(first.key.layer)), "kind": lines.printable(first.kind)}
     place["slot"] = lines.printable(first.key.slot)
     word = "answer-parameter" if first.key.phase is Phase.PARAMETER else "answer-layer"
@@ -99,6 +97,19 @@ def _judgement(comparison: Comparison, language: str) -> str:
         return _moved("answer-moved", comparison, language, pairs=agreeing, tolerance=tolerance)
     said = say(word, language, tolerance=tolerance, **place) + _sizes(first, comparison, language)
     return said + _moved("answer-moved-too", comparison, language)
+
+
+def _unmatched(comparison: Comparison, pairs: list[Verdict], language: str) -> str:
+    """What one side alone has; where that comes of a capture's early end, in which step that was."""
+    left = [v for v in comparison.verdicts if v.outcome is Outcome.UNMATCHED and v.fails]
+    if not left:
+        return say("answer-nothing", language)
+    known = {"pairs": len(pairs), "count": len(left), "tolerance": exact(comparison.tolerance)}
+    if pairs and {v.reason for v in left} in ENDED:
+        side = "port" if left[0].port is None else "reference"
+        return say(f"answer-ended-{side}", language, **known, step=max(v.key.step for v in pairs))
+    name = lines.printable(display((comparison.first or left[0]).key.layer))
+    return say("answer-unmatched", language, **known, layer=name)
 
 
 def _stage(first: Optional[Verdict], comparison: Comparison) -> Optional[Origin]:

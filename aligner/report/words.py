@@ -58,6 +58,16 @@ WORDS: dict[str, tuple[str, str]] = {
         "{pairs:pair} within {tolerance}, but {count:record} without a counterpart; the first: {layer}",
         "{pairs} 对均在容差 {tolerance} 内，但有 {count} 条记录没有对应项，首个为：{layer}",
     ),
+    "answer-ended-port": (
+        "{pairs:pair} within {tolerance}; the port's capture ended early in step {step}, and {count:record} of the "
+        "reference have no counterpart",
+        "{pairs} 对均在容差 {tolerance} 内；待比对的采集在步骤 {step} 提前结束，标杆有 {count} 条记录没有对应项",
+    ),
+    "answer-ended-reference": (
+        "{pairs:pair} within {tolerance}; the reference's capture ended early in step {step}, and {count:record} of "
+        "the port have no counterpart",
+        "{pairs} 对均在容差 {tolerance} 内；标杆的采集在步骤 {step} 提前结束，待比对有 {count} 条记录没有对应项",
+    ),
     "answer-nothing": ("no pair of records could be compared", "没有任何一对记录可以比对"),
     "max-abs": ("max|d| {value}", "最大差值 {value}"),
     "ulp": ("{count} ULP", "{count} ULP"),
