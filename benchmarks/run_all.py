@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NAMES = ("start_time", "hook_cost", "capture_cost", "dump_speed", "compare_speed", "weights_speed")
+NAMES = ("start_time", "hook_cost", "capture_cost", "training_cost", "dump_speed", "compare_speed", "weights_speed")
 
 
 def main() -> int:
