@@ -75,7 +75,7 @@ CASES = {
     "missing": ([MISSING], [("update", "parameter-not-optimized", True)]),
     "later": ([LATER], [("update", "optimizer-learning-rate", True)]),
     "evaluating": ([EVAL], [("layer", "bn-train-flag-default", True)]),
-    "doubled": ([DOUBLED], [("clip", "gradient-scaled", False)]),
+    "doubled": ([DOUBLED], [("clip", "gradient-scaled", True)]),
 }
 
 

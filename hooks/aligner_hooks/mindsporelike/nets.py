@@ -73,7 +73,12 @@ def is_loop(cell: nn.Cell) -> bool:
     """
     if isinstance(cell, LOOPS) or (type(cell).__module__.startswith("mindspore.train") and is_wrapper(cell)):
         return True
-    return not is_optimizer(cell) and any(is_optimizer(one) or is_loop(one) for one in registered(cell).values())
+    return not is_optimizer(cell) and _optimizes(cell)
+
+
+def _optimizes(cell: nn.Cell) -> bool:
+    """Whether it has an optimizer, at any depth: wrappers that cast the net's layers are no loops of its."""
+    return any(is_optimizer(one) or _optimizes(one) for one in registered(cell).values())
 
 
 def looped(cell: nn.Cell) -> nn.Cell:
