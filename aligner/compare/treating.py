@@ -170,7 +170,11 @@ class Treating:
         if theirs.kind == ours.kind and (ours.kind == "none" or near(theirs.bound, ours.bound)):
             if batches > 1 and (near(factor, batches) or near(factor, 1 / batches)):
                 return "grad-accumulation-mean-vs-sum", {**facts, "batches": batches}, 0.9
-            return "gradient-scaled", facts, 0.9
+            carried = _power(1 / ours.factor) if bare and ours.kind == "none" else None
+            if carried is not None:
+                return "loss-scale-not-removed", {**facts, "scale": f"{carried:g}"}, 0.95
+            if not bare:
+                return "gradient-scaled", facts, 0.9
         if theirs.kind == "none":
             norms = {
                 "norm": f"{self._training.norm(1, origin.step) or 0.0:.6g}",

@@ -201,7 +201,7 @@ SCALED_TWICE = ("optimizer(scaler.unscale(gradients))", "optimizer(gradients)")
 SHORT = {
     "right": ([], [], [True, False, False, False]),
     "not skipped": ([UPDATED], [("update", "update-not-skipped", [0])], [False, False, False, False]),
-    "not unscaled": ([SCALED_TWICE], [("clip", "gradients-untreated", [1, 2, 3])], [True, False, False, False]),
+    "not unscaled": ([SCALED_TWICE], [("clip", "loss-scale-not-removed", [1, 2, 3])], [True, False, False, False]),
 }
 
 
