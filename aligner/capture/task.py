@@ -78,7 +78,7 @@ def as_task(made: object) -> Task:
         raise CaptureError("factory-none")
     if task.optimizer is not None and task.loss is None:
         raise CaptureError("training-without-loss")
-    if task.trains and any(not args for args, _ in task.arguments()):
+    if task.trains and any(not args or len(args) + len(named) < 2 for args, named in task.arguments()):
         raise CaptureError("training-without-label")
     if type(task.accumulate) is not int or task.accumulate < 1:
         raise CaptureError("training-accumulate", found=repr(task.accumulate))

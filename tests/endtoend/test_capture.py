@@ -193,7 +193,7 @@ def test_estimate_writes_nothing(net, warm):
         (["net.py:build", "--rename", "a=b"], 2, "--rename is about a port"),
         (["net.py:build", "--allow-missing"], 2, "--allow-missing is about a port"),
         (["net.py:text"], 2, "str is not a model of any framework"),
-        (["net.py:trained"], 2, "training steps cannot be captured yet"),
+        (["net.py:trained"], 2, "inputs without a label"),
         (["net.py:nix"], 2, "no function 'nix' in it"),
         (["nix.py:build"], 2, "no such file"),
         (["nix.nix:build"], 2, "no module 'nix"),
