@@ -18,6 +18,9 @@ from aligner.record import Scalar, display
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
 
+OTHER_NETS = "other-nets"
+"""The warning that a loss is off and was not judged."""
+
 UNSEEN = 3
 """Layers that are named where rounding hides what comes of their settings."""
 
@@ -26,8 +29,8 @@ def untrained(training: Training, dumps: Sequence[Dump]) -> Iterable[tuple[str, 
     """The side that was captured without its training, and nets that were not captured at all."""
     if training.one_sided is not None:
         yield "untrained", {"path": str(dumps[training.one_sided].path)}
-    if training and training.others:
-        yield "other-nets", {"names": ", ".join(dict.fromkeys(training.others))}
+    if training.hidden:
+        yield OTHER_NETS, {"names": ", ".join(dict.fromkeys(training.others))}
 
 
 def told(suspects: Sequence[Origin]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:

@@ -82,6 +82,7 @@ def judge_stages(readings: Iterable[Reading], reference: Dump, training: Trainin
             reading.covered, reading.over, reading.reason = True, False, "covered-apart"
         elif reading.over and training.others and reading.matched and (key.layer == LOSS or is_end(key)):
             reading.covered, reading.over, reading.reason = True, False, "covered-others"
+            training.hidden = True
         elif reading.over and key.phase is Phase.BACKWARD and training.unused(key.step):
             reading.covered, reading.over, reading.reason = True, False, "covered-unused"
         elif training.is_alone(reading):  # whatever else has its value: one side's optimizer does not update it

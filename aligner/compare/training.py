@@ -57,6 +57,8 @@ class Training:
         told = (dump.header.get("others") for dump in self._dumps)
         self.others = [name for one in told if isinstance(one, list) for name in one if isinstance(name, str)]
         """Nets beside the one that was captured: a loss may be made of what they hand on."""
+        self.hidden = False
+        """Whether a loss is off and was not judged for their sake."""
         self._runs = [Counter(call.step for call in dump.calls if call.layer == LOSS) for dump in self._dumps]
         self._ends = [math.inf if dump.complete else max(dump.steps, default=0) for dump in self._dumps]
         """The step in which a capture ended early: what is not recorded in it may have come to pass all the same."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Optional
 
 from aligner.compare import sides
+from aligner.compare.asides import OTHER_NETS
 from aligner.compare.moved import ABSENT, APART, BOTH, TOLD, UNJUDGED
 from aligner.compare.verdict import Comparison, Origin, Outcome, Side, Verdict
 from aligner.record import Phase, display
@@ -20,8 +21,8 @@ EMPTY = {
 }
 """Warnings of an agreement that says less than it seems to: they stand in the answer's line as well."""
 
-ENDS = (sides.LACKING, sides.UNSEEN, sides.ORDER, sides.ARRANGED)
-"""Those of the net's own outputs."""
+ENDS = (sides.LACKING, sides.UNSEEN, sides.ORDER, sides.ARRANGED, OTHER_NETS)
+"""Those of the net's own outputs, and of a loss that was not judged."""
 
 ENDED = ({"only-reference-ended"}, {"only-port-ended"})
 """Reasons of what has no counterpart, if all of it is missing for one capture's early end."""

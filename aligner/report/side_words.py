@@ -13,6 +13,10 @@ SIDES: dict[str, tuple[str, str]] = {
         "; the outputs stand in another arrangement: compared without their places",
         "；输出的排列方式不同：未比对其位置",
     ),
+    "answer-other-nets": (
+        "; the loss is off and was not judged, for other nets ran too: {names}",
+        "；损失有偏差但未作判断，因为还有其他网络一同运行：{names}",
+    ),
     "answer-outputs-none": (
         "the port gives none of the reference's outputs; inside, {pairs:pair} within {tolerance}",
         "待比对网络未给出标杆的任何输出；内部 {pairs} 对均在容差 {tolerance} 内",

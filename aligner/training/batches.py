@@ -45,7 +45,7 @@ def suspects(port: Floats, reference: Mapping[int, Floats], step: int) -> Iterat
         return
     scale, shift = np.polyfit(own.reshape(-1), port.reshape(-1), 1) if own.size > 2 and np.ptp(own) else (1.0, 0.0)
     if abs(scale) > CLOSE and _near(port, scale * own + shift):
-        yield Suspect("data-scaled", {"factor": f"{scale:.6g}", "shift": f"{shift:.6g}"}, weight=0.9)
+        yield Suspect("data-scaled", {"factor": f"{scale:.6g}", "shift": _plain(shift, own)}, weight=0.9)
         return
     yield from _by_channel(own, port)
 
@@ -79,3 +79,8 @@ def _where(row: Floats, reference: Mapping[int, Floats]) -> Any:
 
 def _near(one: Floats, other: Floats) -> bool:
     return float(np.linalg.norm(one - other)) <= CLOSE * float(np.linalg.norm(other))
+
+
+def _plain(shift: float, own: Floats) -> str:
+    """A shift; what the fit leaves of none is none."""
+    return "0" if abs(shift) <= CLOSE * float(np.abs(own).max(initial=0.0)) else f"{shift:.6g}"

@@ -229,3 +229,35 @@ def test_short_types_with_a_loss_scale_that_overflows(aligner, tmp_path, name):
     assert [row["skipped"]["port"] for row in found["steps"]] == skipped
     assert [row["skipped"]["reference"] for row in found["steps"]] == [True, False, False, False]
     assert found["outcome"] == ("diverged" if edits else "aligned")
+
+
+TWO_NETS = """
+import torch
+from torch import nn
+class Maker(nn.Linear): pass
+class Judge(nn.Linear): pass
+torch.manual_seed(0)
+maker = Maker(4, 6)
+torch.manual_seed(SEED)
+judge = Judge(6, 1)
+optimizer = torch.optim.SGD(maker.parameters(), 0.1)
+torch.manual_seed(2)
+for step in range(2):
+    optimizer.zero_grad()
+    judge(maker(torch.randn(5, 4))).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_a_loss_that_another_net_takes_part_in_is_judged_where_it_agrees_and_told_where_not(aligner, tmp_path, seed):
+    (tmp_path / "train.py").write_text(TWO_NETS.replace("SEED", "1"))
+    (tmp_path / "port.py").write_text(TWO_NETS.replace("SEED", str(seed)))
+    done = aligner("capture", "-o", "ref.h5", "--gradients", "--steps", 2, "train.py")
+    assert done.returncode == 0, done.stderr
+    done = aligner("capture", "-o", "port.h5", "--gradients", "--from", "ref.h5", "port.py")
+    assert done.returncode == 0, done.stderr
+    told = aligner("compare", "ref.h5", "port.h5").stdout
+    found = json.loads(aligner("compare", "ref.h5", "port.h5", "--json").stdout)
+    assert (found["outcome"], found["origins"]) == ("aligned", [])
+    assert ("the loss is off and was not judged" in " ".join(told.split())) == (seed != 1)
