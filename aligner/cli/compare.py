@@ -127,15 +127,7 @@ def add_arguments(parser: parsing.Parser) -> None:
         help=say("where the port's files are; no other is named (.)", "待比对网络源码所在目录；不涉及其外的文件（.）"),
     )
     add("--json", action="store_true", help=say("one JSON document on stdout", "在标准输出给出一份 JSON"))
-    rows = parser.add_mutually_exclusive_group()
-    rows.add_argument(
-        "--limit",
-        type=parsing.count,
-        default=20,
-        metavar="N",
-        help=say("rows of each list (20)", "每个列表的行数（20）"),
-    )
-    rows.add_argument("--all", action="store_true", help=say("all rows of each list", "列出所有行"))
+    parsing.add_rows(parser)
     add(
         "--jobs",
         type=parsing.count,

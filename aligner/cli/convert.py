@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.cli import parser as parsing
+from aligner.cli.building import built
 from aligner.cli.voice import Voice
-from aligner.errors import AlignerError, CaptureError, ConvertError, UsageError
+from aligner.errors import ConvertError, UsageError
 
 if TYPE_CHECKING:
     from aligner.adapter import Adapter
@@ -86,15 +87,7 @@ def add_arguments(parser: parsing.Parser) -> None:
         ),
     )
     add("--json", action="store_true", help=say("one JSON document on stdout", "在标准输出给出一份 JSON"))
-    rows = parser.add_mutually_exclusive_group()
-    rows.add_argument(
-        "--limit",
-        type=parsing.count,
-        default=20,
-        metavar="N",
-        help=say("rows of each list (20)", "每个列表的行数（20）"),
-    )
-    rows.add_argument("--all", action="store_true", help=say("all rows of each list", "列出所有行"))
+    parsing.add_rows(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -155,19 +148,12 @@ def _net(text: str, voice: Voice) -> tuple[str, list[Wanted]]:
         UsageError: `text` names no factory.
         CaptureError: it raised.
     """
-    from aligner.capture import factory
     from aligner.capture import target as targets
 
     target = targets.parse(text)
     if target is None:
         raise UsageError("convert-net-form", text=text)
-    try:
-        adapter, task = factory.build(lambda: targets.load(target), None, 0)
-    except AlignerError:
-        raise
-    except (Exception, SystemExit) as error:
-        voice.traceback(error)
-        raise CaptureError("factory-raised", target=target, error=type(error).__name__) from error
+    adapter, task = built(target, None, 0, voice)
     return adapter.name, _wanted(adapter, task.model)
 
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Optional
 from aligner import messages
 from aligner.capture import target as targets
 from aligner.capture.progress import size
+from aligner.cli.building import built
 from aligner.cli.door import check_output, interruptible, session_options, tell_captured
 from aligner.cli.replaying import check_replay, replayed, tell_examined
 from aligner.cli.voice import Voice
-from aligner.errors import AlignerError, CaptureError, UsageError
+from aligner.errors import CaptureError, UsageError
 
 if TYPE_CHECKING:
     from aligner.capture.factory import Run
@@ -102,25 +103,19 @@ def _prepare(
     options: argparse.Namespace, target: targets.Target, seed: int, voice: Voice
 ) -> tuple[Run, Optional[Replay]]:
     """The model with what it will be called on."""
-    from aligner.capture import factory as building
+    from aligner.capture import factory
     from aligner.capture.task import Task, from_npz
 
     inputs = from_npz(options.inputs) if options.inputs else None
-    try:
-        adapter, task = building.build(lambda: targets.load(target), options.framework, seed)
-    except AlignerError:
-        raise
-    except (Exception, SystemExit) as error:  # leaving with 0 would say that the capture went well
-        voice.traceback(error)
-        raise CaptureError("factory-raised", target=target, error=type(error).__name__) from error
+    adapter, task = built(target, options.framework, seed, voice)
     if inputs is not None:
         task = Task(task.model, inputs)
     if not options.reference:
-        prepared = building.prepare(adapter, task, options.device, options.steps, options.mode)
+        prepared = factory.prepare(adapter, task, options.device, options.steps, options.mode)
         adapter.set_training(prepared.model, options.train or (task.optimizer is not None and not options.eval))
         replay = None
     else:
-        prepared = building.prepare(adapter, task, options.device, options.steps, options.mode)
+        prepared = factory.prepare(adapter, task, options.device, options.steps, options.mode)
         replay = replayed(options, adapter.name, prepared.model, voice)
         if inputs is None:
             steps = _steps(replay, voice)[: options.steps]
@@ -128,7 +123,7 @@ def _prepare(
                 prepared = _as_trained(prepared, replay, task, steps)
             else:
                 rows = [replay.arguments(step) for step in steps]
-                prepared = building.Run(adapter, prepared.model, rows, options.mode)
+                prepared = factory.Run(adapter, prepared.model, rows, options.mode)
     if not prepared.steps:
         raise CaptureError("inputs-missing", target=target)
     return prepared, replay

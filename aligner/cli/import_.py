@@ -15,9 +15,10 @@ import aligner
 from aligner.capture import target as targets
 from aligner.capture.progress import Progress, size
 from aligner.cli import parser as parsing
+from aligner.cli.building import built
 from aligner.cli.door import check_output, interruptible, tell_notes
 from aligner.cli.voice import Voice
-from aligner.errors import AlignerError, CaptureError, DumpError, IngestError, UsageError
+from aligner.errors import AlignerError, DumpError, IngestError, UsageError
 
 if TYPE_CHECKING:
     from aligner.ingest.source import Net, Source
@@ -155,7 +156,6 @@ def _net(text: str, voice: Voice) -> tuple[Net, dict[str, Any]]:
     """
     import inspect
 
-    from aligner.capture import factory
     from aligner.ingest.source import Net
     from aligner.ingest.weights import Known
     from aligner.record import Layer
@@ -163,13 +163,7 @@ def _net(text: str, voice: Voice) -> tuple[Net, dict[str, Any]]:
     target = targets.parse(text)
     if target is None:
         raise UsageError("ingest-net-form", text=text)
-    try:
-        adapter, task = factory.build(lambda: targets.load(target), None, 0)
-    except AlignerError:
-        raise
-    except (Exception, SystemExit) as error:
-        voice.traceback(error)
-        raise CaptureError("factory-raised", target=target, error=type(error).__name__) from error
+    adapter, task = built(target, None, 0, voice)
     if adapter.name != "mindspore":
         raise IngestError("ingest-net-framework", framework=adapter.name)
     model: Any = task.model

@@ -200,6 +200,19 @@ def add_standing_options(parser: Parser) -> None:
     )
 
 
+def add_rows(parser: Parser) -> None:
+    """How many rows of each list are printed."""
+    rows = parser.add_mutually_exclusive_group()
+    rows.add_argument(
+        "--limit",
+        type=count,
+        default=20,
+        metavar="N",
+        help=parser.pick("rows of each list (20)", "每个列表的行数（20）"),
+    )
+    rows.add_argument("--all", action="store_true", help=parser.pick("all rows of each list", "列出所有行"))
+
+
 def seconds(text: str) -> int:
     """A whole number from 0 up, as an option's value.
 

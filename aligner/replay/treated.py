@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional, cast
 import numpy as np
 
 from aligner.adapter import Adapter, Trains
-from aligner.compare.treating import TREATMENT, raws, way_of
+from aligner.compare.treating import LARGE, TREATMENT, raws, way_of
 from aligner.compare.updating import UPDATES
 from aligner.dtypes import decode, encode
 from aligner.findings import TRIAL
@@ -40,6 +40,9 @@ def treated_again(
     """One trial, where any gradients are treated otherwise and the reference's way is known."""
     pairs = {tuple(one.reference.slot): tuple(one.port.slot) for one in matches}
     ports = {cast("Owner", ours): cast("Owner", theirs) for ours, theirs in pairs.items()}
+    sizes = (math.prod(e.shape) for e in reference.entries if e.key.phase is Phase.GRADIENT and not e.key.step)
+    if sum(sizes) > LARGE:
+        return  # the way that so many are treated is not read
     wrong = {step: off for step in reference.steps if (off := _off(reference, port, ports, step)) > WRONG}
     way = way_of(reference, reference, {owner: owner for owner in ports}) if wrong else None
     if way is None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+
+from tests.endtoend.trainings import compared, edited
 
 pytest.importorskip("torch", reason="the references are torch's")
 pytest.importorskip("mindspore", reason="the ports are MindSpore's")
@@ -82,17 +82,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_what_differs_is_named_stage_by_stage(aligner, tmp_path, name):
     edits, told = CASES[name]
-    text = MINDSPORE
-    for old, new in edits:
-        assert text.count(old) >= 1
-        text = text.replace(old, new)
-    (tmp_path / "train.py").write_text(TORCH)
-    (tmp_path / "port.py").write_text(text)
-    done = aligner("capture", "-o", "ref.h5", "--gradients", "--steps", 4, "train.py")
-    assert done.returncode == 0, done.stderr
-    done = aligner("capture", "-o", "port.h5", "--gradients", "--from", "ref.h5", "port.py")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(aligner("compare", "ref.h5", "port.h5", "--json").stdout)
+    found = compared(aligner, tmp_path, TORCH, edited(MINDSPORE, edits), 4)
     origins = [(one["where"], one["causes"][0]["id"], one["causes"][0]["confirmed"]) for one in found["origins"]]
     assert origins == told
     assert [row["step"] for row in found["steps"]] == [0, 1, 2, 3]
@@ -154,16 +144,7 @@ def test_a_net_in_a_cell_with_its_loss_that_is_evaluated_in_between(aligner, tmp
     port = MINDSPORE[: MINDSPORE.index("loss_fn =")]
     port += MINDSPORE[MINDSPORE.index("optimizer =") : MINDSPORE.index("def forward")]
     port = port.replace("0.05, 0.9)", "[0.05, 0.025, 0.0125, 0.00625], 0.9)") + WITH_LOSS
-    for old, new in edits:
-        assert port.count(old) == 1
-        port = port.replace(old, new)
-    (tmp_path / "train.py").write_text(reference)
-    (tmp_path / "port.py").write_text(port)
-    done = aligner("capture", "-o", "ref.h5", "--gradients", "--steps", 4, "train.py")
-    assert done.returncode == 0, done.stderr
-    done = aligner("capture", "-o", "port.h5", "--gradients", "--from", "ref.h5", "port.py")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(aligner("compare", "ref.h5", "port.h5", "--json").stdout)
+    found = compared(aligner, tmp_path, reference, edited(port, edits), 4)
     told = [
         (one["where"], one["phase"], one["steps"], any(cause["confirmed"] for cause in one["causes"]))
         for one in found["origins"]
@@ -209,21 +190,9 @@ SHORT = {
 def test_short_types_with_a_loss_scale_that_overflows(aligner, tmp_path, name):
     """float16 rounds values, gradients and kinks far beyond float32's tolerance, and the first update is skipped."""
     edits, told, skipped = SHORT[name]
-    reference = TORCH
-    for old, new in SHORT_TORCH:
-        assert reference.count(old) == 1
-        reference = reference.replace(old, new)
+    reference = edited(TORCH, SHORT_TORCH)
     port = MINDSPORE[: MINDSPORE.index("def forward")] + SHORT_MINDSPORE
-    for old, new in edits:
-        assert port.count(old) == 1
-        port = port.replace(old, new)
-    (tmp_path / "train.py").write_text(reference)
-    (tmp_path / "port.py").write_text(port)
-    done = aligner("capture", "-o", "ref.h5", "--gradients", "--steps", 4, "train.py")
-    assert done.returncode == 0, done.stderr
-    done = aligner("capture", "-o", "port.h5", "--gradients", "--from", "ref.h5", "port.py")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(aligner("compare", "ref.h5", "port.h5", "--json").stdout)
+    found = compared(aligner, tmp_path, reference, edited(port, edits), 4)
     origins = [(one["where"], one["causes"][0]["id"], one["steps"]) for one in found["origins"]]
     assert origins == told
     assert [row["skipped"]["port"] for row in found["steps"]] == skipped
@@ -251,13 +220,7 @@ for step in range(2):
 
 @pytest.mark.parametrize("seed", [1, 3])
 def test_a_loss_that_another_net_takes_part_in_is_judged_where_it_agrees_and_told_where_not(aligner, tmp_path, seed):
-    (tmp_path / "train.py").write_text(TWO_NETS.replace("SEED", "1"))
-    (tmp_path / "port.py").write_text(TWO_NETS.replace("SEED", str(seed)))
-    done = aligner("capture", "-o", "ref.h5", "--gradients", "--steps", 2, "train.py")
-    assert done.returncode == 0, done.stderr
-    done = aligner("capture", "-o", "port.h5", "--gradients", "--from", "ref.h5", "port.py")
-    assert done.returncode == 0, done.stderr
+    found = compared(aligner, tmp_path, *(TWO_NETS.replace("SEED", str(one)) for one in (1, seed)), 2)
     told = aligner("compare", "ref.h5", "port.h5").stdout
-    found = json.loads(aligner("compare", "ref.h5", "port.h5", "--json").stdout)
     assert (found["outcome"], found["origins"]) == ("aligned", [])
     assert ("the loss is off and was not judged" in " ".join(told.split())) == (seed != 1)
