@@ -132,6 +132,8 @@ SHARED = {
     "torch": {"torchlike", "frames", "groups"},
     "mindspore": {"mindsporelike", "frames", "groups"},
     "mindtorch": {"frames", "groups", "torchlike", "mindsporelike"},
+    "torchlike": {"groups"},
+    "mindsporelike": {"groups"},
 }
 
 

@@ -36,7 +36,6 @@ from aligner_hooks.mindspore_ import (
     hooks,
     layers,
     operations,
-    optimizers,
     parameters,
     precision,
     roots,
@@ -45,7 +44,8 @@ from aligner_hooks.mindspore_ import (
     tensors,
     training,
 )
-from aligner_hooks.mindsporelike import modes
+from aligner_hooks.mindsporelike import modes, optimizers
+from aligner_hooks.mindsporelike import training as steps
 from aligner_hooks.mindsporelike.graphs import compiled
 from aligner_hooks.mindsporelike.nets import is_optimizer
 from aligner_hooks.mindsporelike.rewritten import written
@@ -240,11 +240,11 @@ class MindSporeAdapter:
 
     def held(self, made: Any, wanted: Any) -> object:
         """The values of one tensor with the gradient of another."""
-        return training.held(made, wanted)
+        return steps.held(made, wanted)
 
     def updates(self, begun: Update, ended: Callable[[object], None]) -> Handle:
         """Call back around each update of an optimizer."""
-        return training.updates(begun, ended)
+        return steps.updates(begun, ended)
 
     def optimizer(self, optimizer: Any) -> Optimizer:
         """What an optimizer is and keeps."""

@@ -190,10 +190,10 @@ class TorchAdapter:
         return training.updates(begun, ended)
 
     def optimizer(self, optimizer: Any) -> Optimizer:
-        return training.optimizer(optimizer)
+        return training.OPTIMIZERS.read(optimizer)
 
     def rebuilt(self, optimizer: Any, kind: str, groups: Sequence[Group], kept: Kept, count: int) -> Apply:
-        return training.rebuilt(optimizer, kind, groups, kept, count)
+        return training.OPTIMIZERS.rebuilt(kind, groups, kept, count)
 
     def treated(self, gradients: Sequence[Any], kind: str, factor: float, bound: float) -> Sequence[Any]:
         """With torch's own clipping."""

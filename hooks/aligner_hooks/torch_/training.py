@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib import import_module
 from typing import Any, Optional
 
 import torch
 
-from aligner.adapter import Apply, Arguments, Group, Kept, Optimizer, Told, Train, Update
+from aligner.adapter import Arguments, Told, Train, Update
 from aligner.patches import Handle, Listeners, patch
-from aligner.record import Attribute
-from aligner.words import optimizers as words
-from aligner_hooks.groups import groups
 from aligner_hooks.torch_.eager import Hold, unfused
+from aligner_hooks.torchlike import training
+from aligner_hooks.torchlike.training import Optimizers
 
 _MODULE = import_module("torch.optim.optimizer")  # torch.optim has no attribute of this name in every version
 _BEFORE: Any = getattr(_MODULE, "register_optimizer_step_pre_hook", None)
 _AFTER: Any = getattr(_MODULE, "register_optimizer_step_post_hook", None)
+OPTIMIZERS = Optimizers(torch, "torch")
 
 
 def can_tell_of_updates() -> bool:
@@ -93,92 +93,7 @@ class _Held(torch.autograd.Function):
 
 def updates(begun: Update, ended: Callable[[object], None]) -> Handle:
     """Be told before and after each update; one that calls its parent's is one."""
-    inside: dict[int, int] = {}
-
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        inside[id(optimizer)] = inside.get(id(optimizer), 0) + 1
-        if inside[id(optimizer)] > 1:
-            return
-        given = [(p, p.grad) for group in optimizer.param_groups for p in group["params"]]
-        instead = begun(optimizer, given)
-        for (parameter, _), gradient in zip(given, instead or ()):
-            parameter.grad = gradient
-
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        left = inside.pop(id(optimizer), 1) - 1
-        if left > 0:
-            inside[id(optimizer)] = left
-        else:
-            ended(optimizer)
-
-    handle = Handle(_BEFORE(before).remove)
-    handle.add(_AFTER(after).remove)
-    return handle
-
-
-def optimizer(made: Any) -> Optimizer:
-    """Kind, groups and state, as they are now."""
-    kind, implied = words.kind(type(made).__name__)
-    state = [
-        (parameter, words.state(kind, name), value)
-        for group in made.param_groups
-        for parameter in group["params"]
-        for name, value in made.state.get(parameter, {}).items()
-        if value is not None
-    ]
-    return Optimizer(kind, f"{type(made).__module__}.{type(made).__name__}", groups(made, implied, _number), state)
-
-
-def _number(value: Any) -> Optional[float]:
-    if isinstance(value, torch.Tensor):
-        return float(value) if value.numel() == 1 else None
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-# A canonical setting -> the argument, by kind.
-_ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
-    "Adam": ("lr", "beta1", "beta2", "eps", "weight_decay", "amsgrad"),
-    "RMSprop": ("lr", "alpha", "eps", "weight_decay", "momentum", "centered"),
-    "Adagrad": ("lr", "lr_decay", "weight_decay", "eps"),
-}
-_STATE = {"momentum": "momentum_buffer", "first": "exp_avg", "second": "exp_avg_sq", "max_second": "max_exp_avg_sq"}
-_RMS = {**_STATE, "second": "square_avg", "mean": "grad_avg"}
-_KEPT = {"SGD": _STATE, "Adam": _STATE, "RMSprop": _RMS, "Adagrad": {"sum": "sum"}}
-
-
-def rebuilt(old: Any, kind: str, wanted: Sequence[Group], kept: Kept, count: int) -> Apply:
-    """Another optimizer on the same parameters."""
-    if kind not in _ARGUMENTS or any(group.settings.get("bias_correction") is False for group in wanted):
-        raise ValueError(f"torch has no {kind} that is told so")
-    decoupled = any(group.settings.get("decoupled") is True for group in wanted)
-    made = (torch.optim.AdamW if kind == "Adam" and decoupled else getattr(torch.optim, kind))(
-        [{"params": list(group.parameters), **_arguments(kind, group.settings)} for group in wanted], lr=0.0
-    )
-    for parameter, word, value in kept:
-        if word in _KEPT[kind]:
-            state = made.state[parameter]
-            state[_KEPT[kind][word]] = value.clone()  # type: ignore[attr-defined]  # a tensor
-            if kind != "SGD":
-                state["step"] = torch.tensor(float(count))
-
-    def apply(gradients: Sequence[Any]) -> None:
-        owned = [parameter for group in made.param_groups for parameter in group["params"]]
-        before = [parameter.grad for parameter in owned]
-        for parameter, gradient in zip(owned, gradients):
-            parameter.grad = gradient
-        made.step()
-        for parameter, gradient in zip(owned, before):
-            parameter.grad = gradient
-
-    return apply
-
-
-def _arguments(kind: str, settings: Mapping[str, Attribute]) -> dict[str, Any]:
-    known = {name: settings[name] for name in _ARGUMENTS[kind] if settings.get(name) is not None}
-    if kind == "Adam":
-        known["betas"] = (known.pop("beta1", 0.9), known.pop("beta2", 0.999))
-    return known
+    return training.updates(_BEFORE, _AFTER, begun, ended)
 
 
 def treated(gradients: Sequence[Any], kind: str, factor: float, bound: float) -> Sequence[Any]:
@@ -220,7 +135,7 @@ def trained(model: Any, task: Any, told: Callable[[object, object, object], obje
         found = [parameter.grad for parameter in parameters]
         if task.loss_scale is not None:
             found = [None if one is None else one / scale for one in found]
-        return found if task.clip_norm is None else _clipped(found, float(task.clip_norm))
+        return found if task.clip_norm is None else OPTIMIZERS.clipped(found, float(task.clip_norm))
 
     def step(rows: Sequence[Arguments]) -> None:
         with ExitStack() as stack:
@@ -242,11 +157,3 @@ def trained(model: Any, task: Any, told: Callable[[object, object, object], obje
 
 def _sum(one: Any, other: Any) -> Any:
     return other if one is None else one if other is None else one + other
-
-
-def _clipped(gradients: Sequence[Any], norm: float) -> list[Any]:
-    """Scaled down where the norm of all of them is larger."""
-    there = [one for one in gradients if one is not None]
-    whole = torch.sqrt(torch.stack([(one.detach() ** 2).sum() for one in there]).sum())
-    factor = norm / (whole + 1e-6)
-    return [None if one is None else one * factor.clamp(max=1.0) for one in gradients]

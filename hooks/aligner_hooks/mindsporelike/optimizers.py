@@ -1,4 +1,7 @@
-"""MindSpore's optimizers in canonical words: those of nn, and those of experimental and mint with their groups."""
+"""MindSpore's optimizers in canonical words: those of nn, and those of experimental and mint with their groups.
+
+OpenI's MindTorch has the latter under torch's names.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from aligner.adapter import Apply, Group, Kept, Optimizer
 from aligner.record import Attribute
 from aligner.words import optimizers as words
 from aligner_hooks.groups import groups
-from aligner_hooks.mindspore_ import tensors
+from aligner_hooks.mindsporelike.late import read
 
 _SETTINGS = {"momentum", "dampening", "nesterov", "use_nesterov", "beta1", "beta2", "eps", "epsilon", "decay", "rho"}
 _SETTINGS |= {"centered", "use_amsgrad", "loss_scale", "grad_centralization"}
@@ -116,7 +119,7 @@ def number(value: Any) -> Optional[float]:
     """A plain number, or a tensor's single one: the shortest that is this one in its type, 0.1 and not what float32
     makes of it."""
     if isinstance(value, mindspore.Tensor):
-        array = tensors.to_numpy(value)
+        array = read(value.asnumpy)
         return float(str(array.reshape(-1)[0])) if array.size == 1 and array.dtype.kind in "fiu" else None
     return float(value) if isinstance(value, (int, float)) else None
 
@@ -165,7 +168,7 @@ def _now(schedule: Any, step: Any) -> Optional[float]:
     """What a schedule says; of a list its last one behind its end, where MindSpore's own would stop the program."""
     table = getattr(schedule, "learning_rate", None)
     if isinstance(table, mindspore.Tensor) and table.ndim == 1 and table.size:
-        return number(table[min(int(tensors.to_numpy(step).reshape(-1)[0]), table.size - 1)])
+        return number(table[min(int(read(step.asnumpy).reshape(-1)[0]), table.size - 1)])
     return number(schedule(step))
 
 
