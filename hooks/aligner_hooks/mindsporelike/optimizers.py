@@ -173,15 +173,31 @@ def _now(schedule: Any, step: Any) -> Optional[float]:
 
 
 def _state(made: Any) -> Iterator[tuple[Any, str, Any]]:
-    """Tuples with a tensor for each parameter, under the attribute they are kept in; and how many steps it has made."""
+    """Tuples with a tensor for each parameter, under the attribute they are kept in; what is kept by parameter; and how
+    many steps it has made."""
     owned = parameters(made)
     shapes = [tuple(one.shape) for one in owned]
     known = {id(one) for one in owned}
-    for name, value in vars(made).items():
-        if not isinstance(value, mindspore.ParameterTuple) or len(value) != len(owned) or name == "stat":
-            continue
-        if id(value[0]) not in known and [tuple(one.shape) for one in value] == shapes:
+    for name, value in _tuples(made):
+        if id(value[0]) not in known and [tuple(getattr(one, "shape", "?")) for one in value] == shapes:
             yield from ((parameter, name, one) for parameter, one in zip(owned, value))
+    kept: Any = getattr(made, "state", None)
+    for parameter in owned if isinstance(kept, Mapping) else ():
+        yield from ((parameter, name, one) for name, one in kept.get(parameter, {}).items() if one is not None)
     for name in ("global_step", "state_step"):
         if isinstance(getattr(made, name, None), mindspore.Tensor):
             yield from ((parameter, name, getattr(made, name)) for parameter in owned)
+
+
+def _tuples(made: Any) -> Iterator[tuple[str, Sequence[Any]]]:
+    """What it keeps one of for each parameter. MindSpore 2.5 has another place for its tuples; of an optimizer of the
+    user's own a list will do, called by what it has many of."""
+    count = len(parameters(made))
+    for name in (*vars(made), *vars(made).get("_params_list", ())):
+        value = getattr(made, name, None)
+        if name == "stat" or not isinstance(value, (tuple, list)) or not value or len(value) != count:
+            continue
+        if isinstance(value, mindspore.ParameterTuple):
+            yield name, value
+        elif hasattr(made, "param_groups"):
+            yield name if name in words.STATE else name.removesuffix("s"), value

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Optional
 
-from aligner.adapter import After, Before, Begun, Finding, Given, Handle, Made, Parameter
+from aligner.adapter import (
+    After,
+    Apply,
+    Before,
+    Begun,
+    Finding,
+    Given,
+    Group,
+    Handle,
+    Kept,
+    Made,
+    Optimizer,
+    Parameter,
+    Told,
+    Train,
+    Update,
+)
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
-from aligner_hooks.mindtorch_ import dropout, graphs, layers, operations, parameters, precision, surroundings, tensors
+from aligner_hooks.mindtorch_ import (
+    dropout,
+    graphs,
+    layers,
+    operations,
+    parameters,
+    precision,
+    surroundings,
+    tensors,
+    training,
+    updates,
+)
 from aligner_hooks.mindtorch_.calls import CALLS
 from aligner_hooks.mindtorch_.copies import CONSTRUCTIONS, COPIES
 from aligner_hooks.mindtorch_.layers import LAYERS
@@ -148,3 +175,27 @@ class MindTorchAdapter:
 
     def doctor(self) -> Iterator[Finding]:
         return surroundings.doctor()
+
+    def on_gradient(self, tensor: object, told: Told) -> Optional[Handle]:
+        return training.on_gradient(tensor, told)
+
+    def losses(self, told: Callable[[object], None]) -> Handle:
+        return training.losses(told)
+
+    def held(self, made: object, wanted: object) -> object:
+        return training.held(made, wanted)
+
+    def updates(self, begun: Update, ended: Callable[[object], None]) -> Handle:
+        return updates.updates(begun, ended)
+
+    def optimizer(self, optimizer: object) -> Optimizer:
+        return updates.optimizer(optimizer)
+
+    def rebuilt(self, optimizer: object, kind: str, groups: Sequence[Group], kept: Kept, count: int) -> Apply:
+        return updates.rebuilt(optimizer, kind, groups, kept, count)
+
+    def put(self, kept: object, other: object) -> None:
+        training.put(kept, other)
+
+    def trained(self, model: object, task: Any, told: Callable[[object, object, object], object]) -> Train:
+        return training.trained(model, task, told)
