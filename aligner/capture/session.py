@@ -29,7 +29,7 @@ from aligner.capture.notes import Notes
 from aligner.capture.options import Options as Options
 from aligner.capture.progress import Progress
 from aligner.capture.sink import Sink
-from aligner.capture.steps import Steps
+from aligner.capture.steps import Steps, check_training
 from aligner.capture.stopping import stop_facts
 from aligner.capture.tracebacks import forget_us
 from aligner.capture.weights import Weights
@@ -104,10 +104,10 @@ class Capture:
         self._writer: Optional[Sink] = None
 
     def __enter__(self) -> Capture:
+        check_training(self._adapter, self._options.gradients)
         observed = selected(self._adapter, self._model, list(self._options.layers))
         header = {**describe(self._adapter, self._model, seed=self._options.seed), **self._options.header}
-        if tuple(self._options.layers) != EVERYTHING:
-            header["selected"] = list(self._options.layers)
+        header.update({"selected": [*self._options.layers]} if tuple(self._options.layers) != EVERYTHING else {})
         header.update({} if self._options.weights else {"weights": False})
         self._began = time.monotonic()
         self._writer = self._sink or DumpWriter(self.path, header, force=self._options.force)

@@ -57,6 +57,16 @@ def can_train(adapter: Adapter) -> bool:
     return all(hasattr(adapter, name) for name in ("on_gradient", "updates", "optimizer", "trained"))
 
 
+def check_training(adapter: Adapter, wanted: bool) -> None:
+    """Refuse to capture training steps, if they are wanted, where that cannot be done.
+
+    Raises:
+        CaptureError: the adapter of this framework does not tell of training.
+    """
+    if wanted and not can_train(adapter):
+        raise CaptureError("training-unknown", framework=adapter.name, version=adapter.version())
+
+
 class Steps:
     """Those of one model. `write` keeps a value, `tell` a finding; `guard` keeps our errors away from the net."""
 
@@ -104,13 +114,7 @@ class Steps:
         """Whether a backward run of this step has made what is not finite: no update need follow it."""
 
     def listen(self, handles: list[Installed]) -> Steps:
-        """From now on, until the handles are removed that are added to these.
-
-        Raises:
-            CaptureError: the adapter of this framework does not tell of training.
-        """
-        if not can_train(self._adapter):
-            raise CaptureError("training-unknown", framework=self._adapter.name, version=self._adapter.version())
+        """From now on, until the handles are removed that are added to these."""
         handles.append(self._trains.updates(self._begun, self._ended))
         for parameter in self._owned().values():
             if parameter.trainable:

@@ -90,9 +90,23 @@ class Watch:
             return
         from aligner.capture.session import Capture
 
+        options = self._options()
+        self._check_training(adapter, options.gradients)
         self._model, self.captured = model, name
-        self.capture = (self._make or Capture)(adapter, model, self.path, self._options(), self._progress)
+        self.capture = (self._make or Capture)(adapter, model, self.path, options, self._progress)
         self.capture.__enter__()
+
+    def _check_training(self, adapter: Adapter, wanted: bool) -> None:
+        """End the script before it trains, if that is wanted and its framework does not tell of it.
+
+        Raises:
+            SystemExit: so it is; `failure` says what.
+        """
+        from aligner.capture.steps import check_training
+
+        self._kept(lambda: check_training(adapter, wanted))
+        if self.failure is not None:
+            raise SystemExit(0)
 
     def close(self) -> None:
         """The script has ended; `failure` tells what went wrong with the capture."""
