@@ -19,6 +19,7 @@ def capture(
     steps: Optional[int] = None,
     weights: bool = True,
     silence_dropout: bool = False,
+    gradients: bool = False,
     force: bool = False,
 ) -> Capture:
     """Capture what `model` does inside a `with` block: `with aligner.capture(net, "ref.h5"): net(x)`.
@@ -30,6 +31,7 @@ def capture(
         steps: stop observing after so many runs of the model; None takes all of the block.
         weights: record parameters and buffers too, so that a port can be run on them.
         silence_dropout: make dropout inactive in train mode while capturing.
+        gradients: capture training steps: gradients, what optimizers are given, what they leave.
         force: overwrite an existing dump.
 
     Raises:
@@ -38,5 +40,5 @@ def capture(
     if steps is not None and (not isinstance(steps, int) or steps < 1):
         raise UsageError("steps-form", found=repr(steps))
     patterns = [layers] if isinstance(layers, str) else list(layers)
-    options = Options(patterns, steps, weights, silence_dropout, force=force)
+    options = Options(patterns, steps, weights, silence_dropout, gradients, force=force)
     return Capture(registry.of(model), model, path, options)

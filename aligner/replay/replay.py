@@ -154,15 +154,17 @@ class Replay:
         progress: Optional[Progress] = None,
         *,
         forced: bool = True,
+        gradients: bool = False,
         force: bool = False,
     ) -> Capture:
         """A capture of the port whose header tells what it was replayed from: `with replay.capture("port.h5"): ...`.
 
         At the end of the block the port runs once more for the forced pass, unless told otherwise by `forced`.
-        Without `options` the port is captured as the command line does it; `force` overwrites an existing dump.
+        Without `options` the port is captured as the command line does it; with `gradients` its training steps are, and
+        held to the reference's; `force` overwrites an existing dump.
         """
         options = options or Options(operations=True)
-        options.force = options.force or force
+        options.force, options.gradients = options.force or force, options.gradients or gradients
         options.follow = False  # a port is followed where it is held to the reference
         if forced and options.gradients:
             held = self.reference, self._adapter, self.model, self._loader, self.transfer, self.begins

@@ -17,6 +17,7 @@ from aligner.testing.source_checks import SourceChecks
 from aligner.testing.spelling_checks import SpellingChecks
 from aligner.testing.state_checks import StateChecks
 from aligner.testing.tensor_checks import TensorChecks
+from aligner.testing.training_checks import TrainingChecks
 
 
 class AdapterContract(
@@ -35,6 +36,7 @@ class AdapterContract(
     CastChecks,
     SpellingChecks,
     StateChecks,
+    TrainingChecks,
 ):
     """What every adapter promises. Subclass it as `TestMyAdapter` and override what `Supplies` asks for.
 

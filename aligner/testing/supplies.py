@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,9 @@ class Supplies:
     #: Whether nets may run in two threads at once.
     runs_in_threads: bool = True
 
+    #: Whether the framework's own optimizers run here.
+    updates_run: bool = True
+
     def make_adapter(self) -> Adapter:
         """The adapter under test."""
         raise NotImplementedError
@@ -37,6 +40,11 @@ class Supplies:
 
     def gradients(self, net: Any, x: Any) -> Sequence[Any]:
         """Run `net` on `x` and return the gradients of the sum of its output: of `x`, then of each parameter."""
+        raise NotImplementedError
+
+    def training(self, net: Any) -> tuple[Any, Callable[[Any], object]]:
+        """An SGD of lr 0.1 and momentum 0.9 for `net`, and what makes one update with it, as users do, on an input: of
+        the gradients of the sum of the output. Only where the adapter tells of training."""
         raise NotImplementedError
 
     def spec_layers(self) -> Iterable[Any]:

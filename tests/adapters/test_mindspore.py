@@ -108,6 +108,11 @@ class TestMindSporeAdapter(AdapterContract):
         _, (of_x, of_weights) = run(x)
         return [of_x, *of_weights]
 
+    def training(self, net: Any) -> tuple[Any, Any]:
+        optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+        run = mindspore.value_and_grad(lambda x: net(x).sum(), None, optimizer.parameters)
+        return optimizer, lambda x: optimizer(run(x)[1])
+
     def spec_layers(self) -> Iterable[Any]:
         return spec_layers()
 

@@ -32,6 +32,20 @@ F = nn.functional
 IS_OPENI = package().maker == OPENI
 
 
+class SGD(torch.optim.Optimizer):
+    """mindnlp's own has no kernel for a CPU."""
+
+    def __init__(self, parameters, lr, momentum):
+        super().__init__(parameters, {"lr": lr, "momentum": momentum})
+
+    def step(self, gradients):
+        for group in self.param_groups:
+            for parameter, gradient in zip(group["params"], gradients):
+                kept = self.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
+                kept.copy_(kept * group["momentum"] + torch.tensor(gradient, device=parameter.device))
+                parameter.copy_(parameter - kept * group["lr"])
+
+
 class Head(nn.Module):
     def forward(self, pair, items, *, named, record, data, nothing, flag):
         y, x = pair
@@ -271,6 +285,14 @@ class TestMindTorchContract(AdapterContract):
         backward = mindspore.value_and_grad(lambda x: net(x).sum(), 0, weights)
         of_x, of_weights = backward(x)[1]
         return [of_x, *of_weights]
+
+    updates_run = IS_OPENI
+
+    def training(self, net):
+        weights = [parameter for parameter in net.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9) if IS_OPENI else SGD(weights, 0.1, 0.9)
+        run = mindspore.value_and_grad(lambda x: net(x).sum(), None, weights)
+        return optimizer, lambda x: optimizer.step(run(x)[1])
 
     def spec_layers(self):
         return every_layer()

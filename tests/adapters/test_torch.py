@@ -213,6 +213,16 @@ class TestTorchContract(AdapterContract):
         net(x).sum().backward()
         return [x.grad, *(parameter.grad for parameter in net.parameters() if parameter.grad is not None)]
 
+    def training(self, net):
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+        def step(x):
+            optimizer.zero_grad()
+            net(x).sum().backward()
+            optimizer.step()
+
+        return optimizer, step
+
     def spec_layers(self):
         return every_layer()
 

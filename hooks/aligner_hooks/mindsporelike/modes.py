@@ -136,6 +136,13 @@ def waited() -> Handle:
     return handle
 
 
+def uncompiled() -> Handle:
+    """Have what @ms.jit decorates run as the plain Python it is, if the program has not said how it is to run: inside
+    of what is compiled nothing can be held, and MindSpore decorates parts of its own optimizers.
+    """
+    return hold(_SWITCHES, "jit", _RUN_AS_PYTHON) if _SWITCHES.jit is None else Handle()
+
+
 @contextmanager
 def held(mode: Optional[str]) -> Iterator[None]:
     """ "pynative": eagerly and layer by layer, @ms.jit code as the plain Python it is. "graph": compiled as a whole.

@@ -11,7 +11,7 @@ import mindspore
 from mindspore import nn, ops
 
 from aligner.adapter import Arguments, Told, Train, Update
-from aligner.patches import Handle, Listeners, patch
+from aligner.patches import Handle, Listeners, patch, together
 from aligner_hooks.mindsporelike import modes, nesting
 from aligner_hooks.mindsporelike.nets import is_optimizer
 from aligner_hooks.mindsporelike.optimizers import parameters
@@ -69,7 +69,10 @@ _INSIDE = _Inside()
 
 def updates(begun: Update, ended: Callable[[object], None]) -> Handle:
     """Be told before and after each call of an optimizer."""
-    return patch(nn.Cell, "__call__", _updating, (begun, ended))
+    with together() as handle:
+        handle.add(modes.uncompiled().remove)
+        handle.add(patch(nn.Cell, "__call__", _updating, (begun, ended)).remove)
+    return handle
 
 
 def is_told(listeners: Listeners) -> bool:

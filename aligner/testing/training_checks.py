@@ -1,0 +1,195 @@
+"""Checks of what tells of training steps, where an adapter has it: gradients, losses, updates and optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from aligner.adapter import Adapter, Group, Parameter, Trains
+from aligner.record import Array
+from aligner.testing.supplies import Supplies, equal_bits, same
+
+Pairs = Sequence[tuple[object, object]]
+
+
+class TrainingChecks(Supplies):
+    """on_gradient, losses, held, updates, optimizer, rebuilt, put; updates are those of `Supplies.training`."""
+
+    def trainee(self, adapter: Adapter) -> tuple[Trains, Any, Any, Any]:
+        """The adapter, a net in train mode, its input, and the optimizer with what makes an update of it."""
+        if not hasattr(adapter, "updates"):
+            pytest.skip("this adapter does not tell of training")
+        net = self.net(adapter, "layout", training=True)
+        return cast(Trains, adapter), net, self.x(adapter, "layout"), self.training(net)
+
+    def test_each_update_is_told_of_once_with_its_gradients(self, adapter: Adapter) -> None:
+        trains, net, x, (optimizer, step) = self.trainee(adapter)
+        told: list[Any] = []
+
+        def begun(made: object, given: Pairs) -> None:
+            found = {id(parameter): gradient for parameter, gradient in given}
+            wanted = [found[id(one.tensor)] for one in _owned(adapter, net).values()]
+            told.append((made, [adapter.to_numpy(one).copy() for one in wanted]))
+
+        handle = trains.updates(begun, told.append)
+        step(x)
+        handle.remove()
+        step(x)
+        assert [told[0][0] is optimizer, told[1] is optimizer, len(told)] == [True, True, 2]
+        shapes = [tuple(adapter.read(one).shape) for one in _owned(adapter, net).values()]
+        assert [array.size for array in told[0][1]] == [int(np.prod(shape)) for shape in shapes]
+        assert all(array.any() for array in told[0][1])
+
+    def test_an_update_is_made_of_what_is_answered(self, adapter: Adapter) -> None:
+        trains, net, x, (_, step) = self.trainee(adapter)
+        before = _now(adapter, net)
+
+        def begun(made: object, given: Pairs) -> Sequence[object]:
+            return [None if one is None else _like(adapter, one, 0.0) for _, one in given]
+
+        handle = trains.updates(begun, lambda made: None)
+        step(x)
+        assert same(before, _now(adapter, net))
+        handle.remove()
+        step(x)
+        assert not same(before, _now(adapter, net))
+
+    def test_being_told_changes_no_bit(self, adapter: Adapter) -> None:
+        trains, net, x, (_, step) = self.trainee(adapter)
+        _, other, _, (_, alike) = self.trainee(adapter)
+        for role, one in _owned(adapter, other).items():
+            adapter.load(one, adapter.read(_owned(adapter, net)[role]).copy(), one.dtype)
+        handles = [trains.updates(lambda *_: None, lambda made: None), trains.losses(lambda loss: None)]
+        handles += [
+            handle
+            for one in _owned(adapter, net).values()
+            if (handle := trains.on_gradient(one.tensor, lambda gradient: None)) is not None
+        ]
+        step(x)
+        step(x)
+        for handle in handles:
+            handle.remove()
+        alike(x)
+        alike(x)
+        assert same(_now(adapter, net), _now(adapter, other))
+
+    def test_the_gradient_of_a_parameter_is_told_and_replaced(self, adapter: Adapter) -> None:
+        trains, net, x, (_, step) = self.trainee(adapter)
+        one = _owned(adapter, net)["weight"]
+        told: list[Array] = []
+        given: list[Array] = []
+
+        def arrived(gradient: object) -> object:
+            told.append(adapter.to_numpy(gradient).copy())
+            return _like(adapter, gradient, 3.0)
+
+        def begun(made: object, pairs: Pairs) -> None:
+            found = {id(parameter): gradient for parameter, gradient in pairs}
+            given.append(adapter.to_numpy(found[id(one.tensor)]).copy())
+
+        handle = trains.on_gradient(one.tensor, arrived)
+        updates = trains.updates(begun, lambda made: None)
+        assert handle is not None
+        step(x)
+        handle.remove()
+        step(x)
+        updates.remove()
+        assert [len(told), len(given)] == [1, 2]
+        assert equal_bits(given[0], np.full_like(told[0], 3.0))
+        assert not np.array_equal(given[1], given[0])
+
+    def test_each_loss_is_told_before_its_gradients(self, adapter: Adapter) -> None:
+        trains, net, x, (_, step) = self.trainee(adapter)
+        told: list[str] = []
+        wanted = sum(float(array.sum(dtype=np.float64)) for array in self.run(adapter, net, x).values())
+        losses: list[float] = []
+
+        def lost(loss: object) -> None:
+            told.append("loss")
+            losses.append(float(adapter.to_numpy(loss).reshape(-1)[0]))
+
+        def arrived(gradient: object) -> None:
+            told.append("gradient")
+
+        handle = trains.losses(lost)
+        hook = trains.on_gradient(_owned(adapter, net)["weight"].tensor, arrived)
+        step(x)
+        for one in (handle, hook):
+            assert one is not None
+            one.remove()
+        step(x)
+        assert told == ["loss", "gradient"]
+        assert losses == [pytest.approx(wanted, rel=1e-4, abs=1e-4)]
+
+    def test_what_is_held_has_other_values_and_the_same_gradient(self, adapter: Adapter) -> None:
+        trains, net, x, (_, step) = self.trainee(adapter)
+        found: list[Array] = []
+        handed: list[Array] = []
+        wanted = adapter.from_numpy(np.full((2, 3, 6), 0.1, np.float32), "float32")
+
+        def arrived(gradient: object) -> None:
+            found.append(adapter.to_numpy(gradient).copy())
+
+        def made(args: object, kwargs: object, output: object) -> object:
+            trains.on_gradient(output, arrived)
+            instead = trains.held(output, wanted)
+            handed.append(adapter.to_numpy(instead).copy())
+            return instead
+
+        handle = adapter.intervene(net, lambda args, kwargs: (args, kwargs), made)
+        step(x)
+        handle.remove()
+        assert equal_bits(handed[0], np.full((2, 3, 6), 0.1, np.float32))
+        assert [np.array_equal(one, np.ones((2, 3, 6), np.float32)) for one in found] == [True]
+
+    def test_an_optimizer_is_told_in_canonical_words(self, adapter: Adapter) -> None:
+        trains, net, x, (optimizer, step) = self.trainee(adapter)
+        step(x)
+        view = trains.optimizer(optimizer)
+        assert view.kind == "SGD"
+        for group in view.groups:
+            assert [group.settings["lr"], group.settings["momentum"]] == [pytest.approx(0.1), pytest.approx(0.9)]
+        kept = {id(tensor): value for tensor, word, value in view.state if word == "momentum"}
+        for one in _owned(adapter, net).values():
+            assert adapter.to_numpy(kept[id(one.tensor)]).any()
+
+    def test_what_an_optimizer_keeps_can_be_replaced(self, adapter: Adapter) -> None:
+        trains, _, x, (optimizer, step) = self.trainee(adapter)
+        step(x)
+        for _, word, value in trains.optimizer(optimizer).state:
+            if word == "momentum":
+                trains.put(value, _like(adapter, value, 2.0))
+        kept = [value for _, word, value in trains.optimizer(optimizer).state if word == "momentum"]
+        assert kept
+        assert all((adapter.to_numpy(value) == 2.0).all() for value in kept)
+
+    def test_an_update_is_made_again_with_other_settings(self, adapter: Adapter) -> None:
+        if not self.updates_run:
+            pytest.skip("the framework's own optimizers do not run here")
+        trains, net, _, (optimizer, _) = self.trainee(adapter)
+        one = _owned(adapter, net)["weight"]
+        settings = {**trains.optimizer(optimizer).groups[0].settings, "lr": 0.5}
+        kept = [(one.tensor, "momentum", _like(adapter, one.tensor, 2.0))]
+        before: Any = adapter.read(one).copy()
+        apply = trains.rebuilt(optimizer, "SGD", [Group(settings, [one.tensor])], kept, 1)
+        apply([_like(adapter, one.tensor, 1.0)])
+        assert np.allclose(adapter.read(one), before - 0.5 * (1.0 + 0.9 * 2.0), atol=1e-6)
+        assert trains.optimizer(optimizer).groups[0].settings["lr"] == pytest.approx(0.1)
+
+
+def _owned(adapter: Adapter, net: Any) -> Mapping[str, Parameter]:
+    """The parameters of the layer that runs, by role."""
+    return {one.role: one for one in adapter.parameters(net) if one.layer == "conv"}
+
+
+def _now(adapter: Adapter, net: Any) -> Mapping[str, Array]:
+    """Copies of what they are now."""
+    return {role: adapter.read(one).copy() for role, one in _owned(adapter, net).items()}
+
+
+def _like(adapter: Adapter, tensor: object, value: float) -> object:
+    """A tensor of this one's shape and type, full of one value."""
+    return adapter.from_numpy(np.full_like(adapter.to_numpy(tensor), value), adapter.dtype(tensor))
