@@ -69,8 +69,13 @@ for net in lenet residual operations; do
         -o "$references/mindtorch_$net.h5" --force
 done
 
+for training in own sgd scheduled adamw; do
+    .venv/bin/python -m aligner capture -q "tests.endtoend.mindtorch_trainings:reference_$training" \
+        -o "$references/mindtorch_trained_$training.h5" --force
+done
+
 everywhere="tests/unit tests/properties tests/adapters tests/test_*.py tests/endtoend/test_old_image.py"
-with_mindtorch="tests/unit/dump tests/adapters/test_mindtorch.py tests/endtoend/test_mindtorch_nets.py"
+with_mindtorch="tests/unit/dump tests/adapters/test_mindtorch.py tests/endtoend/test_mindtorch_nets.py tests/endtoend/test_mindtorch_trainings.py"
 for name in "$@"; do
     tests=$everywhere
     echo "== $name"

@@ -6,7 +6,8 @@ is here. What they have in common with torch is in aligner_hooks.torchlike.
 shim.py lets OpenI's import at all on the MindSpore versions it runs on · modules.py says what is a module · calls.py
 tells of calls, graphs.py of compiled ones · operations.py tells what runs · layers.py walks nets · tensors.py and
 parameters.py carry values · precision.py knows their casts · copies.py makes layers like others · dropout.py silences
-it · surroundings.py looks after devices, modes and the doctor.
+it · training.py tells of training steps, updates.py of optimizers · surroundings.py looks after devices, modes and the
+doctor.
 
 Nothing is imported here: the shim comes first.
 """

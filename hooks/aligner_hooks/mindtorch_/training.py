@@ -23,10 +23,8 @@ def on_gradient(tensor: Any, told: Told) -> Optional[Handle]:
     """Be told of the gradient of a tensor: of all its uses together."""
     if tensors.dtype(tensor) not in _FLOATS:
         return None
-    if package().maker == OPENI and isinstance(tensor, package().nn.Parameter):
-        return _on_parameter(tensor, told)
     if package().maker == OPENI:
-        return training.hooked(tensor.register_hook, lambda gradient: _stub(told(gradient)))
+        return _on_asked(tensor, told)
     return training.hooked(lambda hook: _Hooked(tensor, hook), told)
 
 
@@ -39,35 +37,41 @@ def _stub(answer: Any) -> Any:
 
 
 class _Asked(threading.local):
-    """The parameters that this thread differentiates with respect to, by id."""
+    """What this thread differentiates with respect to, by id: parameters, and arguments that it does not."""
 
     weights: Optional[set[int]] = None
+    others: frozenset[int] = frozenset()
 
 
 _ASKED = _Asked()
 
 
-def _on_parameter(parameter: Any, told: Told) -> Optional[Handle]:
-    """Not told of the zeros that MindSpore 2.5 tells of where nobody has asked for this one's gradient."""
+def _on_asked(tensor: Any, told: Told) -> Optional[Handle]:
+    """Not told of the zeros that MindSpore 2.5 tells of where nobody has asked for a parameter's or an argument's."""
+    is_parameter = isinstance(tensor, package().nn.Parameter)
 
     def asked(gradient: Any) -> Any:
-        is_asked = _ASKED.weights is None or id(parameter) in _ASKED.weights
+        weights = _ASKED.weights
+        is_asked = weights is None or id(tensor) in weights if is_parameter else id(tensor) not in _ASKED.others
         return _stub(told(gradient)) if is_asked else None
 
-    handle = training.hooked(parameter.register_hook, asked)
+    handle = training.hooked(tensor.register_hook, asked)
     if handle is not None:
         handle.add(patch(type(graph_api("_pynative_executor")), "grad", _differentiating).remove)
     return handle
 
 
 def _differentiating(original: Callable[..., Any], listeners: Listeners) -> Callable[..., Any]:
-    def grad(self: Any, obj: Any, operation: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
-        before = _ASKED.weights
+    def grad(self: Any, obj: Any, operation: Any, weights: Any, position: Any, *args: Any) -> Any:
+        before = _ASKED.weights, _ASKED.others
         _ASKED.weights = {*map(id, weights if isinstance(weights, (tuple, list)) else (weights,))}
+        by_argument = any(getattr(operation, name, False) for name in ("get_all", "get_by_position"))
+        is_by_weight = bool(getattr(operation, "get_by_list", False)) and not by_argument
+        _ASKED.others = frozenset(map(id, args)) if is_by_weight else frozenset()
         try:
-            return original(self, obj, operation, weights, *args, **kwargs)
+            return original(self, obj, operation, weights, position, *args)
         finally:
-            _ASKED.weights = before
+            _ASKED.weights, _ASKED.others = before
 
     return grad
 

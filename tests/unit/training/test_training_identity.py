@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import aligner
 from aligner import patches, registry
 from aligner.capture.options import Options
 from aligner.capture.session import Capture
@@ -100,3 +101,17 @@ def test_complex_parameters_have_a_norm(tmp_path):
     with open_dump(tmp_path / "a.h5") as dump:
         (facts,) = (facts for kind, facts in dump.findings if kind == TRAINING)
     assert facts["norm"] == pytest.approx(norm, rel=1e-6)
+
+
+def test_python_asks_for_training_steps_by_a_word(tmp_path):
+    """Both `with` blocks: of the reference, and of a port that is held to it."""
+    pytest.importorskip("torch")
+    model, go = torch_training()()
+    with aligner.capture(model, tmp_path / "ref.h5", gradients=True):
+        go()
+    port, again = torch_training()()
+    with aligner.replay(tmp_path / "ref.h5", port).capture(tmp_path / "port.h5", gradients=True):
+        again()
+    found = aligner.compare(tmp_path / "ref.h5", tmp_path / "port.h5")
+    assert found.exit_code == 0
+    assert {pair.reference.key.phase for pair in found.pairs if pair.reference} >= {Phase.GRADIENT, Phase.UPDATE}
