@@ -219,7 +219,7 @@ class MindSporeAdapter:
 
     def cautions(self, model: Any) -> Iterator[Note]:
         """What of this net cannot be observed, and how it was run."""
-        yield from runtime.cautions()
+        yield from modes.cautions()
         yield from layers.cautions(model)
 
     def doctor(self) -> Iterator[Finding]:
@@ -256,7 +256,7 @@ class MindSporeAdapter:
 
     def treated(self, gradients: Sequence[Any], kind: str, factor: float, bound: float) -> Sequence[Any]:
         """With MindSpore's own clipping."""
-        return training.treated(gradients, kind, factor, bound)
+        return steps.treated(gradients, kind, factor, bound)
 
     def put(self, kept: Any, other: Any) -> None:
         """Other values for what an optimizer keeps."""

@@ -15,7 +15,7 @@ from mindspore._c_expression import MixedPrecisionType
 
 from aligner.adapter import Finding
 from aligner.patches import Listeners, patch
-from aligner.record import Note, Scalar
+from aligner.record import Scalar
 from aligner_hooks.mindspore_ import devices
 from aligner_hooks.mindsporelike import modes
 from aligner_hooks.mindsporelike.compiler import graph_api, in_graph_mode
@@ -74,12 +74,6 @@ def running(mode: Optional[str]) -> Iterator[None]:
     """
     with modes.held(mode), _casts_ended():
         yield
-
-
-def cautions() -> Iterator[Note]:
-    """How the program was run, if it is not as it says."""
-    if modes.wished_graph():
-        yield Note("", "mindspore-run-eagerly", {})
 
 
 def seed(number: int) -> None:

@@ -31,16 +31,6 @@ def _is_loss(made: Any) -> bool:
     return isinstance(made, Tensor) and made.dtype in _FLOATS and made.size == 1
 
 
-def treated(gradients: Sequence[Any], kind: str, factor: float, bound: float) -> Sequence[Any]:
-    """New gradients: these times the factor, clipped in one way or another."""
-    made = [one * factor for one in gradients]
-    if kind == "norm":
-        return list(ops.clip_by_global_norm(tuple(made), bound))
-    if kind == "each":
-        return [ops.clip_by_norm(one, bound) for one in made]
-    return [ops.clip_by_value(one, -bound, bound) for one in made] if kind == "value" else made
-
-
 def put(kept: Any, other: Any) -> None:
     """Other values for a parameter of an optimizer."""
     kept.set_data(other)

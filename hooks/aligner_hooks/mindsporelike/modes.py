@@ -12,6 +12,7 @@ import mindspore
 from mindspore import context
 
 from aligner.patches import Handle, Listeners, hold, patch, together
+from aligner.record import Note
 from aligner_hooks.mindsporelike.bounds import in_range
 from aligner_hooks.mindsporelike.compiler import JIT_SWITCH, graph_api
 
@@ -116,9 +117,10 @@ def _granted() -> None:
         _WISH.last, _WISH.graph = None, False
 
 
-def wished_graph() -> bool:
-    """Whether the program has asked for GRAPH_MODE and is held in the other one."""
-    return _WISH.graph
+def cautions() -> Iterator[Note]:
+    """How the program was run, if it is not as it says."""
+    if _WISH.graph:
+        yield Note("", "mindspore-run-eagerly", {})
 
 
 def waited() -> Handle:

@@ -112,6 +112,16 @@ def _updating(original: Callable[..., Any], listeners: Listeners) -> Callable[..
     return __call__
 
 
+def treated(gradients: Sequence[Any], kind: str, factor: float, bound: float) -> Sequence[Any]:
+    """New gradients: these times the factor, clipped in one way or another."""
+    made = [one * factor for one in gradients]
+    if kind == "norm":
+        return list(ops.clip_by_global_norm(tuple(made), bound))
+    if kind == "each":
+        return [ops.clip_by_norm(one, bound) for one in made]
+    return [ops.clip_by_value(one, -bound, bound) for one in made] if kind == "value" else made
+
+
 @dataclass(frozen=True)
 class Way:
     """How a package that runs on MindSpore trains."""

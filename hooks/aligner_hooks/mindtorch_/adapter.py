@@ -24,6 +24,7 @@ from aligner.adapter import (
     Update,
 )
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
+from aligner_hooks.mindsporelike import modes
 from aligner_hooks.mindtorch_ import (
     dropout,
     graphs,
@@ -170,11 +171,15 @@ class MindTorchAdapter:
         return surroundings.environment(model)
 
     def cautions(self, model: object) -> Iterator[Note]:
+        yield from modes.cautions()
         yield from layers.cautions(model)
         yield from precision.cautions(model)
 
     def doctor(self) -> Iterator[Finding]:
         return surroundings.doctor()
+
+    def eagerly(self) -> Handle:
+        return modes.eagerly()
 
     def on_gradient(self, tensor: object, told: Told) -> Optional[Handle]:
         return training.on_gradient(tensor, told)
@@ -193,6 +198,9 @@ class MindTorchAdapter:
 
     def rebuilt(self, optimizer: object, kind: str, groups: Sequence[Group], kept: Kept, count: int) -> Apply:
         return updates.rebuilt(optimizer, kind, groups, kept, count)
+
+    def treated(self, gradients: Sequence[object], kind: str, factor: float, bound: float) -> Sequence[object]:
+        return training.treated(gradients, kind, factor, bound)
 
     def put(self, kept: object, other: object) -> None:
         training.put(kept, other)

@@ -110,6 +110,20 @@ def _placed(value: Any, like: Any) -> Any:
     return value
 
 
+def treated(gradients: Sequence[Any], kind: str, factor: float, bound: float) -> Sequence[Any]:
+    """New gradients: these times the factor, clipped in one way or another.
+
+    MindSpore's own clipping does not take mindnlp's tensors.
+    """
+    if package().maker != OPENI and kind in ("norm", "each"):
+        scaled = [one * factor for one in gradients]
+        groups = [scaled] if kind == "norm" else [[one] for one in scaled]
+        return [one for group in groups for one in updates.clipped(group, bound)]
+    plain = [tensors.settled(one) for one in gradients]
+    made = training.treated(plain, kind, factor, bound)
+    return [_placed(package().raised(one), like) for one, like in zip(made, gradients)]
+
+
 def put(kept: Any, other: Any) -> None:
     """Other values for what an optimizer keeps."""
     value = tensors.settled(other)
