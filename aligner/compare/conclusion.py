@@ -140,7 +140,7 @@ def conclude(
         left=left if checks and not void else (),
         mixup=mixup,
         casts=casts,
-        steps=step_rows((reference, port), training, verdicts, nets[0].roots),
+        steps=step_rows((reference, port), training, verdicts, nets[0].roots, origins),
     )
 
 

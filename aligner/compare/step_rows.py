@@ -4,61 +4,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Optional
 
 from aligner.compare.sorting import is_given
+from aligner.compare.steps import STAGES, StepRow, Steps, Two
 from aligner.compare.training import Training
-from aligner.compare.verdict import Outcome, Verdict
+from aligner.compare.verdict import Origin, Outcome, Verdict
 from aligner.record import Key, Phase
 from aligner.words.training import LOSS
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
 
-Two = tuple[Optional[float], Optional[float]]
-"""Of the reference and of the port."""
-
-
-@dataclass(frozen=True)
-class StepRow:
-    """One step. `first` is the first value in it that is wrong by itself, with the number of its origin."""
-
-    step: int
-    same_data: Optional[bool]
-    loss: Two
-    norm: Two
-    rates: tuple[tuple[float, ...], tuple[float, ...]]
-    skipped: tuple[bool, bool] = (False, False)
-    """No update was made: a gradient was not finite."""
-    first: Optional[Key] = None
-    origin: Optional[int] = None
-    wrong: int = 0
-    """Values that are wrong by themselves."""
-    inherited: int = 0
-    """Values that are wrong by what is before them."""
-
 
 def step_rows(
-    dumps: tuple[Dump, Dump], training: Training, verdicts: Sequence[Verdict], roots: frozenset[str]
-) -> tuple[StepRow, ...]:
+    dumps: tuple[Dump, Dump],
+    training: Training,
+    verdicts: Sequence[Verdict],
+    roots: frozenset[str],
+    origins: Sequence[Origin],
+) -> Steps:
     """The steps that both sides have, with those whose update was skipped; none where nothing is trained."""
     steps = [{*training.steps(side)} for side in (0, 1)]
     by_step: dict[int, list[Verdict]] = {}
     for verdict in verdicts:
         by_step.setdefault(verdict.key.step, []).append(verdict)
-    return tuple(_row(step, dumps, training, by_step.get(step, ()), roots) for step in sorted(steps[0] & steps[1]))
+    shared = sorted(steps[0] & steps[1])
+    return Steps(_row(step, dumps, training, by_step.get(step, ()), roots, origins) for step in shared)
 
 
 def _row(
-    step: int, dumps: tuple[Dump, Dump], training: Training, verdicts: Sequence[Verdict], roots: frozenset[str]
+    step: int,
+    dumps: tuple[Dump, Dump],
+    training: Training,
+    verdicts: Sequence[Verdict],
+    roots: frozenset[str],
+    origins: Sequence[Origin],
 ) -> StepRow:
     wrong = [
         v
         for v in verdicts
         if v.outcome is Outcome.ORIGIN
         or (v.outcome is Outcome.NONFINITE and v.fails)
-        or (v.outcome is Outcome.UNMATCHED and v.origin is not None)
+        or (v.outcome in (Outcome.UNMATCHED, Outcome.INCOMPARABLE) and v.origin is not None)
     ]
     given = [v for v in verdicts if is_given(v.key, roots) and v.reference is not None and v.port is not None]
     settings = [[told for _, told in training.settings(side, step).values()] for side in (0, 1)]
@@ -72,9 +60,17 @@ def _row(
         (not training.of_step(0, step), not training.of_step(1, step)),
         wrong[0].key if wrong else None,
         wrong[0].origin if wrong else None,
+        _stage(wrong[0], origins) if wrong else None,
         len(wrong),
         sum(v.outcome is Outcome.INHERITED for v in verdicts),
     )
+
+
+def _stage(wrong: Verdict, origins: Sequence[Origin]) -> str:
+    where = origins[wrong.origin].where if wrong.origin is not None else ""
+    phase: str = wrong.key.phase.value
+    right = where == "loss" and wrong.key.phase is Phase.BACKWARD  # the loss itself
+    return where if where in STAGES and not right else phase
 
 
 def _two(values: Iterable[Optional[float]]) -> Two:

@@ -9,21 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
 from aligner.compare.casts import Cast
 from aligner.compare.deviation import Deviation
 from aligner.compare.mixup import Mixup
 from aligner.compare.place import Place
+from aligner.compare.steps import Steps
 from aligner.compare.stop import Stop
 from aligner.compare.tolerance import Tolerance as Tolerance
 from aligner.explain.edit import Edit
 from aligner.explain.line import Fork
 from aligner.explain.suspect import Cause
 from aligner.record import Key, LayerSpec, Scalar, display
-
-if TYPE_CHECKING:
-    from aligner.compare.step_rows import StepRow
 
 
 class Outcome(Enum):
@@ -221,7 +219,7 @@ class Comparison:
     and there are no origins."""
     stops: tuple[Stop, ...] = ()
     """Nets that stopped with an exception, the reference first; then `outcome` is not "aligned"."""
-    steps: tuple[StepRow, ...] = ()
+    steps: Steps = field(default_factory=Steps)
     """The steps of a training that both sides have."""
     casts: tuple[Cast, ...] = ()
     """What layers compute in, where that is not float32 on both sides; in the reference's order."""

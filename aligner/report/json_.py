@@ -17,7 +17,7 @@ from aligner.compare.casts import Cast
 from aligner.compare.deviation import Deviation
 from aligner.compare.mixup import Mixup
 from aligner.compare.sides import elsewhere, not_compared
-from aligner.compare.step_rows import StepRow
+from aligner.compare.steps import StepRow
 from aligner.compare.verdict import Comparison, Origin, Side, Verdict
 from aligner.explain.catalogue import sentences, spoken
 from aligner.explain.edit import Edit
@@ -201,7 +201,7 @@ def _step(row: StepRow) -> dict[str, Any]:
         "same_data": row.same_data,
         **{name: dict(zip(("reference", "port"), values)) for name, values in sides.items()},
         "skipped": dict(zip(("reference", "port"), row.skipped)),
-        "first": None if row.first is None else {**_key(row.first), "origin": row.origin},
+        "first": None if row.first is None else {**_key(row.first), "origin": row.origin, "stage": row.stage},
         "wrong": row.wrong,
         "inherited": row.inherited,
     }

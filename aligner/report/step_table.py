@@ -1,11 +1,18 @@
-"""The steps of a training, a row for each; those in which nothing is wrong are folded."""
+"""The steps of a training, a row for each; those in which nothing is wrong are folded.
+
+What is wrong stands in the last column and is what the table is for. Where it has no room, numbers have fewer digits,
+then a column that is equal on both sides has one number, titles are set in two lines, equal columns are left out, and
+at last what is wrong stands below its step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Optional
 
-from aligner.compare.step_rows import StepRow
+from aligner.compare.steps import StepRow
 from aligner.compare.verdict import Comparison
 from aligner.record import display
 from aligner.report import lines
@@ -15,7 +22,66 @@ from aligner.report.words import say
 FOLDED = 3
 """So many steps in a row, or more, of which nothing is to be said become one line."""
 
-DIGITS = 6
+PLACE = 6
+"""With fewer columns of a place that is wrong the stage alone is told."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How wide a table is made."""
+
+    digits: int = 6
+    joined: bool = False
+    """One number where those of both sides are equal in all rows."""
+    stacked: bool = False
+    """Titles in two lines."""
+    without: tuple[str, ...] = ()
+    """Columns that are left out if they are equal on both sides."""
+    below: bool = False
+    """What is wrong stands in a line of its own."""
+    room: int = 30
+    """Columns that are enough for what is wrong: a layer's name may be of any length."""
+
+
+LAYOUTS = (
+    Layout(),
+    Layout(5),
+    Layout(4),  # not fewer: two numbers that are apart by more than the usual tolerance must not look equal
+    Layout(4, True),
+    Layout(4, True, True),
+    Layout(4, True, True, ("rate",), room=22),
+    Layout(4, True, True, ("rate", "data"), room=22),
+    Layout(4, True, True, below=True),
+)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is said of one step, or of some in a row: text, pairs of numbers, and what is wrong by stage and place."""
+
+    step: str
+    data: str
+    numbers: Sequence[tuple[object, object]]
+    """Of loss, norm and rate the reference's and the port's; none of steps that are told as one."""
+    stage: Optional[str]
+    place: str
+    words: str
+    """In place of a stage."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A title for each of its lines, and a cell for each step."""
+
+    name: str
+    titles: Sequence[str]
+    cells: Sequence[str]
+    equal: bool
+
+    @property
+    def width(self) -> int:
+        """Of the widest cell."""
+        return max(map(lines.width, (*self.titles, *self.cells)))
 
 
 def step_lines(comparison: Comparison, terminal: Terminal, limit: Optional[int]) -> list[str]:
@@ -24,19 +90,14 @@ def step_lines(comparison: Comparison, terminal: Terminal, limit: Optional[int])
     if not rows or (len(rows) == 1 and not rows[0].wrong):
         return []
     language = terminal.language
-    titles = [say(f"step-{name}", language) for name in ("number", "data", "loss", "norm", "rate", "first")]
-    cells: list[list[str]] = []
+    told: list[Told] = []
     for run in _runs(rows):
-        told = run if limit is None or len(run) < FOLDED else run[:1]
-        cells += [_cells(row, comparison, language) for row in told]
-        if len(told) < len(run):
-            cells[-1][0] = f"{run[0].step}-{run[-1].step}"
-            cells[-1][2:5] = [say("step-folded", language, count=len(run)), "", ""]
-    shown = cells if limit is None else cells[:limit]
-    widths = [max(lines.width(row[i]) for row in (titles, *shown)) for i in range(5)]
-    table = [_line(row, widths, terminal.width) for row in (titles, *shown)]
-    if len(shown) < len(cells):
-        table.append("  " + say("more", language, count=len(cells) - len(shown)))
+        whole = limit is None or len(run) < FOLDED
+        told += [_told(row, language) for row in run] if whole else [_folded(run, language)]
+    shown = told if limit is None else told[:limit]
+    table = _table(shown, terminal.table_width, language)
+    if len(shown) < len(told):
+        table.append("  " + say("more", language, count=len(told) - len(shown)))
     return table
 
 
@@ -53,36 +114,103 @@ def _runs(rows: Sequence[StepRow]) -> list[list[StepRow]]:
     return runs
 
 
-def _cells(row: StepRow, comparison: Comparison, language: str) -> list[str]:
-    data = "-" if row.same_data is None else say("step-same" if row.same_data else "step-other", language)
-    rates = [
-        say("step-skipped", language)
-        if skipped
-        else ", ".join(f"{rate:g}" for rate in side[:2]) + (", ..." if len(side) > 2 else "")
-        for skipped, side in zip(row.skipped, row.rates)
-    ]
-    return [str(row.step), data, _two(*row.loss), _two(*row.norm), " | ".join(rates), _first(row, comparison, language)]
+def _told(row: StepRow, language: str) -> Told:
+    numbers = row.loss, row.norm, rates(row, language)
+    return Told(str(row.step), data_word(row, language), numbers, row.stage, place(row), _words(row, language))
 
 
-def _two(reference: Optional[float], port: Optional[float]) -> str:
-    return " | ".join("-" if one is None else f"{one:.{DIGITS}g}" for one in (reference, port))
+def _folded(run: Sequence[StepRow], language: str) -> Told:
+    words = say("step-folded", language, count=len(run))
+    return Told(f"{run[0].step}-{run[-1].step}", data_word(run[0], language), (), None, "", words)
 
 
-def _first(row: StepRow, comparison: Comparison, language: str) -> str:
-    """What is wrong first in a step, in its origin's words."""
-    if row.first is None:
-        return say("step-inherited", language, count=row.inherited) if row.inherited else "-"
-    origin = comparison.origins[row.origin] if row.origin is not None else None
-    place = lines.printable(f"{display(row.first.layer)} {row.first.slot}")
-    word = (
-        origin.where
-        if origin is not None and origin.where in ("data", "loss", "clip", "update")
-        else row.first.phase.value
-    )
-    return say(f"step-at-{word}", language, place=place)
+def _words(row: StepRow, language: str) -> str:
+    return say("step-inherited", language, count=row.inherited) if row.inherited else "-"
 
 
-def _line(row: Sequence[str], widths: Sequence[int], columns: int) -> str:
-    text = "  ".join(lines.pad(cell, width) for cell, width in zip(row, widths))
-    room = max(columns - lines.width(text) - 4, 12)
-    return f"  {text}  {lines.cut_left(row[5], room)}".rstrip()
+def rates(row: StepRow, language: str) -> tuple[object, object]:
+    """Of both sides; a word where no update was made."""
+    one, other = (say("step-skipped", language) if skipped else side for skipped, side in zip(row.skipped, row.rates))
+    return one, other
+
+
+def wrong(row: StepRow, language: str) -> str:
+    """What is wrong first in a step, by stage and place, or that it comes of what is before."""
+    return _words(row, language) if row.stage is None else say(f"step-at-{row.stage}", language, place=place(row))
+
+
+def data_word(row: StepRow, language: str) -> str:
+    """Whether both sides' own batches are the same."""
+    return "-" if row.same_data is None else say("step-same" if row.same_data else "step-other", language)
+
+
+def place(row: StepRow) -> str:
+    """Layer and slot of what is wrong first in a step; of the loss nothing, it has a stage of its own."""
+    if row.first is None or row.stage == "loss":
+        return ""
+    return lines.printable(f"{display(row.first.layer)} {row.first.slot}")
+
+
+def number(value: object, digits: int = 6) -> str:
+    """A number, some of them, or words, as the table has them."""
+    if isinstance(value, tuple):
+        return ", ".join(f"{one:.{digits}g}" for one in value[:2]) + (", ..." if len(value) > 2 else "")
+    return f"{value:.{digits}g}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def _table(told: Sequence[Told], width: int, language: str) -> list[str]:
+    """By the first layout in which what is wrong has room."""
+    title = say("step-first", language)
+    longest = max(lines.width(title), *(lines.width(_wrong(one, width, language)) for one in told))
+    for layout in LAYOUTS:
+        columns = _columns(told, layout, language)
+        kept = [one for one in columns if not (one.equal and one.name in layout.without)]
+        left = width - sum(one.width + 2 for one in kept) - 2
+        if layout.below or left >= min(longest, layout.room):
+            break
+    table = _titles(kept, title, layout.below)
+    for index, one in enumerate(told):
+        row = "  ".join(lines.pad(column.cells[index], column.width) for column in kept)
+        if not layout.below:
+            table.append(f"  {row}  {_wrong(one, left, language)}".rstrip())
+            continue
+        table.append(f"  {row}".rstrip())
+        table += [f"        {_wrong(one, width - 8, language)}"] if one.stage or one.words != "-" else []
+    gone = [" ".join(one.titles).strip() for one in columns if one not in kept]
+    note = say("step-left-out", language, names=", ".join(gone)) if gone else ""
+    return table + [f"  {row}" for row in lines.wrap(note, width - 2)]
+
+
+def _columns(told: Sequence[Told], layout: Layout, language: str) -> list[Column]:
+    same = say("step-same", language)
+    found = [Column("step", [say("step-number", language)], [one.step for one in told], False)]
+    equal = all(one.data == same for one in told)
+    found.append(Column("data", [say("step-data", language)], [one.data for one in told], equal))
+    for index, name in enumerate(("loss", "norm", "rate")):
+        pairs = [[number(side, layout.digits) for side in one.numbers[index]] if one.numbers else None for one in told]
+        equal = layout.joined and all(pair is None or pair[0] == pair[1] for pair in pairs)
+        cells = ["" if pair is None else pair[0] if equal else " | ".join(pair) for pair in pairs]
+        titles = [say(f"step-{name}", language)] + ([] if equal else [say("step-sides", language)])
+        found.append(Column(name, titles if layout.stacked else [" ".join(titles)], cells, equal))
+    return found
+
+
+def _titles(columns: Sequence[Column], last: str, below: bool) -> list[str]:
+    """One line, or two; what is wrong stands behind, or below what it is told of."""
+    rows = [list(row) for row in zip_longest(*(column.titles for column in columns), fillvalue="")]
+    text = ["  " + "  ".join(lines.pad(cell, one.width) for cell, one in zip(row, columns)) for row in rows]
+    if below:
+        return [*(row.rstrip() for row in text), f"        {last}"]
+    return [f"{text[0]}  {last}", *(row.rstrip() for row in text[1:])]
+
+
+def _wrong(one: Told, room: int, language: str) -> str:
+    """Stage and place in so many columns: the place is cut, never the stage."""
+    if one.stage is None:
+        return one.words
+    named = say(f"step-at-{one.stage}", language, place=one.place)
+    if lines.width(named) <= room:
+        return named
+    stage = say(f"step-at-{one.stage}", language, place="")
+    left = room - lines.width(stage)
+    return stage + lines.cut_left(one.place, left) if left >= PLACE else stage.rstrip(" :：")

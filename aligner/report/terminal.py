@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TextIO
+from typing import Optional, TextIO
 
 from aligner.report.lines import readable_language
 
@@ -26,6 +26,13 @@ class Terminal:
     width: int = PIPE_WIDTH
     color: bool = False
     language: str = "en"
+    wide: Optional[int] = None
+    """Columns of a table, where it may be wider than text: in a pipe, where nothing breaks a line."""
+
+    @property
+    def table_width(self) -> int:
+        """Columns of a table, each row of which is one line."""
+        return self.width if self.wide is None else self.wide
 
     def paint(self, text: str, *styles: str) -> str:
         """The text in a colour; words carry the meaning, so without colour nothing is lost."""
@@ -34,12 +41,16 @@ class Terminal:
 
 
 def terminal(stream: TextIO, environ: Mapping[str, str], language: str = "en", color: str = "auto") -> Terminal:
-    """What `stream` is: 60 columns in a pipe, the terminal's own width (100 at most) otherwise."""
+    """What `stream` is: 60 columns in a pipe (tables 100), the terminal's own width (100 at most) otherwise."""
     live = stream.isatty()
     wide = environ.get("COLUMNS", "")
-    width = int(wide) if wide.isdigit() and int(wide) > 0 else _own_width(stream) if live else PIPE_WIDTH
+    told = int(wide) if wide.isdigit() else 0
+    width = told or (_own_width(stream) if live else PIPE_WIDTH)
     return Terminal(
-        max(NARROWEST, min(width, WIDEST)), _coloured(live, environ, color), readable_language(language, stream)
+        max(NARROWEST, min(width, WIDEST)),
+        _coloured(live, environ, color),
+        readable_language(language, stream),
+        None if live or told else WIDEST,
     )
 
 
