@@ -209,6 +209,18 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{layer} has no {which} among the compared records.\nLook at `.pairs` for what it has.",
         "比对的记录中 {layer} 没有 {which}。\n请用 `.pairs` 查看现有记录。",
     ),
+    "plot-needs-matplotlib": (
+        "The curves are drawn by matplotlib, which is not installed here.\n"
+        "Install it (pip install 'aligner[plot]'); `result.steps` in a notebook shows the same curves without it.",
+        "绘制曲线需要 `matplotlib`，当前环境没有安装。\n"
+        "请安装（pip install 'aligner[plot]'）；`result.steps` 本身的显示无需它，曲线相同。",
+    ),
+    "plot-needs-two-axes": (
+        "plot() draws on two axes, one for losses and one for norms of gradients; it was given {count}.\n"
+        "Give it those of plt.subplots(2, 1), or none.",
+        "plot() 需要两个坐标系，分别绘制损失与梯度范数；实际给出 {count} 个。\n"
+        "请传入 plt.subplots(2, 1) 的两个坐标系，或不传。",
+    ),
     "notebook-one-side": (
         "{name} stands in one of the two dumps only, so there is no second array.\nUse the side that is there.",
         "{name} 只存在于其中一个转储，没有另一侧的数组。\n请使用存在的一侧。",

@@ -13,6 +13,7 @@ from aligner.compare.cover import ONE_SIDED
 from aligner.compare.verdict import Comparison, Outcome, Verdict
 from aligner.notebook.curve import curve
 from aligner.notebook.markup import badge, block, code, facts, line, listed, quiet, table, text
+from aligner.notebook.step_curve import step_curve
 from aligner.record import Phase, display
 from aligner.report import origins
 from aligner.report.answer import answer
@@ -37,7 +38,7 @@ ORIGINS = 3
 
 
 def comparison_html(comparison: Comparison) -> str:
-    """The answer, the origins, the error curve, the first records over the tolerance, and what was compared."""
+    """The answer, the origins, the curves, the first records over the tolerance, and what was compared."""
     language = messages.language()
     parts = [line(badge(say(comparison.outcome, language), comparison.outcome), text(answer(comparison, language)))]
     parts.append(_casts(comparison, language))
@@ -46,7 +47,7 @@ def comparison_html(comparison: Comparison) -> str:
     if len(mistakes) > ORIGINS:
         more = say("rows-more", language, count=len(mistakes) - ORIGINS)
         parts.append(quiet(text(f"{say('origin', language)}: {more}")))
-    parts += [curve(comparison, language), _failing(comparison, language)]
+    parts += [step_curve(comparison.steps, language), curve(comparison, language), _failing(comparison, language)]
     parts += [_warnings(comparison, language), _compared(comparison, language)]
     return block(*parts)
 
