@@ -233,6 +233,15 @@ def count(text: str) -> int:
     return int(text)
 
 
+def number(text: str) -> int:
+    """A whole number from 0 up.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    return count(text) if text.strip("0") else int(text)
+
+
 def overview(commands: Mapping[str, Pair], language: str) -> str:
     """What `aligner --help` prints."""
     pick = messages.LANGUAGES.index(language)

@@ -172,6 +172,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{dump} has no layer '{layer}' (it has {count}).{hint}\nRun `aligner show {dump}` for the tree of layers.",
         "{dump} 中没有层 '{layer}'（共有 {count} 层）。{hint}\n请运行 `aligner show {dump}` 查看层的树形结构。",
     ),
+    "show-step-unknown": (
+        "{dump} has no step {step}; its last one is {last}, and they are counted from 0.\n"
+        "Capture more of them with --steps, or ask for one that is there.",
+        "{dump} 中没有第 {step} 步；步数从 0 开始，最后一步为第 {last} 步。\n请用 --steps 采集更多步，或选择已有的步。",
+    ),
     "show-no-counterpart": (
         "The layer '{layer}' has no counterpart in {port}.\nRun `aligner compare` to see how the layers were paired.",
         "层 '{layer}' 在 {port} 中没有对应项。\n请运行 `aligner compare` 查看各层的配对情况。",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.mixup import mixed_up
+from aligner.compare.one_step import Group, moved, optimizers, settings_of, step_of, updated
 from aligner.compare.ulp import max_ulp
 from aligner.record import Layer, Phase
 from aligner.report.elements import select, worst
 from aligner.report.json_ import message_document, mixup_document
-from aligner.report.layer_text import View, chosen, entries_of
+from aligner.report.layer_text import View, chosen, entries_of, layer_of
 
 if TYPE_CHECKING:
     from aligner.compare.pairing import Pair
@@ -30,10 +32,40 @@ def dump_document(dump: Dump) -> dict[str, Any]:
         "header": dict(dump.header),
         "complete": dump.complete,
         "recovered": dump.recovered,
+        "training": [asdict(one) for one in optimizers(dump)],
         "layers": [{**_layer(layer), "calls": runs[path]} for path, layer in dump.layers.items()],
         "records": [_address(entry) for entry in dump.entries],
         "notes": [{"layer": note.layer, **message_document(note.message, note.facts)} for note in dump.notes],
     }
+
+
+def step_document(dump: Dump, number: int) -> dict[str, Any]:
+    """One step of a training: losses, settings, and the L2 norms of what each parameter is moved by."""
+    step = step_of(dump, number)
+    return {
+        "schema": SCHEMA,
+        "path": str(dump.path),
+        "step": number,
+        "updates": [
+            {"optimizer": one.optimizer, "kind": one.kind, "type": one.type, "gradient_norm": one.norm}
+            for one in step.updates
+        ],
+        "losses": list(step.losses),
+        "loss_scale": step.seed,
+        "groups": _groups(step.groups),
+        "parameters": [
+            {
+                **dict(zip(("layer", "slot"), one.owner)),
+                **{name: getattr(one, name) for name in ("gradient", "before", "change")},
+            }
+            for one in (moved(dump, entry) for entry in updated(dump, number))
+        ],
+        "records": [_address(entry) for entry in dump.entries if entry.key.step == number],
+    }
+
+
+def _groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    return [{"settings": dict(one.settings), "parameters": [list(owner) for owner in one.parameters]} for one in groups]
 
 
 def layer_document(dump: Dump, path: str, view: View) -> dict[str, Any]:
@@ -41,8 +73,9 @@ def layer_document(dump: Dump, path: str, view: View) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "path": str(dump.path),
-        "layer": _layer(dump.layers[path]),
-        "records": [_record(entry, view) for entry in entries_of(dump, path, view.slots)],
+        "layer": _layer(layer_of(dump, path)),
+        "records": [_record(entry, view) for entry in entries_of(dump, path, view)],
+        **({} if view.step is None else {"groups": _groups(settings_of(step_of(dump, view.step), path))}),
     }
 
 

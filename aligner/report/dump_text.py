@@ -16,6 +16,7 @@ from aligner.report import lines
 from aligner.report.compared import dump_line
 from aligner.report.figures import size
 from aligner.report.origins import value
+from aligner.report.step_text import training_text
 from aligner.report.stops import stopped_in
 from aligner.report.terminal import Terminal
 from aligner.report.words import say, told
@@ -33,6 +34,9 @@ def summary_lines(dump: Dump, terminal: Terminal, limit: Optional[int] = 20) -> 
         (say("dump", language), dump_line({**header, "path": str(dump.path)}, language)),
         (say("contents", language), contents(dump, language)),
     ]
+    trained = training_text(dump, language)
+    if trained is not None:
+        rows.append((say("training", language), trained))
     if header.get("created"):
         rows.append((say("created", language), f"{header['created']}, aligner {header.get('aligner', '?')}"))
     if header.get("command"):

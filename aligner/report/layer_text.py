@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Optional
 
 import numpy as np
 
+from aligner.compare.one_step import begins, moved, settings_of, step_of, updated
 from aligner.compare.ulp import max_ulp
-from aligner.record import Layer, Phase, display
+from aligner.record import Layer, LayerSpec, Phase, display
 from aligner.report import lines
 from aligner.report.dump_text import begun, never, settings_text, shape_text
 from aligner.report.elements import Selection, difference, errors, select, worst
 from aligner.report.figures import element, figure, index
 from aligner.report.origins import settings
+from aligner.report.step_text import group_rows
 from aligner.report.terminal import Terminal
 from aligner.report.words import say
 
@@ -24,6 +26,12 @@ if TYPE_CHECKING:
     from aligner.compare.pairing import Pair
     from aligner.dump.entry import Entry
     from aligner.dump.reader import Dump
+
+TITLES = {
+    Phase.FORCED: "call-title-forced",
+    Phase.GRADIENT: "call-title-gradient",
+    Phase.UPDATE: "call-title-update",
+}
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,8 @@ class View:
     """Elements to list of every record; None: ten of the record that differs most, of the others only how much."""
     ulp: bool = False
     """Also the largest distance in units in the last place, which is large wherever a value is near zero."""
+    step: Optional[int] = None
+    """Only this step's records; parameters as it begins."""
 
 
 def chosen(entries: Iterable[Entry], slots: Sequence[str] = ("*",)) -> list[Entry]:
@@ -45,23 +55,61 @@ def chosen(entries: Iterable[Entry], slots: Sequence[str] = ("*",)) -> list[Entr
     return sorted(own, key=lambda entry: (entry.key.phase is not Phase.PARAMETER, entry.order))
 
 
-def entries_of(dump: Dump, layer: str, slots: Sequence[str] = ("*",)) -> list[Entry]:
-    """The layer's own records, in the order they are shown."""
-    return chosen((entry for entry in dump.entries if entry.key.layer == layer), slots)
+def entries_of(dump: Dump, layer: str, view: View) -> list[Entry]:
+    """The layer's own records, in the order they are shown; of one step, behind the parameters that it begins with."""
+    own = [entry for entry in dump.entries if entry.key.layer == layer]
+    if view.step is None:
+        return chosen(own, view.slots)
+    kept = [entry for entry in own if entry.key.step == view.step and entry.key.phase is not Phase.PARAMETER]
+    return [*_begun(dump, own, view), *chosen(kept, view.slots)]
+
+
+def _begun(dump: Dump, own: Iterable[Entry], view: View) -> list[Entry]:
+    """The parameters that a step begins with."""
+    assert view.step is not None
+    keys = [entry.key._replace(step=view.step) for entry in own if entry.key.phase is Phase.PARAMETER]
+    found = [begins(dump, key) for key in keys]
+    return chosen([entry for entry in found if entry is not None], view.slots)
 
 
 def layer_lines(dump: Dump, path: str, terminal: Terminal, view: View) -> list[str]:
     """The layer alone."""
-    shown = head_lines(dump.layers[path], terminal)
-    for title, group in _groups(entries_of(dump, path, view.slots), terminal.language):
+    shown = head_lines(layer_of(dump, path), terminal)
+    moving = set() if view.step is None else {entry.key for entry in updated(dump, view.step)}
+    if view.step is not None:
+        shown += _settings_lines(dump, view.step, path, terminal)
+    for title, group in _groups(entries_of(dump, path, view), terminal.language, view.step):
         shown += ["", *lines.hang("", title, terminal.width, 0)]
         for entry in group:
             shown += _entry_lines(entry, terminal)
+            if entry.key in moving:
+                shown += _change_lines(dump, entry, terminal.language)
             if view.values is not None:
                 shown += _values(entry, view, terminal)
     if path not in begun(dump) and not any(call.layer == path for call in dump.calls):
         shown += ["", never(dump, path, terminal.language)]
     return shown
+
+
+def layer_of(dump: Dump, path: str) -> Layer:
+    """The layer; a loss that is recorded beside the net need not be declared as one."""
+    return dump.layers[path] if path in dump.layers else Layer(path, "-", LayerSpec("Loss"), False, True)
+
+
+def _settings_lines(dump: Dump, step: int, path: str, terminal: Terminal) -> list[str]:
+    """What the optimizer is told to do with the layer's parameters in this step."""
+    label = say("label-optimizer", terminal.language)
+    rows = group_rows(settings_of(step_of(dump, step), path), terminal.language, label)
+    hung = [lines.hang(label, text, terminal.width, lines.width(label) + 2) for label, text in rows]
+    return [row for text in hung for row in ("", *text)]
+
+
+def _change_lines(dump: Dump, entry: Entry, language: str) -> list[str]:
+    """How far a parameter has moved."""
+    step = moved(dump, entry)
+    if step.change is None or step.before is None:
+        return []
+    return ["    " + say("moved-by", language, change=figure(step.change), before=figure(step.before))]
 
 
 def head_lines(layer: Layer, terminal: Terminal) -> list[str]:
@@ -77,16 +125,16 @@ def head_lines(layer: Layer, terminal: Terminal) -> list[str]:
     return [row for label, text in rows for row in lines.hang(label, lines.printable(text), terminal.width, indent)]
 
 
-def _groups(entries: Iterable[Entry], language: str) -> list[tuple[str, list[Entry]]]:
-    """The entries under their titles: parameters, then one title per call."""
+def _groups(entries: Iterable[Entry], language: str, step: Optional[int] = None) -> list[tuple[str, list[Entry]]]:
+    """The entries under their titles: parameters (those that a step begins with), then one title per call."""
     found: dict[str, list[Entry]] = {}
     for entry in entries:
         key = entry.key
-        title = say("parameters", language)
-        if key.phase is not Phase.PARAMETER:
+        if key.phase is Phase.PARAMETER or (step is not None and key.step != step):
+            title = say("parameters" if step is None else "parameters-of-step", language, step=step)
+        else:
             phase = say(f"phase-{key.phase.value}", language)
-            word = "call-title-forced" if key.phase is Phase.FORCED else "call-title"
-            title = say(word, language, step=key.step, phase=phase, call=key.call)
+            title = say(TITLES.get(key.phase, "call-title"), language, step=key.step, phase=phase, call=key.call)
         found.setdefault(title, []).append(entry)
     return list(found.items())
 

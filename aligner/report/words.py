@@ -287,6 +287,11 @@ WORDS: dict[str, tuple[str, str]] = {
     "notes": ("not captured, or captured in another way", "未采集或以其他方式采集"),
     "parameters": ("parameters", "参数"),
     "call-title": ("step {step}, {phase}, call {call}", "第 {step} 步，{phase}，第 {call} 次调用"),
+    "call-title-gradient": (
+        "step {step}, {phase}: what the optimizer is given",
+        "第 {step} 步，{phase}：交给优化器的值",
+    ),
+    "call-title-update": ("step {step}, {phase}: what it leaves", "第 {step} 步，{phase}：更新后的值"),
     "call-title-forced": (
         "step {step}, forced pass on the reference's values, call {call}",
         "第 {step} 步，以标杆数值强制对齐，第 {call} 次调用",
