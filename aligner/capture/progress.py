@@ -29,11 +29,15 @@ class Progress:
         self._start = self._last = time.monotonic()
         self._before = 0
         self._shown = 0
+        self._weights: Optional[int] = None
+        self.steps: Optional[int] = None
+        """How many are to come, where that is known."""
 
     def begin(self, written: int) -> None:
         """A step begins; `written` bytes (weights, earlier steps) are in the dump already."""
         self._start = time.monotonic()
         self._before = written
+        self._weights = written if self._weights is None else self._weights
 
     def update(self, step: int, layer: str, done: int, total: int, written: int) -> None:
         """`done` of `total` layers of this step have run; `written` bytes are in the dump."""
@@ -45,15 +49,25 @@ class Progress:
         done = min(done, total)
         facts = {
             "step": step,
+            "number": step + 1,
+            "steps": self.steps,
             "done": done,
             "total": total,
             "size": size(written),
             "speed": size(own / max(now - self._start, 1e-9)),
-            "expected": size(self._before + own * total / max(done, 1)),
+            "expected": size(self._expected(step, done / max(total, 1), written)),
             "layer": layer,
         }
-        line = messages.text("capture-progress", self.language, facts)
-        self._show(line)
+        known = self.steps is not None and self.steps > max(step, 1)
+        self._show(messages.text("capture-progress-of" if known else "capture-progress", self.language, facts))
+
+    def _expected(self, step: int, share: float, written: int) -> float:
+        """Bytes in all, if what is to come is like what was: of `step` this share has run."""
+        if not step or self.steps is None or self.steps <= step:
+            whole = self._before + (written - self._before) / max(share, 1e-9)
+            return whole + (whole - self._before) * (max(self.steps or 1, step + 1) - step - 1)
+        weights = self._weights or 0
+        return weights + (written - weights) / (step + share) * self.steps
 
     def say(self, message: str, **facts: object) -> None:
         """Another line, as seldom as `update` writes one."""

@@ -32,9 +32,11 @@ class Watch:
         progress: Progress,
         make: Optional[Make] = None,
         eager: bool = False,
+        stops: bool = False,
     ) -> None:
         """`make` makes the capture of a model that runs; without, it is one of its own. With `eager` the script runs
-        eagerly whatever it asks for, to the end of the capture."""
+        eagerly whatever it asks for, to the end of the capture; with `stops` it ends when its model is called behind
+        the last step that is wanted."""
         self.capture: Optional[Capture] = None
         self.failure: Optional[Exception] = None
         self.raised: Optional[BaseException] = None
@@ -50,6 +52,7 @@ class Watch:
         self._progress = progress
         self._make = make
         self._eager = eager
+        self._stops = stops
         self._model: object = None
         self._unloaded: Optional[AdapterError] = None
         self._handles: list[Handle] = []
@@ -74,7 +77,10 @@ class Watch:
 
     def _on_root(self, adapter: Adapter, model: object) -> None:
         if model is self._model:
-            self.unobserved += self.capture is not None and self.capture.finished
+            finished = self.capture is not None and self.capture.finished
+            self.unobserved += finished
+            if finished and self._stops:
+                raise SystemExit(0)
             return
         if not adapter.is_model(model):
             return

@@ -170,7 +170,10 @@ def add_arguments(parser: parsing.Parser) -> None:
     add(
         "--estimate",
         action="store_true",
-        help=say("run, say how large the dump would be, write nothing", "只估计转储大小，不写入"),
+        help=say(
+            "run, say how large the dump would be, write nothing; of a training its first steps, and how long all take",
+            "只估计转储大小，不写入；训练只运行前几步，并估计全部步的用时",
+        ),
     )
     add("-m", dest="module", metavar="MODULE", help=say("run a module, as python -m does", "像 python -m 一样运行模块"))
     add("target", nargs="?", metavar="TARGET", help=say("factory or script", "工厂函数或脚本"))

@@ -11,11 +11,11 @@ from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Optional
 
-from aligner import messages
 from aligner.capture import target as targets
 from aligner.capture.progress import size
 from aligner.cli.building import built
 from aligner.cli.door import check_output, interruptible, session_options, tell_captured
+from aligner.cli.estimating import tell_estimate, to_measure
 from aligner.cli.replaying import check_replay, replayed, tell_examined
 from aligner.cli.voice import Voice
 from aligner.errors import CaptureError, UsageError
@@ -56,6 +56,7 @@ def capture_factory(options: argparse.Namespace, target: targets.Target) -> int:
         session.header = {**session.header, "inputs": options.inputs}
     prepared.adapter.seed(seed)
     building.seed_everything(seed)
+    voice.progress.steps = prepared.count
     if options.estimate:
         return _estimate(prepared, session, options, voice)
     voice.say("known-size", **_known(prepared, options.output))
@@ -179,22 +180,15 @@ def _run_steps(prepared: Run, capture: Any, voice: Voice) -> None:
 
 
 def _estimate(prepared: Run, session: Options, options: argparse.Namespace, voice: Voice) -> int:
-    """Run once into a sink that only counts."""
-    from aligner.capture.factory import free_space
+    """Run into a sink that only counts; of a training the first steps alone."""
     from aligner.capture.session import Capture
     from aligner.capture.tally import Tally
 
-    tally = Tally()
+    tally, trains = Tally(), prepared.task is not None
+    measured = replace(prepared, wanted=to_measure(prepared.count, trains))
     capture = Capture(prepared.adapter, prepared.model, "", session, voice.progress, sink=tally)
-    _run_steps(prepared, capture, voice)
-    facts = {
-        "model": type(prepared.model).__name__,
-        "steps": capture.steps,
-        "records": tally.records,
-        "size": size(tally.bytes_written),
-        "free": size(free_space(options.output or ".")),
-    }
-    print(messages.text("estimate", options.lang, facts))
+    _run_steps(measured, capture, voice)
+    tell_estimate(tally, type(prepared.model).__name__, prepared.count, capture.steps, trains, options)
     return 0
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, Optional
 from aligner.capture.script import ImportWatcher, Script, run, wait_for_threads
 from aligner.capture.tracebacks import forget_us, hidden
 from aligner.cli.door import check_output, interruptible, session_options, tell_captured
+from aligner.cli.estimating import tell_estimate, to_measure
 from aligner.cli.replaying import check_replay, replayed, steps_of, tell_examined, unwrapped
 from aligner.cli.voice import Voice
 from aligner.errors import CaptureError, UsageError
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from aligner.adapter import Adapter
     from aligner.capture.progress import Progress
     from aligner.capture.session import Capture, Options
-    from aligner.capture.watch import Watch
+    from aligner.capture.tally import Tally
+    from aligner.capture.watch import Make, Watch
     from aligner.replay.replay import Replay
 
 
@@ -30,7 +32,6 @@ _FACTORY_ONLY = (
     "mode",
     "inputs",
     "device",
-    "estimate",
     "train",
     "eval",
     "keep_dropout",
@@ -59,16 +60,20 @@ def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: t
     voice = Voice(options.quiet, options.lang)
     started = time.monotonic()
     steps = options.steps or (steps_of(options.reference) if options.reference else 1)
+    measured = to_measure(steps, options.gradients) if options.estimate else steps
+    voice.progress.steps = steps
 
     def session() -> Options:  # made late: it imports numpy, and the script may want to set things up before that
         silence = options.silence_dropout
-        return session_options(options, seed=options.seed, steps=steps, silence=silence, arguments=wanted.arguments)
+        return session_options(options, seed=options.seed, steps=measured, silence=silence, arguments=wanted.arguments)
 
     names = [options.framework] if options.framework else sorted(available())
-    place = os.path.abspath(options.output)  # the script may change its folder
+    place = os.path.abspath(options.output or "")  # the script may change its folder
     replays: list[Replay] = []
-    make = partial(_replayed, options, voice, replays) if options.reference else None
-    watch = Watch(place, session, options.model, voice.progress, make, eager)
+    tallies: list[Tally] = []
+    make: Optional[Make] = partial(_replayed, options, voice, replays) if options.reference else None
+    make = partial(_tallied, tallies) if options.estimate else make
+    watch = Watch(place, session, options.model, voice.progress, make, eager, options.estimate)
     for stream, errors in zip((sys.stdout, sys.stderr), stream_errors):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)  # the script prints as it would without us
@@ -77,7 +82,11 @@ def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: t
     if os.getpid() == process:  # else the script has forked, and this is the end of the child
         with interruptible(options.output, lambda: watch.capture is not None and watch.capture.began):
             watch.close()
-            _tell(watch, wanted, options, voice, code, started)
+            if tallies and code == 0 and watch.failure is None and watch.capture is not None:
+                done = watch.capture.steps
+                tell_estimate(tallies[0], watch.captured, steps, done, options.gradients, options)
+            else:
+                _tell(watch, wanted, options, voice, code, started)
             for replay in replays:
                 tell_examined(replay, voice)
                 voice.say("next-compare", reference=options.reference, path=options.output)
@@ -103,6 +112,17 @@ def _replayed(
     replays.append(replay)
     replay.begins()
     return replay.capture(path, session, progress, forced=not options.free_only)
+
+
+def _tallied(
+    tallies: list[Tally], adapter: Adapter, model: object, path: str, session: Options, progress: Progress
+) -> Capture:
+    """A capture of the script's model that only counts."""
+    from aligner.capture.session import Capture
+    from aligner.capture.tally import Tally
+
+    tallies.append(Tally())
+    return Capture(adapter, model, path, session, progress, sink=tallies[-1])
 
 
 def _run_script(wanted: Script, watcher: ImportWatcher, voice: Voice, watch: Watch) -> int:

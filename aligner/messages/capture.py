@@ -7,6 +7,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "step {step}: {done} of {total} layers, {size} ({speed}/s), about {expected} in all; {layer}",
         "第 {step} 步：{done}/{total} 层，{size}（{speed}/s），预计共约 {expected}；{layer}",
     ),
+    "capture-progress-of": (
+        "step {number} of {steps}: {done} of {total} layers, {size} ({speed}/s), about {expected} in all; {layer}",
+        "第 {number}/{steps} 步：{done}/{total} 层，{size}（{speed}/s），预计共约 {expected}；{layer}",
+    ),
     "edits-progress": (
         "looking for the change that puts {layer} right: edits run {trials}",
         "正在寻找能改正 {layer} 的修改：已试验 {trials} 处",
@@ -212,6 +216,19 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "estimate": (
         "{model}: a dump of {steps} step(s) would hold {records} values, {size}; {free} free there",
         "{model}：{steps} 步的转储将包含 {records} 个值，{size}；所在磁盘剩余 {free}",
+    ),
+    "estimate-training": (
+        "{model}: a dump of {steps} steps of training would hold about {records} values, {size}, and take {time} (h:mm:ss), "
+        "by the first {measured}; {free} free there\n"
+        "weights {weights}; each step {step}: values of layers {forward}, gradients {backward}, parameters and the "
+        "optimizer's state {update}",
+        "{model}：{steps} 步训练的转储约含 {records} 个值，{size}，用时约 {time}（时:分:秒），按前 {measured} 步估计；"
+        "所在磁盘剩余 {free}\n"
+        "权重 {weights}；每步 {step}：各层的值 {forward}，梯度 {backward}，参数与优化器状态 {update}",
+    ),
+    "estimate-forced": (
+        "the forced pass and the search for causes come on top",
+        "强制对齐运行与原因查找的用时另计",
     ),
     "next-port": (
         "next: aligner capture PORT.py:build --from {path} -o port.h5",

@@ -89,6 +89,38 @@ def test_sizes(count, wanted):
     assert size(count) == wanted
 
 
+def test_of_how_many_steps_is_told_where_it_is_known(clock):
+    out = Terminal()
+    shown = Progress(out)
+    shown.steps = 4
+    shown.begin(100_000)  # weights
+    clock.now += 1
+    shown.update(0, "conv1", 1, 2, 200_000)
+    assert "step 1 of 4: 1 of 2 layers, 200.0 kB (100.0 kB/s), about 900.0 kB in all" in out.getvalue()
+    shown.begin(300_000)
+    clock.now += 1
+    shown.update(1, "conv1", 1, 2, 400_000)
+    assert "step 2 of 4: 1 of 2 layers, 400.0 kB (100.0 kB/s), about 900.0 kB in all" in out.getvalue()
+
+
+@pytest.mark.parametrize("steps", [2, 1000])
+def test_steps_of_a_training_are_like_the_last_that_was_measured(steps, monkeypatch):
+    clock = iter(range(100, 200))
+    monkeypatch.setattr("aligner.capture.tally.time.monotonic", lambda: next(clock))
+    tally = Tally()
+    sizes = {Phase.FORWARD: 100, Phase.BACKWARD: 50, Phase.GRADIENT: 10, Phase.UPDATE: 20}
+    rows = [(0, Phase.PARAMETER, 7), (0, Phase.FORWARD, 3), *((n, *row) for n in (0, 1) for row in sizes.items())]
+    for order, (step, phase, count) in enumerate(rows):
+        array = np.full(count, order, np.float32)
+        tally.write(Record(Key(step, phase, "a", 0, f"output.{order}"), order, "float32", array))
+    found = tally.estimate(steps)
+    assert (found.measured, found.weights, found.once, found.step) == (2, 28, 12, 720)
+    assert (found.forward, found.backward, found.update) == (400, 240, 80)
+    assert found.bytes == 28 + 12 + 720 * steps
+    assert found.records == 6 + 4 * (steps - 1)
+    assert found.seconds == 8 + 3 * (steps - 2)  # a second passes with each value
+
+
 def test_an_estimate_counts_a_value_seen_twice_once():
     tally = Tally()
     for order, values in enumerate((np.ones(8, np.float32), np.ones(8, np.float32), np.zeros(8, np.float32))):
