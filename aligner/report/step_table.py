@@ -1,8 +1,8 @@
 """The steps of a training, a row for each; those in which nothing is wrong are folded.
 
 What is wrong stands in the last column and is what the table is for. Where it has no room, numbers have fewer digits,
-then a column that is equal on both sides has one number, titles are set in two lines, equal columns are left out, and
-at last what is wrong stands below its step.
+a column that is equal on both sides has one number, titles are set in two lines, equal columns are left out, and at
+last what is wrong stands below its step.
 """
 
 from __future__ import annotations
@@ -22,6 +22,10 @@ from aligner.report.words import say
 FOLDED = 3
 """So many steps in a row, or more, of which nothing is to be said become one line."""
 
+EQUAL = 4
+"""Digits in which two numbers that are apart by more than the usual tolerance differ: not fewer are shown. In more of
+them right sides differ by rounding."""
+
 PLACE = 6
 """With fewer columns of a place that is wrong the stage alone is told."""
 
@@ -32,7 +36,7 @@ class Layout:
 
     digits: int = 6
     joined: bool = False
-    """One number where those of both sides are equal in all rows."""
+    """One number, the reference's, where those of both sides are equal in EQUAL digits in all rows."""
     stacked: bool = False
     """Titles in two lines."""
     without: tuple[str, ...] = ()
@@ -46,12 +50,13 @@ class Layout:
 LAYOUTS = (
     Layout(),
     Layout(5),
-    Layout(4),  # not fewer: two numbers that are apart by more than the usual tolerance must not look equal
-    Layout(4, True),
-    Layout(4, True, True),
-    Layout(4, True, True, ("rate",), room=22),
-    Layout(4, True, True, ("rate", "data"), room=22),
-    Layout(4, True, True, below=True),
+    Layout(6, True),
+    Layout(5, True),
+    Layout(EQUAL, True),
+    Layout(EQUAL, True, True),
+    Layout(EQUAL, True, True, ("rate",), room=22),
+    Layout(EQUAL, True, True, ("rate", "data"), room=22),
+    Layout(EQUAL, True, True, below=True),
 )
 
 
@@ -187,9 +192,12 @@ def _columns(told: Sequence[Told], layout: Layout, language: str) -> list[Column
     equal = all(one.data == same for one in told)
     found.append(Column("data", [say("step-data", language)], [one.data for one in told], equal))
     for index, name in enumerate(("loss", "norm", "rate")):
-        pairs = [[number(side, layout.digits) for side in one.numbers[index]] if one.numbers else None for one in told]
-        equal = layout.joined and all(pair is None or pair[0] == pair[1] for pair in pairs)
-        cells = ["" if pair is None else pair[0] if equal else " | ".join(pair) for pair in pairs]
+        pairs = [one.numbers[index] if one.numbers else None for one in told]
+        equal = layout.joined and all(
+            pair is None or len({number(side, EQUAL) for side in pair}) == 1 for pair in pairs
+        )
+        shown = [[] if pair is None else [number(side, layout.digits) for side in pair] for pair in pairs]
+        cells = [" | ".join(sides[:1] if equal else sides) for sides in shown]
         titles = [say(f"step-{name}", language)] + ([] if equal else [say("step-sides", language)])
         found.append(Column(name, titles if layout.stacked else [" ".join(titles)], cells, equal))
     return found
