@@ -103,7 +103,7 @@ def _tinted(panel: Panel, rows: Sequence[StepRow], language: str) -> str:
 
 def _axis(panel: Panel, name: str) -> str:
     """Some values at the left, each with a faint line, and what they are values of."""
-    drawn = [f"<text x='2' y='{panel.top + 9}' fill='currentColor' font-weight='600'>{text(name)}</text>"]
+    drawn = [f"<text x='2' y='{panel.top - 5}' fill='currentColor' font-weight='600'>{text(name)}</text>"]
     for tick in range(TICKS):
         value = panel.low + (panel.high - panel.low) * (tick + 0.5) / TICKS
         y = panel.y(value)
