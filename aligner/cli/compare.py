@@ -98,6 +98,15 @@ def add_arguments(parser: parsing.Parser) -> None:
         metavar="GLOB",
         help=say("layers that may lack a counterpart (repeatable)", "允许没有对应项的层（可重复）"),
     )
+    add(
+        "--from-step",
+        type=parsing.count,
+        metavar="N",
+        help=say(
+            "of a run that was resumed: the step of REF that it begins with, where the values do not tell",
+            "对于断点续训：待比对训练从标杆的第几步开始（无法由数值判断时使用）",
+        ),
+    )
     add("--strict", action="store_true", help=say("warnings count as diverged", "有警告即视为超差"))
     add(
         "--repro",
@@ -219,6 +228,7 @@ def _compare(options: argparse.Namespace) -> Comparison:
             rule=options.rule,
             map=options.map,
             allow_unmatched=options.allow_unmatched,
+            from_step=options.from_step,
             executor=executor,
             progress=None if options.quiet else _Progress(sys.stderr, options.lang),
         )

@@ -9,9 +9,11 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Optional, Union
 
 from aligner.compare.basis import settled
+from aligner.compare.beginning import States, found, nowhere
 from aligner.compare.borders import excuse_borders
 from aligner.compare.conclusion import conclude
 from aligner.compare.cover import cover
@@ -20,15 +22,19 @@ from aligner.compare.folded import excuse_between
 from aligner.compare.force import found_by_force
 from aligner.compare.growth import doubt
 from aligner.compare.layer_map import LayerMap, read_map, resolved
-from aligner.compare.layers import pair_layers
+from aligner.compare.layers import Pairing, pair_layers
+from aligner.compare.lost import Resumed
 from aligner.compare.measuring import Progress, measured
 from aligner.compare.mixup import mixed_up
 from aligner.compare.naming import all_names, kept_map
 from aligner.compare.net import Net, survey
 from aligner.compare.pairing import Pair, pair_records
 from aligner.compare.reading import Reading, excuse_form, excuse_imported, excuse_mask, excuse_rounding
+from aligner.compare.resuming import resumed
+from aligner.compare.shifted import shifted
 from aligner.compare.sorting import in_reading_order, is_given
 from aligner.compare.stages import judge_stages
+from aligner.compare.stop import Stop
 from aligner.compare.stops import excuse_not_run, stopped, stops
 from aligner.compare.tolerance import Tolerance
 from aligner.compare.training import Training
@@ -50,6 +56,7 @@ def compare(
     rule: str = "scaled",
     map: Optional[LayerMap] = None,
     allow_unmatched: Sequence[str] = (),
+    from_step: Optional[int] = None,
     executor: Optional[Executor] = None,
     progress: Optional[Progress] = None,
 ) -> Comparison:
@@ -64,6 +71,7 @@ def compare(
             lines "REF = PORT". A name also stands for everything inside the layer, and "*" for one part of a name.
             The map that the port was captured with stays in force, as far as this one says nothing else.
         allow_unmatched: globs of layers that may be without a counterpart.
+        from_step: of a resumed run the step of the reference's that it begins with, if the values do not tell.
         executor: runs one job per pair; results are taken in order. Threads share the open dumps.
         progress: called with pairs done, pairs in all, and bytes read so far.
 
@@ -75,44 +83,68 @@ def compare(
     rules = Tolerance(tolerance, rule)
     wanted = read_map(map)
     with ExitStack() as opened:
-        one, other = (_opened(source, opened) for source in (reference, port))
-        one.verify()
+        whole, other = (_opened(source, opened) for source in (reference, port))
+        whole.verify()
         other.verify()
+        one, begun = whole, found(whole, other, from_step)
+        if begun is not None:
+            one, other = shifted(whole, begun.step, begun.step + begun.steps), shifted(other, 0, begun.steps)
         nets = survey(one), survey(other)
         given = resolved(wanted, *(all_names(net) for net in nets)) if wanted else {}
         given = {**kept_map(other.header.get("map"), *nets, set(given.values())), **given}
         pairing = pair_layers(*nets, given, other.header.get("mapping"), other.header.get("parted"))
         pairs = in_reading_order(pair_records(one, other, pairing), *nets)
-        mixup = mixed_up(one, other)
+        mixup = mixed_up(whole, other)
+        if begun is not None and mixup is not None and not mixup.void:
+            mixup = None  # two runs of one program are meant to be
         if mixup is None or not mixup.void:
             _check_same_model(one, other, nets, pairs)
         readings = measured(pairs, rules, executor, progress)
         expectations = Expectations(one, other)
-        checks = found_by_force(one, other, expectations)
-        for reading in readings:
-            reading.check = checks.get(reading.pair.key) if reading.pair.reference is not None else None
-            excuse_form(reading, rules)
-        _excuse_inputs(readings, nets[0])
-        for reading in readings:
-            excuse_mask(reading, rules)
-            excuse_imported(reading, *nets)
-        unwrap(readings, *nets, rules)
-        excuse_borders(readings, *nets, pairing)
-        found = stops(one, other, pairing)
-        excuse_not_run(readings, found, (one, other), pairing)
-        excuse_unread(readings)
-        excuse_between(readings, one, other)
-        cover(readings, *nets, pairing)
-        _tell_ends(readings, one, other)
-        expectations.excuse(readings)
+        ended = stops(one, other, pairing)
+        forced = _excuse(readings, (one, other), nets, pairing, ended, expectations, rules)
         training = Training(one, other)
         judge_stages(readings, one, training, rules)
-        if checks:
+        if forced:
             doubt(readings, other)
         mixup = settled(mixup, readings, nets[0])
         allowed = tuple(allow_unmatched)
-        found_out = conclude(one, other, nets, pairing, readings, rules, allowed, expectations, training, mixup)
-        return stopped(found_out, found)
+        told = conclude(one, other, nets, pairing, readings, rules, allowed, expectations, training, mixup)
+        if begun is not None:
+            run = Resumed(whole, one, other, begun, States(whole), training, readings, nets[0].roots)
+            told = resumed(told, run, rules)
+        elif (apart := nowhere(whole, other)) is not None:
+            told = replace(told, warnings=(("resumed-nowhere", apart), *told.warnings))
+        return stopped(told, ended)
+
+
+def _excuse(
+    readings: list[Reading],
+    dumps: tuple[Dump, Dump],
+    nets: tuple[Net, Net],
+    pairing: Pairing,
+    ended: Sequence[Stop],
+    expectations: Expectations,
+    tolerance: Tolerance,
+) -> bool:
+    """Forgive what differs and is no mistake, in the order that each relies on; whether the port was replayed."""
+    checks = found_by_force(*dumps, expectations)
+    for reading in readings:
+        reading.check = checks.get(reading.pair.key) if reading.pair.reference is not None else None
+        excuse_form(reading, tolerance)
+    _excuse_inputs(readings, nets[0])
+    for reading in readings:
+        excuse_mask(reading, tolerance)
+        excuse_imported(reading, *nets)
+    unwrap(readings, *nets, tolerance)
+    excuse_borders(readings, *nets, pairing)
+    excuse_not_run(readings, ended, dumps, pairing)
+    excuse_unread(readings)
+    excuse_between(readings, *dumps)
+    cover(readings, *nets, pairing)
+    _tell_ends(readings, *dumps)
+    expectations.excuse(readings)
+    return bool(checks)
 
 
 def _opened(source: Source, stack: ExitStack) -> Dump:

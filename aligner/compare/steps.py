@@ -11,7 +11,10 @@ from aligner.record import Key
 Two = tuple[Optional[float], Optional[float]]
 """Of the reference and of the port."""
 
-STAGES = ("data", "loss", "clip", "update")
+LOST = ("state", "schedule")
+"""What a resumed run begins with."""
+
+STAGES = ("data", "loss", "clip", "update", *LOST)
 """Of a step, by which an origin is told; any other is told by the phase of the value that is wrong."""
 
 

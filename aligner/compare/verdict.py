@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from aligner.compare.casts import Cast
 from aligner.compare.deviation import Deviation
@@ -22,6 +22,9 @@ from aligner.explain.edit import Edit
 from aligner.explain.line import Fork
 from aligner.explain.suspect import Cause
 from aligner.record import Key, LayerSpec, Scalar, display
+
+if TYPE_CHECKING:
+    from aligner.compare.beginning import Beginning
 
 
 class Outcome(Enum):
@@ -98,7 +101,8 @@ class Verdict:
 @dataclass(frozen=True)
 class Origin:
     """A place that is wrong by itself. `where`: "layer", "glue", "parameters" or "inputs"; of a training step also
-    "loss", "clip" (what is made of gradients before the optimizer gets them) or "update".
+    "loss", "clip" (what is made of gradients before the optimizer gets them) or "update"; of a resumed run "data",
+    "state" or "schedule".
 
     For glue, `layer` is the parent whose own code is wrong, and `between` the two layers it lies between ("" = the
     parent's own border). `input_error` is the largest error of what came in.
@@ -221,6 +225,8 @@ class Comparison:
     """Nets that stopped with an exception, the reference first; then `outcome` is not "aligned"."""
     steps: Steps = field(default_factory=Steps)
     """The steps of a training that both sides have."""
+    resumed: Optional[Beginning] = None
+    """Where in the reference's training the port's, a resumed run, begins; steps count as the reference's."""
     casts: tuple[Cast, ...] = ()
     """What layers compute in, where that is not float32 on both sides; in the reference's order."""
 

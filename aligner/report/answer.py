@@ -8,8 +8,10 @@ from aligner.compare import sides
 from aligner.compare.asides import OTHER_NETS
 from aligner.compare.moved import ABSENT, APART, BOTH, TOLD, UNJUDGED
 from aligner.compare.verdict import Comparison, Origin, Outcome, Side, Verdict
+from aligner.explain.catalogue import sentences
 from aligner.record import Phase, display
 from aligner.report import lines
+from aligner.report.causes import is_lost
 from aligner.report.figures import exact, figure
 from aligner.report.stops import stop_sentence
 from aligner.report.words import say, told
@@ -52,7 +54,13 @@ def _whole(comparison: Comparison, language: str) -> str:
         return _stopped(comparison, language)
     facts = dict(comparison.warnings)
     ends = (say(f"answer-{name}", language, **facts[name]) for name in ENDS if name in facts)
-    return _judgement(comparison, language) + "".join(ends)
+    return _judgement(comparison, language) + _resumed(comparison, language) + "".join(ends)
+
+
+def _resumed(comparison: Comparison, language: str) -> str:
+    """Where the port's run begins in the reference's."""
+    begun = comparison.resumed
+    return "" if begun is None else say("answer-resumed", language, step=begun.step, steps=begun.steps)
 
 
 def _stopped(comparison: Comparison, language: str) -> str:
@@ -70,7 +78,11 @@ def _judgement(comparison: Comparison, language: str) -> str:
     pairs = [v for v in both if v.outcome is not Outcome.COVERED]
     if comparison.outcome == "aligned" or (comparison.stops and comparison.first is None):
         return _aligned(comparison, pairs, language)
-    first = comparison.first
+    first, lost = comparison.first, next(iter(comparison.origins), None)
+    if lost is not None and is_lost(lost):
+        title = sentences(lost.causes[0].id, lost.causes[0].facts, language)[0]
+        title = title[:1].lower() + title[1:] if language == "en" else title
+        return lines.printable(title)
     if sides.NONE in dict(comparison.warnings) and not any(verdict.fails for verdict in comparison.verdicts):
         return say("answer-outputs-none", language, pairs=len(pairs), tolerance=tolerance)
     wrong_input = next((origin for origin in comparison.origins if origin.where == "inputs"), None)

@@ -32,9 +32,9 @@ def cause_rows(origin: Origin, comparison: Comparison, language: str) -> list[Ro
     first = likeliest(origin)
     if first is None:
         return [] if origin.where == "inputs" else _unknown(origin, comparison, language)
-    if first.id == FRAMEWORK:
+    if first.id == FRAMEWORK or is_lost(origin):
         words = zip(("why", "seen", "change"), sentences(first.id, first.facts, language))
-        return [(say(f"label-{name}", language), printable(text)) for name, text in words]
+        return [(say(f"label-{name}", language), printable(text)) for name, text in words if text]
     if origin.line is not None and first.id in LINES.values():  # the line has been told
         return [(say("label-also", language), text) for text in _further(first, origin.causes, language)]
     title, evidence, fix = (printable(text) for text in sentences(first.id, first.facts, language))
@@ -49,6 +49,11 @@ def cause_rows(origin: Origin, comparison: Comparison, language: str) -> list[Ro
         at = [name for name, _ in told].index(say("label-proof", language))
         told[at:at] = edit_rows(origin.edit, None, language)
     return told + [(say("label-also", language), text) for text in _further(first, origin.causes, language)]
+
+
+def is_lost(origin: Origin) -> bool:
+    """Whether it is what a resumed run has lost: read from both dumps, and no guess that a trial is to prove."""
+    return any(cause.id.startswith("resume-") for cause in origin.causes[:1])
 
 
 def proof(cause: Cause, language: str) -> str:

@@ -119,6 +119,7 @@ def _head(comparison: Comparison) -> dict[str, Any]:
         "suspects": _origins(comparison.suspects, comparison),
         "casts": [_cast(cast) for cast in comparison.casts],
         "steps": [_step(row) for row in comparison.steps],
+        "resumed": None if comparison.resumed is None else asdict(comparison.resumed),
         "warnings": [message_document(message, facts) for message, facts in comparison.warnings],
         "counts": dict(comparison.counts),
         "paired": dict(Counter(pair.by for pair in comparison.layers)),

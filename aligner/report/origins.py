@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import Optional
 
 from aligner.compare.deviation import Deviation
+from aligner.compare.steps import STAGES
 from aligner.compare.verdict import Comparison, Origin
 from aligner.explain.kinds import KIND
 from aligner.record import Attribute, Key, LayerSpec, Phase, display
-from aligner.report.causes import Row, cause_rows
+from aligner.report.causes import Row, cause_rows, is_lost
 from aligner.report.edit import edit_rows
 from aligner.report.families import Family, differ, differences, likeliest
 from aligner.report.figures import element, exact, figure, index, multiple
@@ -25,9 +26,6 @@ from aligner.report.words import say
 
 MANY = 1e5
 """Beyond this the exact multiple of what rounding explains says no more."""
-
-STAGES = ("data", "loss", "clip", "update")
-"""Places of a training step that are no layer's."""
 
 NAMED, LEFT = 8, 3
 """Further places of one mistake that are named, and values that a change leaves wrong."""
@@ -173,7 +171,10 @@ def statement(origin: Origin, tolerance: float, language: str) -> str:
     known: dict[str, object] = {"slot": printable(slot), "off": _off(origin, tolerance, language)}
     if origin.where in STAGES:
         name = record(origin.measured) or printable(f"{display(origin.layer)} {origin.slot}")
-        return say(f"origin-{origin.where}", language, **{**known, "slot": name, "count": len(origin.owners)})
+        word = origin.where
+        if is_lost(origin):
+            word = "unrecorded" if origin.place is None else "lost"
+        return say(f"origin-{word}", language, **{**known, "slot": name, "count": len(origin.owners)})
     known["input"] = say("nothing-measured", language)
     if origin.input_error is not None:
         known["input"] = say("error", language, value=figure(origin.input_error, tolerance))

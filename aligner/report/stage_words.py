@@ -93,5 +93,15 @@ STAGES: dict[str, tuple[str, str]] = {
         "{count} parameters are wrong after it: {slot} {off}, what it begins with agrees",
         "更新后 {count} 个参数有误：{slot} {off}，而更新前的值一致",
     ),
+    "answer-resumed": (
+        "; the second run is the first one resumed at its step {step} ({steps:step})",
+        "；第二次训练是第一次训练从第 {step} 步继续的续训（共 {steps} 步）",
+    ),
+    "origin-head-state": ("the state that the resumed run begins with", "续训开始时的状态"),
+    "origin-head-schedule": ("the schedule of the resumed run", "续训的策略"),
+    "origin-lost": ("not what the whole run has there: {slot} {off}", "与完整训练在该处的值不同：{slot} {off}"),
+    "origin-unrecorded": ("not what the whole run has in this step", "与完整训练在本步的值不同"),
+    "step-at-state": ("lost: {place}", "丢失：{place}"),
+    "step-at-schedule": ("schedule: {place}", "策略：{place}"),
     "in-steps": ("in steps {steps}", "出现于步骤 {steps}"),
 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Optional
 
-from aligner.compare.steps import StepRow
+from aligner.compare.steps import LOST, StepRow
 from aligner.compare.verdict import Comparison
 from aligner.record import display
 from aligner.report import lines
@@ -153,6 +153,8 @@ def place(row: StepRow) -> str:
     """Layer and slot of what is wrong first in a step; of the loss nothing, it has a stage of its own."""
     if row.first is None or row.stage == "loss":
         return ""
+    if row.stage in LOST and not row.first.layer:
+        return lines.printable(row.first.slot)  # of the whole training, a loss scale say
     return lines.printable(f"{display(row.first.layer)} {row.first.slot}")
 
 

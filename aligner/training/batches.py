@@ -66,6 +66,12 @@ def _by_channel(own: Floats, port: Floats) -> Iterator[Suspect]:
             return
 
 
+def familiar(port: Floats, reference: Mapping[int, Floats]) -> list[str]:
+    """Where in the reference's batches those rows stand that are there at all, as step:row."""
+    places = [_where(row, reference) for row in port]
+    return ["{}:{}".format(*place) for place in places if place is not None]
+
+
 def _where(row: Floats, reference: Mapping[int, Floats]) -> Any:
     """The step and the row of the reference's that it is."""
     for step, batch in reference.items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from aligner.explain.catalogue.entry import Entry, Text
 from aligner.training.loss_entries import LOSSES
+from aligner.training.resume_entries import RESUMED
 from aligner.training.treatment_entries import TREATMENT
 
 _NOTHING = ("", "")
@@ -237,4 +238,4 @@ DATA: tuple[Entry, ...] = (
     ),
 )
 
-ENTRIES: tuple[Entry, ...] = DATA + LOSSES + SETTINGS + WHOSE + TREATMENT
+ENTRIES: tuple[Entry, ...] = DATA + LOSSES + SETTINGS + WHOSE + TREATMENT + RESUMED

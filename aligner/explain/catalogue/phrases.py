@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aligner.explain.catalogue.entry import Text
+from aligner.explain.catalogue.resumed import RESUMED
 from aligner.explain.phrase import Phrase
 
 _SHORT: Mapping[str, Text] = {
@@ -51,7 +52,7 @@ _WAYS: Mapping[str, Text] = {
 }
 """What is done to gradients between the backward run and the optimizer."""
 
-PHRASES: Mapping[str, Text] = {**_WAYS, **_SHORT, **_PLACES, **_LAYERS}
+PHRASES: Mapping[str, Text] = {**_WAYS, **_SHORT, **_PLACES, **_LAYERS, **RESUMED}
 
 
 def said(fact: Any, side: int) -> Any:
