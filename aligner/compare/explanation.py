@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
@@ -47,6 +48,9 @@ LATER = (Phase.BACKWARD.value, Phase.GRADIENT.value, Phase.UPDATE.value)
 CODE = ("layer", "glue")
 """Places that code of the port's own may be wrong in."""
 
+_TYPES = re.compile(r"astype|type_as|\bto\b|\bcast\b|dtype|b?float\d*\b|\bhalf\b|\bdouble\b")
+"""Words that say a type."""
+
 Trials = Mapping[tuple[str, str], Mapping[str, Any]]
 
 
@@ -70,7 +74,7 @@ class Explaining:
         for origin in origins:
             told = origin
             try:
-                told = self._blameless(self._explained(origin))
+                told = _as_written(self._blameless(self._explained(origin)))
             except DumpError:
                 raise
             except Exception as error:
@@ -148,6 +152,14 @@ class Explaining:
         return replace(origin, causes=causes, untried=tuple(inquiry.untried))
 
 
+def _as_written(origin: Origin) -> Origin:
+    """Without a line to change where the code as it is written was right in float32, but one that says the type."""
+    if not any(_is_short(cause) for cause in origin.causes) or (origin.edit is not None and _casts(origin.edit)):
+        return origin
+    causes = tuple(cause for cause in origin.causes if cause.id != EDITED)
+    return replace(origin, causes=causes, edit=None, left=(), line=None, left_line=None)
+
+
 class _Held:
     """The cases of one origin, made when they are asked for."""
 
@@ -190,6 +202,13 @@ def _edited(edit: Edit) -> Cause:
     return suspect.confirmed(edit.before, edit.after)
 
 
+def _casts(edit: Edit) -> bool:
+    """Whether it changes in which type something is computed."""
+    texts = ([hunk.before for hunk in edit.hunks], [hunk.after for hunk in edit.hunks])
+    before, after = (sorted(word for text in side for word in _TYPES.findall(text)) for side in texts)
+    return before != after
+
+
 def _told(causes: Sequence[Cause]) -> Told:
     return tuple((cause.id, cause.confirmed) for cause in causes)
 
@@ -227,9 +246,14 @@ def _of_case(
     causes = [cause for *_, cause in sorted(found, key=lambda item: item[:3])]
     if origin.cast:  # a pattern of rounding is no cause beside what rounds
         causes.sort(key=lambda cause: cause.id in WEAK)
-    for proof in [cause for cause in causes if cause.id == IN_SHORT and cause.confirmed]:
+    for proof in [cause for cause in causes if _is_short(cause)]:
         causes = _in_float32(causes, proof)
     return tuple(causes[:MOST])
+
+
+def _is_short(cause: Cause) -> bool:
+    """Whether the code was run in float32, and was right."""
+    return cause.id == IN_SHORT and cause.confirmed
 
 
 def _in_float32(causes: Sequence[Cause], proof: Cause) -> list[Cause]:

@@ -31,9 +31,9 @@ def figures(wrong: Steps, missing: Steps, early: int, heard: Sequence[Sequence[E
     reference.
     """
     steps, models = ([one for _, one in side if one is not None] for side in (wrong, missing))
-    theirs, ours = ({number for one in events for number in _numbers(one)} for events in heard)
-    odd = [one for one in steps if not ours.issuperset(_numbers(one))][:ODD]
-    lacking = [one for one in models if not theirs.issuperset(_numbers(one))][:ODD]
+    theirs, ours = ({number for one in events for number in numbers(one)} for events in heard)
+    odd = [one for one in steps if not ours.issuperset(numbers(one))][:ODD]
+    lacking = [one for one in models if not theirs.issuperset(numbers(one))][:ODD]
     others = (one for one in _pairs(odd, lacking) if one.found not in ours and one.wanted not in theirs)
     return [*dict.fromkeys((*_pairs(steps[:early], models[:early]), *others))]
 
@@ -58,7 +58,8 @@ def _ends(one: object, other: object) -> Iterator[tuple[Any, Any]]:
             yield from _ends(here, there) if isinstance(here, tuple) else [(here, there)]
 
 
-def _numbers(event: Event) -> Iterator[float]:
+def numbers(event: Event) -> Iterator[float]:
+    """The plain numbers that a step is given."""
     yield from (
         one for one in (*event.arguments.values(), *(each.value for each in _constants(event))) if _is_plain(one)
     )

@@ -39,6 +39,7 @@ from aligner.mending.search import Search
 from aligner.mending.sources import Edit, Sources
 from aligner.mending.texts import Texts
 from aligner.mending.theirs import Theirs
+from aligner.mending.thresholds import said
 from aligner.mending.witness import Caught, Witness
 from aligner.record import Key
 from aligner.words.templates import MINDSPORE, TORCH
@@ -309,8 +310,8 @@ class Stepping:
             one.cost += ALIKE * all(sources.line(edit) in lines for edit in one.edits)
         found_now = Ranking(matching, end).ranked(sorted(candidates, key=lambda one: one.cost)[:MOST])
         known = {one.edits for one in found_now}
-        blind.sort(key=lambda one: one.cost)
-        return found_now + [one for one in blind if one.edits not in known][:BLINDLY]
+        blind = sorted((one for one in blind if one.edits not in known), key=lambda one: one.cost)[:BLINDLY]
+        return said(found_now + blind, heard.story.events, story, sources)
 
     def _search(self, matching: Matching, heard: Heard, sources: Sources, end: Optional[Event]) -> tuple[Search, Texts]:
         side = TORCH if self._adapter.name in ("torch", "mindtorch") else MINDSPORE

@@ -161,3 +161,37 @@ def test_a_small_mistake_that_is_handed_on_twice_is_not_blamed_for_what_the_shor
     assert max(verdict.error or 0.0 for verdict in found.verdicts) > 1e-3  # by rounding
     assert (found.aligned, found.origins) == (True, ())
     assert [(place.layer, place.between) for place in found.suspects] == [("", ("norm", "mixed"))]
+
+
+class Kept(nn.Module):
+    """The largest of those that are kept; of a row without any, zero."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x, keep):
+        top = self.first(x).masked_fill(~keep.unsqueeze(-1), -1e30).amax(1)
+        return self.second(torch.where(top < -1e29, torch.zeros_like(top), top))
+
+
+class KeptPort(cells.Cell):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = cells.Dense(8, 8), cells.Dense(8, 4)
+
+    def construct(self, x, keep):
+        top = ops.amax(ops.masked_fill(self.first(x), ops.logical_not(keep).expand_dims(-1), -1e30), 1)
+        return self.second(ops.where(top < -1e29, ops.zeros_like(top), top))
+
+
+@pytest.mark.parametrize("level", ["O2", "O3", "to_float"])  # "auto" computes this in float32
+def test_no_other_code_is_asked_for_where_it_is_right_in_float32(tmp_path, level):
+    """-inf is not less than -inf, but than any number between the values: only the reference says which is meant."""
+    keep = torch.ones(6, 5, dtype=torch.bool)
+    keep[2] = False
+    found = answer(tmp_path, Kept(), lowered(KeptPort(), level), numbers(6, 5, 8), keep)
+    (origin,) = found.origins
+    assert (origin.edit, origin.line) == (None, None)
+    assert (origin.causes[0].id, origin.causes[0].confirmed) == ("short-float-operations", True)
