@@ -17,6 +17,7 @@ from aligner.compare.held import Held
 from aligner.compare.kinks import excuse_kinks
 from aligner.compare.later import is_end
 from aligner.compare.net import is_input
+from aligner.compare.reach import excuse_unreached
 from aligner.compare.reading import Reading
 from aligner.compare.short import excuse_short
 from aligner.compare.sorting import is_given
@@ -104,6 +105,7 @@ def judge_stages(readings: Iterable[Reading], reference: Dump, training: Trainin
             _judge(reading, reading.deviation.rel_l2, STRICT * reading.own)
         elif training.held and key.phase is Phase.UPDATE:
             _judge_update(reading, reference, training, tolerance)
+    excuse_unreached(readings)
     excuse_kinks(readings)
     if training.held:
         _excuse_shares(readings, training)

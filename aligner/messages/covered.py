@@ -47,6 +47,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "No update was made of these gradients: some of them are not finite.",
         "这些梯度中含有 NaN 或 Inf，未用于更新。",
     ),
+    "covered-unreached": (
+        "This layer hands no gradients on, and those of its parameters agree.",
+        "该层不再向前传递梯度，而其参数的梯度一致。",
+    ),
     "covered-apart": (
         "The port's steps are made of other batches from here on; with the data as the reference has them this is judged.",
         "从该步起，待比对网络各步由不同的批次构成；数据与标杆一致后再作判断。",
