@@ -26,11 +26,15 @@ UNSEEN = 3
 
 
 def untrained(training: Training, dumps: Sequence[Dump]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:
-    """The side that was captured without its training, and nets that were not captured at all."""
+    """The side that was captured without its training, nets that were not captured at all, and an eps elsewhere."""
     if training.one_sided is not None:
         yield "untrained", {"path": str(dumps[training.one_sided].path)}
     if training.hidden:
         yield OTHER_NETS, {"names": ", ".join(dict.fromkeys(training.others))}
+    if training.rooted:
+        eps, names = max(training.rooted.values()), [f"{display(layer)} {slot}" for layer, slot in training.rooted]
+        facts: dict[str, Scalar] = {"eps": f"{eps:g}", "acts": f"{eps**0.5:.0e}", "count": len(names)}
+        yield "eps-under-root", {**facts, "first": names[0]}
 
 
 def told(suspects: Sequence[Origin]) -> Iterable[tuple[str, Mapping[str, Scalar]]]:

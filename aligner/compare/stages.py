@@ -26,9 +26,9 @@ from aligner.compare.training import Owner, Training, as_it_begins
 from aligner.dtypes import DTYPES
 from aligner.record import Key, Phase
 from aligner.training.numbers import ALIKE, term
-from aligner.training.rules import Before, updated
+from aligner.training.rules import Before, nearer, number, updated
 from aligner.training.settings import differences
-from aligner.words.optimizers import EPS_FIRST
+from aligner.words.optimizers import EPS_FIRST, KEPT, RMSPROP
 from aligner.words.training import LOSS
 
 if TYPE_CHECKING:
@@ -197,8 +197,8 @@ def _judge_update(reading: Reading, reference: Dump, training: Training, toleran
 
 
 def _is_by_rule(reading: Reading, reference: Dump, training: Training, owner: Owner, before: Entry) -> bool:
-    """Whether it is off by where MindSpore's Adam adds its eps, and by nothing else: with gradients of eps' size the
-    first updates are smaller, whoever writes them."""
+    """Whether it is off by where MindSpore's Adam and RMSProp add their eps, and by nothing else: with small gradients
+    updates are smaller, whoever writes them."""
     step = reading.pair.key.step
     ours, theirs = (training.settings(side, step).get(owner) for side in (0, 1))
     if ours is None or theirs is None or theirs[1].get(EPS_FIRST) is not True or ours[0].kind != theirs[0].kind:
@@ -207,16 +207,22 @@ def _is_by_rule(reading: Reading, reference: Dump, training: Training, owner: Ow
     if given is None or reading.pair.port is None or differences({owner: ours[1]}, {owner: theirs[1]}, [owner]):
         return False
     state: dict[str, Floats] = {}
-    for word in ("first", "second"):
+    for word in KEPT:
         entry = as_it_begins(reference, reading.pair.key._replace(slot=f"{owner[1]}.{word}"), kept=True)
         state.update({} if entry is None else {word: _floats(entry)})
     start = Before(_floats(before), _floats(given), state, ours[0].count)
     made, own = updated(theirs[0].kind, theirs[1], start), _floats(reading.pair.port)
     if made is None:
         return False
+    if theirs[0].kind == RMSPROP:
+        made = nearer(own, made, updated(theirs[0].kind, {**theirs[1], EPS_FIRST: False}, start))
     off, change = float(np.linalg.norm(own - made)), float(np.linalg.norm(made - start.parameter))
     stored = STORED * (DTYPES[reading.pair.entry.dtype].eps or 0.0) * float(np.linalg.norm(made))
-    return off <= max(stored, RULED * change)
+    if off > max(stored, RULED * change):
+        return False
+    if theirs[0].kind == RMSPROP:  # of an Adam it is over after the first updates
+        training.rooted[owner] = number(theirs[1], "eps", 1e-8)
+    return True
 
 
 def _floats(entry: Entry) -> Floats:

@@ -59,6 +59,8 @@ class Training:
         """Nets beside the one that was captured: a loss may be made of what they hand on."""
         self.hidden = False
         """Whether a loss is off and was not judged for their sake."""
+        self.rooted: dict[Owner, float] = {}
+        """Parameters that move otherwise for where the port's optimizer adds its eps alone, and that."""
         self._runs = [Counter(call.step for call in dump.calls if call.layer == LOSS) for dump in self._dumps]
         self._ends = [math.inf if dump.complete else max(dump.steps, default=0) for dump in self._dumps]
         """The step in which a capture ended early: what is not recorded in it may have come to pass all the same."""

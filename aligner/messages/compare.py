@@ -384,6 +384,12 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Please report this together with the output of `aligner doctor`.",
         "查找原因时出错：{failure}。误差源头本身不受影响。\n请将此信息与 `aligner doctor` 的输出一并反馈。",
     ),
+    "eps-under-root": (
+        "MindSpore's RMSProp adds its epsilon under the root (its CPU kernel in the last elements of each tensor alone), torch's outside of it:\n"
+        "{eps} acts as {acts} would. Where gradients are small, {count} parameters move less for it, first {first}; no setting makes up for that.",
+        "MindSpore 的 RMSProp 在根号内加 epsilon（其 CPU 算子仅对每个张量的末尾元素如此），torch 在根号外：{eps} 的作用相当于 {acts}。\n"
+        "梯度较小处有 {count} 个参数因此更新偏小，首先是 {first}；没有可抵消此差异的设置。",
+    ),
     "below-tolerance": (
         "{layer} ({kind}, {where}) has an error of {error} by itself: within tolerance, but far more than round-off explains.\n"
         "Compare its settings with the reference's.",

@@ -18,9 +18,9 @@ from aligner.compare.updating import UPDATES
 from aligner.dtypes import DTYPES, decode
 from aligner.findings import TRIAL
 from aligner.record import Array, Attribute, Key, Phase
-from aligner.training.rules import Before, updated
+from aligner.training.rules import Before, nearer, updated
 from aligner.training.settings import OPTIMIZED, Difference, differences
-from aligner.words.optimizers import EPS_FIRST, STEP
+from aligner.words.optimizers import EPS_FIRST, KEPT, STEP
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump
@@ -144,13 +144,14 @@ class Again:
             right, first = (np.asarray(decode(*one), np.float64) for one in (wanted, before))
             own = np.asarray(decode(self.adapter.read(parameter), parameter.dtype), np.float64)
             change = float(np.linalg.norm(right - first))
-            off = min(float(np.linalg.norm(own - one)) for one in (right, *self._by_rule(step, parameter, first)))
+            ways = (right, *self._by_rule(step, parameter, first))
+            off = min(float(np.linalg.norm(own - nearer(own, one, right))) for one in ways)
             stored = STORED * (DTYPES[wanted[1]].eps or 0.0) * float(np.linalg.norm(right))
             found[_owner(parameter)] = 0.0 if off <= stored else off / change if change else 1.0
         return found
 
     def _by_rule(self, step: int, parameter: Parameter, first: Any) -> list[Any]:
-        """What the reference's settings come to in an Adam that adds its eps first, if the port's does."""
+        """What the reference's settings come to in an optimizer that adds its eps first, if the port's does."""
         if not self._eps_first:
             return []
         slot = self.values.owner(parameter)
@@ -160,7 +161,7 @@ class Again:
         if not known or given is None:
             return []
         state = {}
-        for word in ("first", "second"):
+        for word in KEPT:
             kept = self.values.begun(parameter, step, word)
             state.update({} if kept is None else {word: np.asarray(decode(*kept), np.float64)})
         begun = Before(first, np.asarray(decode(*given), np.float64), state, known[0].count)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 
 from aligner.record import Attribute
-from aligner.words.optimizers import EPS_FIRST
+from aligner.words.optimizers import EPS_FIRST, RMSPROP
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -38,6 +38,12 @@ def updated(kind: str, settings: Settings, before: Before) -> Optional[Floats]:
     rule = _RULES.get(kind)
     with np.errstate(all="ignore"):
         return None if rule is None else rule(settings, before)
+
+
+def nearer(own: Floats, one: Floats, other: Optional[Floats]) -> Floats:
+    """Of two ways to make an update, element by element the one that was gone: MindSpore's RMSProp on a CPU adds its
+    eps under the root in the last elements of a tensor alone, which its vectors do not fill."""
+    return one if other is None else np.where(np.abs(own - one) <= np.abs(own - other), one, other)
 
 
 def number(settings: Settings, name: str, default: float = 0.0) -> float:
@@ -91,10 +97,11 @@ def _rmsprop(settings: Settings, before: Before) -> Floats:
     if settings.get("centered") is True:
         mean = alpha * _of(before, "mean") + (1 - alpha) * gradient
         second = second - mean * mean
-    step = gradient / (np.sqrt(second) + number(settings, "eps", 1e-8))
+    eps = number(settings, "eps", 1e-8)
+    step = gradient / (np.sqrt(second + eps) if settings.get(EPS_FIRST) is True else np.sqrt(second) + eps)
     if number(settings, "momentum"):
         step = number(settings, "momentum") * _of(before, "momentum") + step
     return before.parameter - number(settings, "lr") * step
 
 
-_RULES: Mapping[str, Callable[[Settings, Before], Floats]] = {"SGD": _sgd, "Adam": _adam, "RMSprop": _rmsprop}
+_RULES: Mapping[str, Callable[[Settings, Before], Floats]] = {"SGD": _sgd, "Adam": _adam, RMSPROP: _rmsprop}

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aligner.record import Attribute
 
+RMSPROP = "RMSprop"
+
 KINDS: Mapping[str, tuple[str, Mapping[str, Attribute]]] = {
     "sgd": ("SGD", {}),
     "momentum": ("SGD", {}),
     "adam": ("Adam", {"decoupled": False, "bias_correction": True}),
     "adamw": ("Adam", {"decoupled": True, "bias_correction": True}),
     "adamweightdecay": ("Adam", {"decoupled": True, "bias_correction": False}),
-    "rmsprop": ("RMSprop", {}),
+    "rmsprop": (RMSPROP, {}),
     "adagrad": ("Adagrad", {}),
     "adadelta": ("Adadelta", {}),
     "adamax": ("Adamax", {}),
@@ -38,6 +40,9 @@ SETTINGS: Mapping[str, str] = {
     "decoupled_weight_decay": "decoupled",
 }
 """Other words for a setting."""
+
+KEPT = ("momentum", "first", "second", "mean")
+"""What the rules need of the state."""
 
 STEP = "step"
 """How many updates an optimizer has made."""
@@ -68,7 +73,8 @@ STATE: Mapping[str, str] = {
 """A framework's word for a part of the state -> ours; one that is not here is kept as it is."""
 
 EPS_FIRST = "eps_first"
-"""Whether an Adam adds its eps to the root of a second moment that is not yet corrected for its start."""
+"""Whether an Adam adds its eps to the root of a second moment that is not yet corrected for its start, an
+RMSprop its own to the second moment itself."""
 
 OF_KIND: Mapping[tuple[str, str], str] = {("Adagrad", "accum"): "sum", ("Adadelta", "accum"): "second"}
 """The same word, where a kind of optimizer means something else by it."""

@@ -26,7 +26,7 @@ _SETTINGS |= {"centered", "use_amsgrad", "loss_scale", "grad_centralization"}
 def optimizer(made: Any) -> Optimizer:
     """Kind, groups and state, as they are now; a wrapper around another (LARS) is what it wraps, with its own name."""
     kind, implied = words.kind(type(made).__name__)
-    if isinstance(made, (nn.Adam, experimental.Adam)):
+    if isinstance(made, (nn.Adam, experimental.Adam, nn.RMSProp)):
         implied = {**implied, words.EPS_FIRST: True}
     with_groups = hasattr(made, "param_groups")
     found = groups(made, implied, number) if with_groups else [*_groups(made, implied)]

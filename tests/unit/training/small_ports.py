@@ -30,6 +30,18 @@ def task(optimizer, loss=None, **more):
     )
 
 
+def of_rmsprop(rate):
+    """torch begins with a mean square of zero, MindSpore with one."""
+
+    def made(parameters):
+        optimizer = nn.RMSProp(parameters, rate, decay=0.99, epsilon=1e-8)
+        for square in optimizer.ms:
+            square.set_data(ops.zeros_like(square))
+        return optimizer
+
+    return made
+
+
 MADE = {
     "right": lambda: task(lambda p: nn.Momentum(p, 0.1, 0.9)),
     "sgd": lambda: task(lambda p: nn.SGD(p, 0.1, 0.9)),
@@ -40,6 +52,8 @@ MADE = {
     "adam_decay": lambda: task(lambda p: nn.Adam([{"params": p, "weight_decay": 0.05}], 1e-3)),
     "adam_weight_decay": lambda: task(lambda p: nn.AdamWeightDecay(p, 1e-3, eps=1e-8)),
     "adamw": lambda: task(lambda p: optim.AdamW(p, 1e-3, weight_decay=0.05)),
+    "rmsprop": lambda: task(of_rmsprop(1e-3)),
+    "rmsprop_rate": lambda: task(of_rmsprop(2e-3)),
     "clipped": lambda: task(lambda p: nn.Momentum(p, 0.1, 0.9), accumulate=2, clip_norm=0.25, loss_scale=64.0),
     "loss_sum": lambda: task(lambda p: nn.Momentum(p, 0.1, 0.9), nn.CrossEntropyLoss(reduction="sum")),
     "stopped": lambda: stopped(),

@@ -37,7 +37,16 @@ def test_a_port_that_is_right_is_aligned(compared, reference, port):
     assert (found.outcome, found.origins, found.suspects) == ("aligned", (), ())
 
 
+def test_an_eps_under_the_root_is_a_warning(compared):
+    """Of five numbers the kernel's vectors do not hold the last; its gradient is small enough for this to show."""
+    found = compared("rmsprop", "rmsprop")
+    assert (found.outcome, found.origins) == ("aligned", ())
+    warned = dict(found.warnings)["eps-under-root"]
+    assert (warned["eps"], warned["acts"], warned["first"]) == ("1e-08", "1e-04", "fc bias")
+
+
 SETTINGS = [
+    ("rmsprop", "rmsprop_rate", {"optimizer-learning-rate"}),
     ("right", "rate", {"optimizer-learning-rate"}),
     ("decay", "filtered", {"weight-decay-gamma-beta-filter"}),
     ("adam", "adam_weight_decay", {"adamweightdecay-no-bias-correction"}),
