@@ -14,6 +14,9 @@ from aligner.testing.supplies import Supplies, equal_bits, same
 
 Pairs = Sequence[tuple[object, object]]
 
+AGAIN = 6
+"""How often runs whose bits a framework may not repeat are made anew."""
+
 
 class TrainingChecks(Supplies):
     """on_gradient, losses, held, updates, optimizer, rebuilt, put; updates are those of `Supplies.training`."""
@@ -58,28 +61,32 @@ class TrainingChecks(Supplies):
         assert not same(before, _now(adapter, net))
 
     def test_being_told_changes_no_bit(self, adapter: Adapter) -> None:
-        """One of several runs that nobody is told of has the same: not every framework's kernels repeat their bits."""
+        """Runs that are told of and runs that are not have a result in common: not every framework's kernels repeat
+        their bits, least of all on a machine that has other work."""
+        start = _now(adapter, self.trainee(adapter)[1])
+        found: tuple[list[Mapping[str, Array]], list[Mapping[str, Array]]] = ([], [])
+        for _ in range(AGAIN):
+            for told, made in enumerate(found):
+                made.append(self.two_updates(adapter, start, told=bool(told)))
+            if any(same(one, other) for one in found[0] for other in found[1]):
+                return
+        pytest.fail(f"none of {AGAIN} runs that are told of has the bits of any that is not")
+
+    def two_updates(self, adapter: Adapter, start: Mapping[str, Array], told: bool) -> Mapping[str, Array]:
+        """What two updates make of these weights; with `told` somebody is told of all that can be told."""
         trains, net, x, (_, step) = self.trainee(adapter)
-        start = _now(adapter, net)
-        handles = [trains.updates(lambda *_: None, lambda made: None), trains.losses(lambda loss: None)]
-        handles += [
-            handle
-            for one in _owned(adapter, net).values()
-            if (handle := trains.on_gradient(one.tensor, lambda gradient: None)) is not None
-        ]
+        handles = []
+        for role, one in _owned(adapter, net).items():
+            adapter.load(one, start[role], one.dtype)
+            handles += [trains.on_gradient(one.tensor, lambda gradient: None)] if told else []
+        handles += (
+            [trains.updates(lambda *_: None, lambda made: None), trains.losses(lambda loss: None)] if told else []
+        )
         step(x)
         step(x)
         for handle in handles:
-            handle.remove()
-        assert any(same(_now(adapter, net), self.untold(adapter, start)) for _ in range(4))
-
-    def untold(self, adapter: Adapter, start: Mapping[str, Array]) -> Mapping[str, Array]:
-        """What two updates make of these weights, of which nobody is told."""
-        _, net, x, (_, step) = self.trainee(adapter)
-        for role, one in _owned(adapter, net).items():
-            adapter.load(one, start[role], one.dtype)
-        step(x)
-        step(x)
+            if handle is not None:
+                handle.remove()
         return _now(adapter, net)
 
     def test_the_gradient_of_a_parameter_is_told_and_replaced(self, adapter: Adapter) -> None:
