@@ -303,8 +303,8 @@ class Capture:
         """An outermost call. The net itself starts a step; a layer called by itself (net.encode(x)) joins one."""
         self._ran = True
         self._thread = self._adapter.thread()
-        if self._training is not None and self._training.begin():
-            self._next_step()
+        if self._training is not None and self._training.begin(path):
+            self._next_step(path)
         elif self._training is None and path == "" and self._loose:
             self._loose = False
             self.steps += 1
@@ -327,13 +327,13 @@ class Capture:
         if self._training is None:
             self._next_step()
 
-    def _next_step(self) -> None:
+    def _next_step(self, path: str = "") -> None:
         """Whatever runs from now on belongs to another step; behind the last wanted one nothing is observed."""
         self.steps += 1
         last = self._options.steps is not None and self.steps >= self._options.steps
         if self._training is not None:
             self._numbers = {}
-            self._training.next(self.steps, last)
+            self._training.next(path, self.steps, last)
         if last:
             self._detach()
 

@@ -3,6 +3,7 @@
     backward of a layer    gradients at its outputs and inputs, and of its parameters     phase BACKWARD
     an optimizer begins    gradients as it gets them, and what it keeps                   phase GRADIENT
     it has ended           parameters, what it keeps, buffers                             phase UPDATE
+    the next step begins   what the program has changed by itself                         phase UPDATE, call 1
 
 A step is over when a forward run begins behind an update: several optimizers, a schedule and a loss scaler may follow
 each other in one.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Optional, Protocol, cast
 
@@ -28,7 +29,7 @@ from aligner.patches import Handle
 from aligner.record import Array, Key, Phase
 from aligner.structure import Tensors
 from aligner.words.optimizers import STEP
-from aligner.words.training import LOSS
+from aligner.words.training import BY_PROGRAM, LOSS
 
 Place = Callable[[], tuple[int, int]]
 """Tells a step, and the number of a call of the net in it."""
@@ -49,6 +50,7 @@ class Holding(Protocol):
     def raw(self, step: int, number: int, parameter: Parameter, gradient: object) -> Optional[object]: ...
     def given(self, step: int, parameter: Parameter, gradient: object) -> Optional[object]: ...
     def updated(self, step: int, optimizer: object, view: Optimizer, parameters: Sequence[Parameter]) -> None: ...
+    def moves(self, step: int, parameter: Parameter, call: int) -> bool: ...
     def rest(self, step: int, parameters: Sequence[Parameter]) -> None: ...
 
 
@@ -84,8 +86,10 @@ class Steps:
         self._trains = cast(Trains, adapter)
         self._write, self._tell, self._guard = write, tell, guard
         self._holding = holding(tell) if holding is not None else None
-        self._updated: set[int] = set()
-        """Parameters that have been updated in this step."""
+        self._updated: set[tuple[str, str]] = set()
+        """What was recorded behind an update of this step."""
+        self._over: Optional[_Over] = None
+        """The step behind which the program may still change something."""
         self._busy = False
         """An update that is under way now is ours."""
         self._call = -1
@@ -156,27 +160,57 @@ class Steps:
         while self._hooks:
             self._hooks.pop().remove()
 
-    def begin(self) -> bool:
-        """The net is called: whether that begins another step."""
+    def begin(self, path: str) -> bool:
+        """The net, or a part of it, is called from outside: whether that begins another step."""
         self.begun = True
+        if not path and not self._ends:
+            self._settle(path)
         return self._ends
 
-    def next(self, step: int, last: bool) -> None:
-        """Another step begins; of the one behind the `last` nothing is recorded."""
+    def next(self, path: str, step: int, last: bool) -> None:
+        """Another step begins with this call; of the one behind the `last` nothing is recorded."""
         self._forget()
-        if self.overflowed and not self.updates:  # what runs keep moves all the same
-            for parameter in self._owned().values():
-                if parameter.buffer and parameter.kept:
-                    self._guard(self._moved, parameter)
-        if self._holding is not None and self._ends:
-            left = [one for one in self._owned().values() if id(one.tensor) not in self._updated]
-            self._guard(self._holding.rest, self.step, left)
-            for parameter in left:
-                self._weights.accepted(parameter)
+        if self._ends:
+            self._over = _Over(self.step, frozenset(self._updated), self.overflowed and not self.updates)
+            self._settle(path)
         self._updated.clear()
         self._runs.clear()
         self.step, self.updates, self.begun, self._call = step, 0, not last, -1
         self.overflowed = False
+
+    def _settle(self, path: str) -> None:
+        """Until the net itself is called, a program may change what the step before has left."""
+        over = self._over
+        self._over = over if path else None
+        if over is not None:
+            self._guard(self._left_by, over, path)
+
+    def _left_by(self, over: _Over, path: str) -> None:
+        """Record what the program has changed by itself (a moving average, a queue, weights cut off) and, where
+        no update was made, what runs keep; of what runs now also what the reference has changed."""
+        self._owners = None  # a buffer may be another object by now
+        left = []
+        for one in self._owned().values():
+            place = one.layer, one.role
+            kept = over.skipped and one.buffer and one.kept and place not in over.settled
+            tried = self._holding is not None and one.trainable and place not in over.updated
+            changed = self._weights.changed(one) and not tried  # an update was made again with what is tried
+            runs = not path or f"{one.layer}.".startswith(f"{path}.")
+            moved = kept or changed or (runs and self._moves(over.step, one, BY_PROGRAM))
+            if moved and place not in over.settled:
+                over.settled.add(place)
+                self._moved(over.step, one, 0 if kept else BY_PROGRAM)
+                left.append(one)
+            elif not path and place not in over.updated:
+                left.append(one)
+        if self._holding is not None:
+            self._holding.rest(over.step, left)
+            for one in left:
+                self._weights.accepted(one)
+
+    def _moves(self, step: int, parameter: Parameter, call: int) -> bool:
+        """Whether the reference tells of one what this side might not."""
+        return self._holding is not None and self._holding.moves(step, parameter, call)
 
     def watch(self, key: Key, tensor: object) -> None:
         """A value that went into or came out of a layer: its gradient is to be recorded when it is known."""
@@ -296,10 +330,14 @@ class Steps:
         owned = self._owned()
         changed = [owned[id(t)] for group in view.groups for t in group.parameters if id(t) in owned]
         if not self.updates:
-            changed += [parameter for parameter in owned.values() if parameter.buffer and parameter.kept]
-        self._updated |= {id(parameter.tensor) for parameter in changed}
+            known = {id(parameter) for parameter in changed}
+            others = (parameter for parameter in owned.values() if id(parameter) not in known)
+            changed += [
+                p for p in others if (p.buffer and p.kept) or (not p.trainable and self._moves(self.step, p, 0))
+            ]
+        self._updated |= {(parameter.layer, parameter.role) for parameter in changed}
         for parameter in changed:
-            self._moved(parameter)
+            self._moved(self.step, parameter)
         self._state(view, Phase.UPDATE)
         if self._holding is not None:
             self._holding.updated(self.step, optimizer, view, changed)
@@ -307,8 +345,8 @@ class Steps:
                 self._weights.accepted(parameter)
         self.updates += 1
 
-    def _moved(self, parameter: Parameter) -> None:
-        key = _key(self.step, Phase.UPDATE, parameter)
+    def _moved(self, step: int, parameter: Parameter, call: int = 0) -> None:
+        key = _key(step, Phase.UPDATE, parameter)._replace(call=call)
         self._write(key, parameter.dtype, partial(self._weights.accepted, parameter))
 
     def _state(self, view: Optimizer, phase: Phase) -> None:
@@ -321,6 +359,16 @@ class Steps:
             ):  # what begins with zeros begins with nothing
                 key = _key(self.step, phase, parameter)
                 self._kept(key._replace(slot=f"{key.slot}.{word}"), value, parameter.shape)
+
+
+@dataclass
+class _Over:
+    """A step that is over: what was recorded behind its updates, and behind these."""
+
+    step: int
+    updated: frozenset[tuple[str, str]]
+    skipped: bool
+    settled: set[tuple[str, str]] = field(default_factory=set)
 
 
 def _squares(array: Array, dtype: str) -> float:

@@ -31,6 +31,8 @@ class Weights:
         self._accepted: dict[Place, Mark] = {}
         """What was recorded, and what layers have made of it by themselves since."""
         self._known = False
+        self._fresh: dict[Place, Mark] = {}
+        """What has just been read, for the call that begins now."""
         self._before: dict[Place, Mark] = {}
         self._looked: list[tuple[Place, Mark, bool]] = []
         self._compiled = False
@@ -52,6 +54,7 @@ class Weights:
 
     def _recorded(self, parameter: Parameter) -> Array:
         array = self._adapter.read(parameter)
+        self._fresh.pop((parameter.layer, parameter.role), None)
         self._accepted[parameter.layer, parameter.role] = _mark(array)
         return array
 
@@ -60,6 +63,12 @@ class Weights:
         array = self._recorded(parameter)
         self._moved.pop((parameter.layer, parameter.role), None)
         return array
+
+    def changed(self, parameter: Parameter) -> bool:
+        """Whether one is not as it was recorded, or as layers have made it by themselves since."""
+        place = parameter.layer, parameter.role
+        mark = self._fresh[place] = self._read(parameter)
+        return None not in (mark, self._accepted.get(place)) and mark != self._accepted[place]
 
     def listen(self, handles: list[Handle]) -> None:
         """Be told of what runs compiled, until the handle is removed that is added to these."""
@@ -84,6 +93,7 @@ class Weights:
         else:
             marks = self._marks(path)
         found = {place: mark for place, mark, _ in marks}
+        self._fresh.clear()
         self._before = found
         if not self._known:  # weights are not recorded: they count as they are when the net first runs
             self._accepted.update({place: mark for place, mark in found.items() if place not in self._accepted})
@@ -116,7 +126,7 @@ class Weights:
         for parameter in self._adapter.parameters(self._model):
             place = parameter.layer, parameter.role
             if _inside(parameter.layer, path) and not (parameter.trainable and place in learnt):
-                yield place, self._read(parameter), parameter.trainable
+                yield place, self._fresh.get(place) or self._read(parameter), parameter.trainable
 
     def _read(self, parameter: Parameter) -> Mark:
         if parameter.dtype not in DTYPES:

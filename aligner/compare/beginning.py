@@ -74,7 +74,9 @@ class States:
                 self.kept.setdefault((key.layer, key.slot), {}).setdefault(step, entry)
             elif key.phase in (Phase.PARAMETER, Phase.UPDATE):
                 step = key.step + (key.phase is Phase.UPDATE)
-                self.parameters.setdefault((key.layer, key.slot), {}).setdefault(step, entry)
+                known = self.parameters.setdefault((key.layer, key.slot), {})
+                if step not in known or key.call > known[step].key.call:
+                    known[step] = entry
 
     def at(self, key: Key, step: int) -> Optional[Entry]:
         """A parameter, a buffer, or what is kept of a parameter, as a step begins."""

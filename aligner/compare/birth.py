@@ -13,7 +13,7 @@ CARRIED = 16
 """The number of births that are followed at a time, the latest ones: a net where more meet is wrong all over."""
 
 
-TOGETHER = ("data", "clip", "update")
+TOGETHER = ("data", "clip", "update", "program")
 """Where all inputs or parameters of the net go through one place."""
 
 

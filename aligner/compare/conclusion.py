@@ -73,7 +73,9 @@ def conclude(
     _follow(trace, reference, pairing, judged, training)
     needed = {b for r in readings if r.matched and r.over for b in trace.reached.get(id(r), ())[:1]}
     needed |= {n for n, birth in enumerate(trace.births) if birth.check is not None and _over(birth, tolerance)}
-    needed |= {n for n, birth in enumerate(trace.births) if birth.owner is not None and not birth.reading.matched}
+    needed |= {
+        n for n, birth in enumerate(trace.births) if birth.key.phase is Phase.UPDATE and not birth.reading.matched
+    }
     compiled = str(port.header.get("mode")) == "graph"
     right = {n for n, birth in enumerate(trace.births) if _right_when_free(birth)}
     needed -= right

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from aligner.record import Key, Phase
-from aligner.words.training import LOSS
+from aligner.words.training import BY_PROGRAM, LOSS
 
 if TYPE_CHECKING:
     from aligner.compare.reading import Reading
@@ -29,6 +29,8 @@ class Stage(Enum):
     """What is made of gradients between the backward run and the optimizer: unscaled, clipped, summed."""
     UPDATE = "update"
     BUFFER = "buffer"
+    PROGRAM = "program"
+    """What a program makes by itself of what an update has left."""
 
     @property
     def where(self) -> str:
@@ -36,13 +38,15 @@ class Stage(Enum):
         return "layer" if self in (Stage.BACKWARD, Stage.BUFFER) else self.value
 
 
-ORDER = (Stage.LOSS, Stage.BACKWARD, Stage.TREATMENT, Stage.UPDATE)
+ORDER = (Stage.LOSS, Stage.BACKWARD, Stage.TREATMENT, Stage.UPDATE, Stage.PROGRAM)
 
 
 def stage_of(key: Key, optimized: frozenset[tuple[str, str]]) -> Stage:
     """By which stage a record was made; `optimized` are the parameters, by layer and role, that optimizers update."""
     if key.phase is Phase.GRADIENT:
         return Stage.TREATMENT
+    if key.phase is Phase.UPDATE and key.call == BY_PROGRAM:
+        return Stage.PROGRAM
     if key.phase is Phase.UPDATE:
         own = any((key.layer, role) in optimized for role in (key.slot, key.slot.rpartition(".")[0]))
         return Stage.UPDATE if own else Stage.BUFFER

@@ -325,7 +325,8 @@ class Trace:
                 else:
                     layer = LOSS if stage is Stage.LOSS else key.layer
                     made = Birth(layer, stage.where, reading, key, reading.pair.entry.order, None)
-                    self._born(reading, replace(made, owner=training.owner(key)))
+                    owner = (key.layer, key.slot) if stage is Stage.PROGRAM else training.owner(key)
+                    self._born(reading, replace(made, owner=owner))
                     births = (len(self.births) - 1,)
                     step.add(stage, *births)
             if key.phase is Phase.UPDATE and not training.held:

@@ -53,7 +53,7 @@ def _as_first(key: Key, owners: frozenset[Owner]) -> Optional[Key]:
     if is_kept(key, owners):
         return key._replace(step=0, phase=Phase.GRADIENT)
     if key.phase in (Phase.PARAMETER, Phase.UPDATE):
-        return key._replace(step=0, phase=Phase.PARAMETER)
+        return key._replace(step=0, phase=Phase.PARAMETER, call=0)
     return None
 
 

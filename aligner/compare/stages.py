@@ -73,6 +73,8 @@ def judge_stages(readings: Iterable[Reading], reference: Dump, training: Trainin
         key = reading.pair.key
         if not reading.matched and training.one_sided is not None and (key.phase in LATER or key.layer == LOSS):
             reading.covered, reading.over, reading.reason = True, False, "covered-untrained"
+        elif not reading.matched and training.is_behind(reading):
+            reading.covered, reading.over, reading.reason = True, False, "covered-behind"
         elif not reading.matched and training.is_kept(key):
             reading.covered, reading.over, reading.reason = True, False, "covered-kept"
         elif key.layer == LOSS and not reading.matched and is_input(key.slot):  # a script tells of no label
@@ -184,7 +186,8 @@ def _judge_update(reading: Reading, reference: Dump, training: Training, toleran
         _judge(reading, deviation.rel_l2, STRICT * reading.own)
         return
     eps = DTYPES[reading.pair.entry.dtype].eps or 0.0
-    before = as_it_begins(reference, key)
+    before = reference.find(key._replace(call=0)) if key.call else None
+    before = before or as_it_begins(reference, key)
     if deviation.rel_l2 <= (STORED * eps if owner is not None else BUFFER) or before is None:
         _judge(reading, deviation.rel_l2, math.inf if before is not None else STRICT * reading.own)
         return

@@ -14,7 +14,7 @@ Two = tuple[Optional[float], Optional[float]]
 LOST = ("state", "schedule")
 """What a resumed run begins with."""
 
-STAGES = ("data", "loss", "clip", "update", *LOST)
+STAGES = ("data", "loss", "clip", "update", "program", *LOST)
 """Of a step, by which an origin is told; any other is told by the phase of the value that is wrong."""
 
 

@@ -12,7 +12,7 @@ from aligner.compare.later import Stage, stage_of
 from aligner.findings import TRAINING
 from aligner.record import Attribute, Key, Phase
 from aligner.training import losses
-from aligner.words.training import LOSS
+from aligner.words.training import BY_PROGRAM, LOSS
 
 if TYPE_CHECKING:
     from aligner.compare.reading import Reading
@@ -62,6 +62,8 @@ class Training:
         self.rooted: dict[Owner, float] = {}
         """Parameters that move otherwise for where the port's optimizer adds its eps alone, and that."""
         self._runs = [Counter(call.step for call in dump.calls if call.layer == LOSS) for dump in self._dumps]
+        self._last = [max((c.step for c in dump.calls if not c.layer), default=0) for dump in self._dumps]
+        """The steps in which the nets were called last."""
         self._ends = [math.inf if dump.complete else max(dump.steps, default=0) for dump in self._dumps]
         """The step in which a capture ended early: what is not recorded in it may have come to pass all the same."""
         self.ports: dict[Owner, Owner] = {}
@@ -138,13 +140,21 @@ class Training:
         return without[0] if len(without) == 1 else None
 
     def is_alone(self, reading: Reading) -> bool:
-        """Whether it is a parameter that one side's optimizer updates and the other side's does not."""
+        """Whether it is a parameter that one side's optimizer or program updates and the other side's does not."""
         key = reading.pair.key
-        owner = self.owner(key) if key.phase is Phase.UPDATE and not reading.matched else None
+        if key.phase is not Phase.UPDATE or reading.matched:
+            return False
+        owner = (key.layer, key.slot) if key.call == BY_PROGRAM else self.owner(key)
         both = all(self.of_step(side, key.step) for side in (0, 1))  # a side that has no such step tells nothing
         both = both or self.skipped(key.step) is not None
-        both = both and key.step < self._ends[0 if reading.pair.reference is None else 1]
+        lacking = 0 if reading.pair.reference is None else 1
+        both = both and key.step < (self._last if key.call == BY_PROGRAM else self._ends)[lacking]
         return both and owner is not None and owner[1] == key.slot
+
+    def is_behind(self, reading: Reading) -> bool:
+        """Whether it is what one side's program makes behind the last step that the other one begins."""
+        key = reading.pair.key
+        return key.phase is Phase.UPDATE and key.call == BY_PROGRAM and not self.is_alone(reading)
 
     def skipped(self, step: int) -> Optional[int]:
         """The side that has made no update in a step, where the other one has: of gradients that are not finite."""
@@ -184,11 +194,12 @@ class Training:
 
 def as_it_begins(dump: Dump, key: Key, kept: bool = False) -> Optional[Entry]:
     """A parameter, or with `kept` what an optimizer keeps of one, as the key's step begins: what the last update of it
-    has left."""
+    has left, and the program behind that."""
     for step in range(key.step - 1, -1, -1):
-        entry = dump.find(key._replace(step=step, phase=Phase.UPDATE))
-        if entry is not None:
-            return entry
+        for call in (BY_PROGRAM, 0):
+            entry = dump.find(key._replace(step=step, phase=Phase.UPDATE, call=call))
+            if entry is not None:
+                return entry
     return dump.find(key._replace(step=0, phase=Phase.GRADIENT if kept else Phase.PARAMETER))
 
 

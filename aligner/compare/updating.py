@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
+from aligner.compare.by_program import ByProgram
 from aligner.compare.training import Owner, Training, as_it_begins
 from aligner.compare.treating import LOOKED, Treating, plain
 from aligner.explain.suspect import Cause, Suspect
@@ -47,6 +48,7 @@ class Updating:
             "data": self._of_data,
             "loss": self._of_loss,
             "update": self._of_update,
+            "program": ByProgram(self._dumps, self._ports, self._names()).suspects,
             "clip": Treating(self._dumps, self._training, self._names()).suspects,
         }
         found = [*rules[origin.where](origin)]

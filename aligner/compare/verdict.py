@@ -101,7 +101,8 @@ class Verdict:
 @dataclass(frozen=True)
 class Origin:
     """A place that is wrong by itself. `where`: "layer", "glue", "parameters" or "inputs"; of a training step also
-    "loss", "clip" (what is made of gradients before the optimizer gets them) or "update"; of a resumed run "data",
+    "loss", "clip" (what is made of gradients before the optimizer gets them), "update" or "program" (what that does by
+    itself behind an update); of a resumed run "data",
     "state" or "schedule".
 
     For glue, `layer` is the parent whose own code is wrong, and `between` the two layers it lies between ("" = the

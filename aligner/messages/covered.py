@@ -47,6 +47,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "No update was made of these gradients: some of them are not finite.",
         "这些梯度中含有 NaN 或 Inf，未用于更新。",
     ),
+    "covered-behind": (
+        "The other side's net was not called again: what its program made of this meanwhile is not known.",
+        "另一侧的网络之后未再被调用：其程序在此期间的修改未知。",
+    ),
     "covered-unreached": (
         "This layer hands no gradients on, and those of its parameters agree.",
         "该层不再向前传递梯度，而其参数的梯度一致。",

@@ -178,7 +178,10 @@ class Trained:
         """An optimizer has made its update: these parameters and buffers, and what it keeps of them, are to be the
         reference's from now on. Where its update is wrong, it is made again with other settings before that."""
         self._again.tried(step, optimizer, view)
-        self.rest(step, parameters)
+        for parameter in parameters:
+            left = self.value(parameter, Key(step, Phase.UPDATE, "", 0, "")) or self.begun(parameter, step + 1)
+            if left is not None:
+                self._adapter.load(parameter, *left)
         owners = {id(parameter.tensor): parameter for parameter in parameters}
         skipped = step not in self._updated
         for tensor, word, kept in view.state:
@@ -202,6 +205,14 @@ class Trained:
         """The reference's parameter, where one alone stands for it."""
         matches = self._matches.get(Slot(parameter.layer, parameter.role), ())
         return matches[0].reference.slot if len(matches) == 1 else None
+
+    def moves(self, step: int, parameter: Parameter, call: int) -> bool:
+        """Whether the reference has this record of what a step leaves of a parameter."""
+        found = self._matches.get(Slot(parameter.layer, parameter.role), ())
+        slots = (match.reference.slot for match in found)
+        return any(
+            self._reference.find(Key(step, Phase.UPDATE, one.layer, call, one.role)) is not None for one in slots
+        )
 
     def rest(self, step: int, parameters: Sequence[Parameter]) -> None:
         """Give parameters and buffers what the reference has made of them up to the end of a step."""

@@ -128,7 +128,7 @@ def _unmatched(comparison: Comparison, pairs: list[Verdict], language: str) -> s
 def _stage(first: Optional[Verdict], comparison: Comparison) -> Optional[Origin]:
     """The first origin, if it lies between a backward run and the next step and nothing went wrong before it."""
     origin = next(iter(comparison.origins), None)
-    if origin is None or origin.where not in ("data", "loss", "clip", "update"):
+    if origin is None or origin.where not in ("data", "loss", "clip", "update", "program"):
         return None
     return origin if first is None or first.outcome is Outcome.UNMATCHED or first.origin == 0 else None
 

@@ -27,6 +27,7 @@ STAGES: dict[str, tuple[str, str]] = {
     "step-at-loss": ("loss", "损失"),
     "step-at-clip": ("gradient: {place}", "梯度：{place}"),
     "step-at-update": ("update: {place}", "更新：{place}"),
+    "step-at-program": ("behind the update: {place}", "更新之后：{place}"),
     "step-at-data": ("data: {place}", "数据：{place}"),
     "step-at-parameter": ("parameter: {place}", "参数：{place}"),
     "training": ("training", "训练"),
@@ -65,6 +66,10 @@ STAGES: dict[str, tuple[str, str]] = {
         "step {step}: the loss agrees, the gradient that comes back from it is wrong",
         "第 {step} 步：损失一致，而从损失传回的梯度有误",
     ),
+    "answer-program": (
+        "step {step}: the program makes other values of {count:parameter} behind the update (first: {layer} {slot})",
+        "第 {step} 步：更新之后程序对 {count} 个参数的修改有误（首个：{layer} {slot}）",
+    ),
     "answer-update": (
         "step {step}: {count} of {total} parameters are wrong after the update (first: {layer} {slot})",
         "第 {step} 步：更新后 {total} 个参数中有 {count} 个有误（首个：{layer} {slot}）",
@@ -81,6 +86,7 @@ STAGES: dict[str, tuple[str, str]] = {
     "origin-head-loss": ("the loss", "损失"),
     "origin-head-clip": ("the gradients between the backward run and the optimizer", "反向计算与优化器之间的梯度"),
     "origin-head-update": ("the update", "参数更新"),
+    "origin-head-program": ("what the program does behind the update", "程序在更新之后所做的修改"),
     "origin-loss": (
         "wrong by itself: {slot} {off}, what the loss is given agrees",
         "损失自身有误：{slot} {off}，而输入损失的值一致",
@@ -88,6 +94,10 @@ STAGES: dict[str, tuple[str, str]] = {
     "origin-clip": (
         "{count} gradients are wrong when the optimizer gets them: {slot} {off}, those of the backward runs agree",
         "交给优化器的 {count} 个梯度有误：{slot} {off}，而反向计算得到的梯度一致",
+    ),
+    "origin-program": (
+        "{count:parameter} differ as the next step begins: {slot} {off}, what the update has left agrees",
+        "下一步开始时 {count} 个参数有误：{slot} {off}，而更新后的值一致",
     ),
     "origin-update": (
         "{count} parameters are wrong after it: {slot} {off}, what it begins with agrees",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from aligner.explain.catalogue.entry import Entry, Text
 from aligner.training.loss_entries import LOSSES
+from aligner.training.program_entries import PROGRAM
 from aligner.training.resume_entries import RESUMED
 from aligner.training.treatment_entries import TREATMENT
 
@@ -238,4 +239,4 @@ DATA: tuple[Entry, ...] = (
     ),
 )
 
-ENTRIES: tuple[Entry, ...] = DATA + LOSSES + SETTINGS + WHOSE + TREATMENT + RESUMED
+ENTRIES: tuple[Entry, ...] = DATA + LOSSES + SETTINGS + WHOSE + TREATMENT + PROGRAM + RESUMED

@@ -48,6 +48,16 @@ def term(difference: Floats, parts: Mapping[str, Floats]) -> Optional[Term]:
     return best
 
 
+def averaged(before: Floats, after: Floats, other: Floats) -> Optional[float]:
+    """What is kept of a value where all else in it is another one: an average that moves; None where it is none."""
+    off = before - other
+    size, moved = float(np.vdot(off, off)), float(np.linalg.norm(after - before))
+    if not size or not moved or other.shape != before.shape:
+        return None
+    kept = float(np.vdot(off, after - other)) / size
+    return kept if float(np.linalg.norm(after - other - kept * off)) <= EXACT * moved else None
+
+
 @dataclass(frozen=True)
 class Treatment:
     """How the gradients that an optimizer is given follow from those of the backward runs."""
