@@ -13,8 +13,8 @@ PROGRAM: tuple[Entry, ...] = (
     Entry(
         "moving-average-factor",
         (
-            "The moving average keeps {port} of itself in a step, the reference's keeps {reference}",
-            "滑动平均每步保留自身的 {port}，标杆保留 {reference}",
+            "The moving average (EMA) keeps {port} of itself in a step, the reference's keeps {reference}",
+            "滑动平均（EMA）每步保留自身的 {port}，标杆保留 {reference}",
         ),
         (
             "{parameters} ({count} in all); the rest comes of {of} on both sides",

@@ -94,6 +94,8 @@ def stage_of(where: str, phase: str, slot: str) -> str:
         return where
     if where == "inputs":
         return "data"
+    if where == "program":  # the corpus takes it for a part of the update
+        return "update"
     if phase == "backward":
         return "backward"
     if phase == "update":  # a running statistic: the layer's own doing
