@@ -357,6 +357,13 @@ class Trains(Protocol):
         """New gradients: these times the factor, clipped by the framework's own functions: "none", all together to a
         "norm", "each" by its own norm, or elements at a "value"."""
 
+    def lost(self, scores: object, wanted: object, kind: str) -> tuple[object, object]:
+        """A loss of rows of scores and its gradient, by the framework's own functions.
+
+        It is the sum of what is wanted of each score times -log_softmax of the row ("classes") or of the row's softmax
+        ("twice"), or times -log_sigmoid of each and of its opposite, which has twice as many columns ("binary").
+        """
+
     def put(self, kept: object, other: object) -> None:
         """Give a tensor that an optimizer keeps the values of another of its shape."""
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
+LOST = "loss"
+"""What is changed in the trial of a loss."""
+
 UPDATES = "(update)"
 """Stands for the layer in the trials of updates."""
 
@@ -86,7 +89,7 @@ class Updating:
             both = self._value(0, key), self._value(1, key)
             found = [] if made is None else [*scores.suspects(made, *both, times)]
             if found:
-                yield from found
+                yield from (replace(one, change={LOST: one.cause}) for one in found)
                 return
 
     def _of_update(self, origin: Origin) -> Iterator[Suspect]:

@@ -34,6 +34,7 @@ from aligner.errors import AlignerError, ReplayError
 from aligner.record import Array, Key, Note, Phase
 from aligner.replay.examination import Subject, Summary, examine
 from aligner.replay.loading import Loader
+from aligner.replay.losing import lost_again
 from aligner.replay.trained import Trained, labelled
 from aligner.replay.transfer import Transfer
 from aligner.replay.treated import treated_again
@@ -231,6 +232,8 @@ class Replay:
         matches = [match for match in self.transfer.matches if single[match.port.slot] == 1]
         with open_dump(path) as port:
             for kind, facts in treated_again(self.reference, port, self._adapter, matches):
+                sink.finding(kind, facts)
+            for kind, facts in lost_again(self.reference, port, self._adapter):
                 sink.finding(kind, facts)
 
     def modes(self) -> Mapping[str, bool]:

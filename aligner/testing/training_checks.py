@@ -196,6 +196,23 @@ class TrainingChecks(Supplies):
         assert np.allclose(np.concatenate([array.reshape(-1) for array in made]), wanted, atol=1e-3)
         assert adapter.to_numpy(given[0]).tolist() == [3.0, 4.0]
 
+    @pytest.mark.parametrize(
+        ("kind", "wanted", "loss", "gradient"),
+        [
+            ("classes", [[0.0, 2.0]], 4.2539, [[1.7616, -1.7616]]),
+            ("twice", [[0.0, 2.0]], 2.2895, [[0.2863, -0.2863]]),
+            ("binary", [[1.0, 0.0, 0.0, 3.0]], 2.2064, [[-0.1192, 1.5]]),
+        ],
+    )
+    def test_a_loss_is_made_of_scores(
+        self, adapter: Adapter, kind: str, wanted: Sequence[Any], loss: float, gradient: Sequence[Any]
+    ) -> None:
+        trains, *_ = self.trainee(adapter)
+        scores, weights = (adapter.from_numpy(np.array(one, np.float32), "float32") for one in ([[2.0, 0.0]], wanted))
+        made = [np.asarray(adapter.to_numpy(one)).copy() for one in trains.lost(scores, weights, kind)]
+        assert np.allclose(made[0], loss, atol=1e-3)
+        assert np.allclose(made[1], gradient, atol=1e-3)
+
     def test_an_update_is_made_again_with_other_settings(self, adapter: Adapter) -> None:
         if not self.updates_run:
             pytest.skip("the framework's own optimizers do not run here")

@@ -6,7 +6,7 @@ label, it is weight * (probability - off), which gives weight and target. Rows t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -82,6 +82,46 @@ def _more_outputs(wanted: Floats, given: Floats) -> Optional[float]:
     left = np.linalg.norm(rows @ (times, shift) - given.reshape(-1))
     fits = left <= FITS * np.linalg.norm(given) and abs(shift - 1) <= ALIKE
     return float(times) if fits else None
+
+
+@dataclass(frozen=True)
+class Written:
+    """A loss of rows of scores as one sum: of what is wanted of each score times a logarithm, by the `kind` of that."""
+
+    kind: str
+    scores: Floats
+    wanted: Floats
+    gradient: Floats
+
+
+def written(scores: Floats, gradients: Sequence[Floats], causes: Collection[str]) -> Optional[tuple[Written, Written]]:
+    """The reference's and the port's loss, of which these are the gradients at the scores; None where they are known as
+    no such sums. `causes` are what the gradients tell."""
+    for axis in dict.fromkeys((scores.ndim - 1, 1)):
+        if 0 < axis < scores.ndim and scores.shape[axis] > 2:
+            many = scores.shape[axis]
+            rows, *given = (np.moveaxis(one, axis, -1).reshape(-1, many) for one in (scores, *gradients))
+            ours, theirs = (targets(rows, one) for one in given)
+            if ours is None:
+                continue
+            sums = [Written("classes", rows, _sum(one, many), g) for one, g in zip((ours, theirs or ours), given)]
+            if theirs is None and "loss-softmax-twice" in causes:
+                sums[1] = Written("twice", rows, sums[0].wanted, given[1])
+            return (sums[0], sums[1]) if theirs is not None or sums[1].kind == "twice" else None
+    rows, *given = (one.reshape(-1, 1) for one in (scores, *gradients))
+    ours_by, theirs_by = (Written("binary", rows, _halves(rows, one), one) for one in given)
+    return ours_by, theirs_by
+
+
+def _sum(known: Targets, classes: int) -> Floats:
+    return known.weight[:, None] * _wanted(known, classes)
+
+
+def _halves(scores: Floats, gradient: Floats) -> Floats:
+    """What ones and zeros weigh: the gradient is negative where the target is one."""
+    ones = np.where(gradient < 0, -gradient * (1 + np.exp(scores)), 0.0)
+    zeros = np.where(gradient > 0, gradient * (1 + np.exp(-scores)), 0.0)
+    return np.concatenate([ones, zeros], axis=-1)
 
 
 def targets(scores: Floats, gradient: Floats) -> Optional[Targets]:

@@ -254,6 +254,10 @@ class MindSporeAdapter:
         """The update of another optimizer on the same parameters."""
         return optimizers.rebuilt(optimizer, kind, groups, kept, count)
 
+    def lost(self, scores: Any, wanted: Any, kind: str) -> tuple[Any, Any]:
+        """A loss by MindSpore's own functions."""
+        return steps.lost(scores, wanted, kind)
+
     def treated(self, gradients: Sequence[Any], kind: str, factor: float, bound: float) -> Sequence[Any]:
         """With MindSpore's own clipping."""
         return steps.treated(gradients, kind, factor, bound)

@@ -122,6 +122,18 @@ def treated(gradients: Sequence[Any], kind: str, factor: float, bound: float) ->
     return [ops.clip_by_value(one, -bound, bound) for one in made] if kind == "value" else made
 
 
+def lost(scores: Any, wanted: Any, kind: str) -> tuple[Any, Any]:
+    """A cross entropy of rows of scores, and its gradient."""
+
+    def loss(given: Any) -> Any:
+        if kind == "binary":
+            return (wanted * ops.softplus(ops.cat((-given, given), -1))).sum()
+        return -(wanted * ops.log_softmax(ops.softmax(given, -1) if kind == "twice" else given, -1)).sum()
+
+    made, gradient = mindspore.value_and_grad(loss)(scores)
+    return made, gradient
+
+
 @dataclass(frozen=True)
 class Way:
     """How a package that runs on MindSpore trains."""

@@ -199,6 +199,9 @@ class MindTorchAdapter:
     def rebuilt(self, optimizer: object, kind: str, groups: Sequence[Group], kept: Kept, count: int) -> Apply:
         return updates.rebuilt(optimizer, kind, groups, kept, count)
 
+    def lost(self, scores: object, wanted: object, kind: str) -> tuple[object, object]:
+        return training.lost(scores, wanted, kind)
+
     def treated(self, gradients: Sequence[object], kind: str, factor: float, bound: float) -> Sequence[object]:
         return training.treated(gradients, kind, factor, bound)
 

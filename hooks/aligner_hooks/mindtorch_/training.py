@@ -124,6 +124,13 @@ def treated(gradients: Sequence[Any], kind: str, factor: float, bound: float) ->
     return [_placed(package().raised(one), like) for one, like in zip(made, gradients)]
 
 
+def lost(scores: Any, wanted: Any, kind: str) -> tuple[Any, Any]:
+    """A cross entropy of rows of scores, and its gradient."""
+    made = training.lost(tensors.settled(scores), tensors.settled(wanted), kind)
+    loss, gradient = (_placed(package().raised(one), scores) for one in made)
+    return loss, gradient
+
+
 def put(kept: Any, other: Any) -> None:
     """Other values for what an optimizer keeps."""
     value = tensors.settled(other)

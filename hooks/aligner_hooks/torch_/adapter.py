@@ -195,6 +195,10 @@ class TorchAdapter:
     def rebuilt(self, optimizer: Any, kind: str, groups: Sequence[Group], kept: Kept, count: int) -> Apply:
         return training.OPTIMIZERS.rebuilt(kind, groups, kept, count)
 
+    def lost(self, scores: Any, wanted: Any, kind: str) -> tuple[Any, Any]:
+        """A loss by torch's own functions."""
+        return training.lost(scores, wanted, kind)
+
     def treated(self, gradients: Sequence[Any], kind: str, factor: float, bound: float) -> Sequence[Any]:
         """With torch's own clipping."""
         return training.treated(gradients, kind, factor, bound)

@@ -110,6 +110,19 @@ def treated(gradients: Sequence[Any], kind: str, factor: float, bound: float) ->
     return [holder.grad for holder in holders]
 
 
+def lost(scores: Any, wanted: Any, kind: str) -> tuple[Any, Any]:
+    """A cross entropy of rows of scores, and its gradient."""
+    given = scores.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        if kind == "binary":
+            logs = torch.nn.functional.logsigmoid(torch.cat([given, -given], -1))
+        else:
+            logs = torch.log_softmax(given.softmax(-1) if kind == "twice" else given, -1)
+        loss = -(wanted * logs).sum()
+        (gradient,) = torch.autograd.grad(loss, given)
+    return loss.detach(), gradient
+
+
 def put(kept: Any, other: Any) -> None:
     """Other values for a tensor."""
     with torch.no_grad():

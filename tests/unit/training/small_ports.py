@@ -42,6 +42,13 @@ def of_rmsprop(rate):
     return made
 
 
+def smoothed_and(more):
+    def loss(x, label):
+        return ops.cross_entropy(x, label, label_smoothing=0.1) + more
+
+    return loss
+
+
 MADE = {
     "right": lambda: task(lambda p: nn.Momentum(p, 0.1, 0.9)),
     "sgd": lambda: task(lambda p: nn.SGD(p, 0.1, 0.9)),
@@ -55,6 +62,8 @@ MADE = {
     "rmsprop": lambda: task(of_rmsprop(1e-3)),
     "rmsprop_rate": lambda: task(of_rmsprop(2e-3)),
     "clipped": lambda: task(lambda p: nn.Momentum(p, 0.1, 0.9), accumulate=2, clip_norm=0.25, loss_scale=64.0),
+    "penalized_smoothed": lambda: task(lambda p: nn.Momentum(p, 0.1, 0.9), smoothed_and(0.5)),
+    "shifted_smoothed": lambda: task(lambda p: nn.Momentum(p, 0.1, 0.9), smoothed_and(0.125)),
     "loss_sum": lambda: task(lambda p: nn.Momentum(p, 0.1, 0.9), nn.CrossEntropyLoss(reduction="sum")),
     "stopped": lambda: stopped(),
 }

@@ -182,6 +182,7 @@ MADE = {
     "odd": lambda: task(named_sgd()),
     "clipped": lambda: task(count=4, accumulate=2, clip_norm=0.25, loss_scale=64.0),
     "loss_sum": lambda: task(loss=nn.CrossEntropyLoss(reduction="sum")),
+    "penalized": lambda: task(loss=lambda x, label: nn.functional.cross_entropy(x, label) + 0.5),
     "smoothed": lambda: task(loss=nn.CrossEntropyLoss(label_smoothing=0.1)),
     "detached": lambda: task(net=Detached),
 }

@@ -64,6 +64,25 @@ def test_a_wrong_setting_of_an_optimizer_is_proved_by_its_update(compared, refer
 def test_a_wrong_loss_is_none_of_the_net(compared):
     found = compared("right", "loss_sum")
     assert [(origin.layer, origin.where) for origin in found.origins] == [("(loss)", "loss")]
+    cause = found.origins[0].causes[0]
+    assert (cause.id, cause.confirmed, cause.error_before, cause.error_after < 1e-4) == (
+        "loss-factor",
+        True,
+        pytest.approx(3.0),
+        True,
+    )
+
+
+def test_a_loss_that_is_more_than_its_cross_entropy_is_confirmed_by_what_lies_between(compared):
+    """Both have the same penalty, so that neither loss is one sum of the scores."""
+    (origin,) = compared("penalized", "penalized_smoothed").origins
+    assert (origin.where, origin.causes[0].id, origin.causes[0].confirmed) == ("loss", "loss-targets", True)
+
+
+def test_what_is_no_such_sum_is_not_confirmed(compared):
+    """The gradients at the scores are those of a cross entropy; the value is not."""
+    (origin,) = compared("right", "shifted_smoothed").origins
+    assert (origin.where, origin.causes[0].id, origin.causes[0].confirmed) == ("loss", "loss-targets", False)
 
 
 def test_a_gradient_that_is_cut_is_no_forward_mistake(compared):
