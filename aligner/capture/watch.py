@@ -42,7 +42,7 @@ class Watch:
         self.raised: Optional[BaseException] = None
         """What the script has ended with."""
         self.captured = ""
-        self.ran: list[str] = []
+        self.ran: dict[str, tuple[Adapter, object]] = {}
         self.bare: list[str] = []
         """What ran and has no parameter."""
         self.path = path
@@ -90,8 +90,7 @@ class Watch:
             if name not in self.bare:
                 self.bare.append(name)
             return
-        if name not in self.ran:
-            self.ran.append(name)
+        self.ran.setdefault(name, (adapter, model))
         if self.capture is not None or self.failure is not None or self._wanted not in (None, *names):
             return
         from aligner.capture.session import Capture
@@ -114,6 +113,14 @@ class Watch:
         if self.failure is not None:
             raise SystemExit(0)
 
+    @property
+    def others(self) -> list[str]:
+        """Nets that ran and are neither captured, nor a part of what is, nor around it."""
+        found = {name: {id(layer) for _, layer in adapter.layers(model)} for name, (adapter, model) in self.ran.items()}
+        own = found.get(self.captured, set())
+        apart = (name for name, (_, model) in self.ran.items() if id(model) not in own)
+        return [name for name in apart if id(self._model) not in found[name]]
+
     def close(self) -> None:
         """The script has ended; `failure` tells what went wrong with the capture."""
         for handle in self._handles:
@@ -121,7 +128,7 @@ class Watch:
         if self.capture is None:
             self.failure = self.failure or self._unloaded
         else:
-            self.capture.others = [name for name in self.ran if name != self.captured]
+            self.capture.others = self.others
             self._kept(partial(self.capture.close, error=self.raised))
         for handle in self._modes:
             self._kept(handle.remove)

@@ -198,9 +198,8 @@ def _tell_all(watch: Watch, wanted: Script, options: argparse.Namespace, voice: 
             raise CaptureError("only-bare-ran", script=wanted.name, ran=", ".join(ran), first=ran[0])
         raise CaptureError("no-model-ran", script=wanted.name)
     _tell_captured(watch, options, voice, started)
-    others = [name for name in watch.ran if name != watch.captured]
-    if others:
-        voice.say("other-models-ran", model=watch.captured, others=", ".join(others))
+    if watch.others:
+        voice.say("other-models-ran", model=watch.captured, others=", ".join(watch.others))
     if watch.unobserved:
         voice.say("more-steps-ran", steps=watch.capture.steps, model=watch.captured)
     if not options.reference:

@@ -188,3 +188,35 @@ def test_the_net_in_a_step_of_the_users_own_is_captured_without_gradients_too(al
     with api.open(tmp_path / "port.h5") as dump:
         assert dump.header["model"] == "Net"
         assert [call.layer for call in dump.calls] == ["", "fc1", "fc2"] * 3
+
+
+WRAPPED = """
+class WithLoss(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x, label):
+        return nn.functional.cross_entropy(self.net(x), label)
+
+step = WithLoss(net)
+for number in range(2):
+    rows = slice(4 * number, 4 * number + 4)
+    optimizer.zero_grad()
+    step(torch.from_numpy(images[rows]), torch.from_numpy(labels[rows])).backward()
+    optimizer.step()
+with torch.no_grad():
+    net(torch.from_numpy(images))
+    OTHER
+"""
+
+
+@pytest.mark.parametrize(("other", "told"), [("pass", None), ("nn.Linear(6, 2)(torch.from_numpy(images))", ["Linear"])])
+def test_a_part_of_the_net_that_runs_alone_is_no_other_net(torch_at_hand, tmp_path, other, told):
+    """As in a validation behind the training of a cell that has the loss inside."""
+    (tmp_path / "train.py").write_text(TORCH.partition("for number")[0] + WRAPPED.replace("OTHER", other))
+    done = torch_at_hand.run(tmp_path, "capture", "-o", "ref.h5", "--gradients", "--steps", "2", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert ("were left out: Linear" in done.stderr) is bool(told)
+    with api.open(tmp_path / "ref.h5") as dump:
+        assert (dump.header["model"], dump.header.get("others")) == ("WithLoss", told)
