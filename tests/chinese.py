@@ -50,6 +50,7 @@ NAMES = frozenset(_WORDS.split())
 OWN = {
     "layer",
     "port_layer",
+    "branch",
     "kind",
     "port_kind",
     "given",

@@ -100,7 +100,7 @@ class Explaining:
 
     def _explained(self, origin: Origin) -> Origin:
         place = origin.place
-        if origin.where in (*TOGETHER, "loss"):
+        if origin.where in (*TOGETHER, "loss") or origin.phase == Phase.BACKWARD.value:
             found = self._updating.explained(origin)
             if origin.where in TOGETHER or found.causes:
                 return found

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
+from aligner.compare.backing import Backing
 from aligner.compare.by_program import ByProgram
-from aligner.compare.training import Owner, Training, as_it_begins
+from aligner.compare.cases import words_of
+from aligner.compare.training import Owner, Training, Update, as_it_begins
 from aligner.compare.treating import LOOKED, Treating, plain
 from aligner.explain.suspect import Cause, Suspect
 from aligner.findings import TRIAL
@@ -54,7 +56,10 @@ class Updating:
             "program": ByProgram(self._dumps, self._ports, self._names()).suspects,
             "clip": Treating(self._dumps, self._training, self._names()).suspects,
         }
-        found = [*rules[origin.where](origin)]
+        rule = rules.get(origin.where)
+        found = [] if rule is None else [*rule(origin)]
+        if not found and origin.phase == Phase.BACKWARD.value:
+            found = [*self._backing().suspects(origin, self._training.scale(origin.step))]
         causes = [self._cause(suspect) for suspect in found]
         told = tuple(sorted(causes, key=lambda cause: not cause.confirmed)[:MOST])
         return replace(origin, causes=told, of=max(len(self._training.settings(side, origin.step)) for side in (0, 1)))
@@ -96,10 +101,14 @@ class Updating:
         ours, theirs = (
             {owner: told for owner, (_, told) in self._training.settings(side, origin.step).items()} for side in (0, 1)
         )
-        updates = [self._training.of_step(side, origin.step)[:1] for side in (0, 1)]
+        updates = [self._training.of_step(side, origin.step) for side in (0, 1)]
         skipped = self._training.skipped(origin.step)
         if skipped is not None:
             yield Suspect(("update-not-skipped", "update-skipped")[skipped], {}, weight=0.95)
+            return
+        cut = [*self._backing().unmoved(origin, self._without(updates))]
+        if cut:
+            yield from cut
             return
         yield from self._missing(ours, theirs)
         if all(updates) and updates[0][0].kind != updates[1][0].kind:
@@ -112,6 +121,15 @@ class Updating:
             yield one.suspect(len(ours), names, self._is_filtered(one, origin.step))
         if not different:
             yield from self._term(origin, len(ours))
+
+    def _backing(self) -> Backing:
+        return Backing(self._dumps, words_of(self._dumps[1]), self._ports)
+
+    def _without(self, updates: Sequence[Sequence[Update]]) -> tuple[frozenset[Owner], frozenset[Owner]]:
+        """Parameters that the optimizers of each side have been given no gradient of."""
+        whose = {port: reference for reference, port in self._ports.items()}
+        ours, theirs = (frozenset(owner for one in side for owner in one.without) for side in updates)
+        return ours, frozenset(whose.get(owner, owner) for owner in theirs)
 
     def _missing(self, ours: Mapping[Owner, Any], theirs: Mapping[Owner, Any]) -> Iterator[Suspect]:
         """Parameters that one side's optimizers alone have."""

@@ -6,6 +6,7 @@ Facts of settings: `setting`, `reference_value`, `port_value`, `count` of `total
 from __future__ import annotations
 
 from aligner.explain.catalogue.entry import Entry, Text
+from aligner.training.gradient_entries import GRADIENTS
 from aligner.training.loss_entries import LOSSES
 from aligner.training.program_entries import PROGRAM
 from aligner.training.resume_entries import RESUMED
@@ -239,4 +240,4 @@ DATA: tuple[Entry, ...] = (
     ),
 )
 
-ENTRIES: tuple[Entry, ...] = DATA + LOSSES + SETTINGS + WHOSE + TREATMENT + PROGRAM + RESUMED
+ENTRIES: tuple[Entry, ...] = DATA + LOSSES + SETTINGS + WHOSE + GRADIENTS + TREATMENT + PROGRAM + RESUMED

@@ -208,6 +208,21 @@ _CHANGES: Mapping[str, Text] = {
         "Call bn.eval() after net.train(), for each BatchNorm that is frozen",
         "在 net.train() 之后，对每个冻结的 BatchNorm 调用 bn.eval()",
     ),
+    "gradient-cut": (
+        "Look behind {layer} for detach, no_grad, numpy, a tensor made anew, or requires_grad=False",
+        "检查 {layer} 之后是否有 `detach`、`no_grad`、`numpy`、重新构造的张量或 `requires_grad=False`",
+    ),
+    "gradient-not-cut": ("Put detach there, as the reference does", "按标杆的做法使用 `detach`"),
+    "gradient-branch-cut": ("Take out the detach before {branch}", "去掉 {branch} 之前的 `detach`"),
+    "gradient-branch-not-cut": ("Put detach before {branch}", "在 {branch} 之前使用 `detach`"),
+    "gradient-times": (
+        "Look behind {layer} for a backward of its own, a factor in the backward run, or a part that is cut off",
+        "检查 {layer} 之后是否有自定义的 `backward`、反向计算中的系数，或被截断的部分",
+    ),
+    "gradient-path-differs": (
+        "Compare what stands behind {layer}: detach and no_grad on both sides, and any backward of its own",
+        "对照 {layer} 之后的代码：两侧的 `detach`、`no_grad`，以及自定义的 `backward`",
+    ),
     "dataset-shuffle-default": (
         "Give the loader shuffle=False, or the order of the reference's",
         "给数据加载器传 shuffle=False，或使用与标杆相同的顺序",

@@ -213,6 +213,8 @@ def test_a_gradient_that_is_cut_is_no_forward_mistake(compared):
     found = compared("right", "detached")
     assert {origin.phase for origin in found.origins} == {"backward"}
     assert found.origins[0].layer in ("bn", "")
+    told = found.origins[0].causes[0]
+    assert (told.id, told.confirmed) == ("gradient-times", False)
 
 
 @pytest.mark.parametrize("trained", ["ref", "port"])
