@@ -22,6 +22,7 @@ from aligner.compare.place import Place
 from aligner.compare.reformed import Part, made, parts
 from aligner.compare.reordered import Orders, reordered
 from aligner.compare.trails import Trails
+from aligner.compare.training import HELD, as_it_begins
 from aligner.errors import DumpError, Reason, because, form_of
 from aligner.explain.case import MINDSPORE, TORCH, Case, Value
 from aligner.findings import OPERATIONS, REPEAT
@@ -77,8 +78,8 @@ class Cases:
             rounding=place.rounding,
             inputs=tuple(map(_value, inputs)),
             outputs=tuple(map(_value, outputs)),
-            parameters=self._parameters(0, place.owner, place.owner),
-            port_parameters=self._parameters(1, other, place.owner),
+            parameters=self._parameters(0, place.owner, place),
+            port_parameters=self._parameters(1, other, place),
             known=self._known(place.owner, expected) if around and expected is not None else self._alike(place),
             repeated=self._repeated(place) if place.where == "layer" else None,
             operations=self._operations(place) if around else None,
@@ -207,17 +208,22 @@ class Cases:
             self._calls[key] = self._call(Key(call.step, Phase.FORWARD, call.layer, call.number, ""))
         return self._calls[key]
 
-    def _parameters(self, side: int, layer: str, owner: str) -> Mapping[str, Value]:
+    def _parameters(self, side: int, layer: str, place: Place) -> Mapping[str, Value]:
+        """As the step begins: a port that is held to the reference's steps begins with what that has."""
         if not (self._nets[0].weighed and self._nets[1].weighed):
             return {}  # those of one side would look as if the other lacked them
-        own = {role: _value(entry) for role, entry in self._nets[side].parameters.get(layer, {}).items()}
+        owner, step = place.owner, 0 if place.key is None else place.key.step
+        known = self._nets[side].parameters.get(layer, {}).items()
+        begun = {role: as_it_begins(self.dumps[side], entry.key._replace(step=step)) or entry for role, entry in known}
+        own = {role: _value(entry) for role, entry in begun.items()}
         for part in self._parts:
             seen = part.port if side else part.reference
             if layer in (part.whole[side].layer, part.reference.key.layer) or part.whole[0].layer == owner:
                 for key in part.keys(side):
                     own.pop(key.slot if layer == key.layer else "", None)
                 own[part.reference.key.slot] = _value(seen)
-        return own
+        held = step and side and self.dumps[1].header.get(HELD) is True
+        return {**own, **self._parameters(0, owner, place)} if held else own
 
     @cached_property
     def _parts(self) -> Sequence[Part]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from aligner.compare.beginning import alike
-from aligner.compare.lost import FORWARD, GRADIENTS, SHOWN, Lost, Resumed, floats, no_record, off_by
+from aligner.compare.lost import FORWARD, GRADIENTS, Lost, Resumed, floats, no_record, off_by
 from aligner.compare.reading import SEEN, Reading
 from aligner.compare.sorting import is_given
 from aligner.explain.phrase import Fact
@@ -53,10 +53,7 @@ def _of_batch(run: Resumed, first: Reading) -> tuple[str, Mapping[str, Fact]]:
     known = {step: floats(one) for step, one in entries.items() if one is not None}
     batch = floats(port)
     found = next(batches.suspects(batch, known, key.step + run.begun.step), None)
-    if found is None:
-        rows = batches.familiar(batch, known) if batch.ndim else []
-        if 2 * len(rows) >= len(batch):
-            return "resume-data-order", {"rows": ", ".join(rows[:SHOWN]) + (", ..." if rows[SHOWN:] else "")}
+    if found is None or found.cause == "data-other":
         return "resume-data-nowhere", {}
     if found.cause == "data-other-step":
         return "resume-data-other" if found.facts["other"] else "resume-data-begins", found.facts

@@ -13,11 +13,13 @@ from aligner.compare.by_program import ByProgram
 from aligner.compare.cases import words_of
 from aligner.compare.training import Owner, Training, Update, as_it_begins
 from aligner.compare.treating import LOOKED, Treating, plain
+from aligner.explain.phrase import phrase
 from aligner.explain.suspect import Cause, Suspect
 from aligner.findings import TRIAL
 from aligner.record import Key, Phase
 from aligner.training import batches, numbers, scores
 from aligner.training.settings import OPTIMIZED, Difference, differences
+from aligner.words.optimizers import KEPT as STATE_WORDS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -36,6 +38,15 @@ UPDATES = "(update)"
 
 MOST = 5
 """Causes that are told."""
+
+COUNTED = 1e-3
+"""A factor of a loss is a share of rows if it is off by less than this part."""
+
+NAMED = 3
+"""Parameters that are named."""
+
+BEGUN = 1e-3
+"""What optimizers begin with is another number if it is off by more than this part of itself."""
 
 
 class Updating:
@@ -94,8 +105,55 @@ class Updating:
             both = self._value(0, key), self._value(1, key)
             found = [] if made is None else [*scores.suspects(made, *both, times)]
             if found:
-                yield from (replace(one, change={LOST: one.cause}) for one in found)
+                told = (replace(one, change={LOST: one.cause}) for one in found)
+                yield from (self._counted(one, key) or self._part(one, key) or one for one in told)
                 return
+
+    def _part(self, one: Suspect, key: Key) -> Optional[Suspect]:
+        """The layer whose output counts otherwise, where a loss is made of several."""
+        first = self._dumps[0].find(key._replace(slot="output.1"))
+        several = first is not None and self._dumps[0].find(key._replace(slot="output.0")) is not None
+        if one.cause != "loss-factor" or not several:
+            return None
+        return replace(one, cause="loss-part-factor", facts={**one.facts, "layer": self._maker(key) or key.slot})
+
+    def _maker(self, key: Key) -> str:
+        """The layer that hands on what the net hands on there."""
+        made = self._dumps[0].find(key._replace(phase=Phase.FORWARD))
+        here = (e.key for e in self._dumps[0].entries if e.key.step == key.step and made and e.content == made.content)
+        return next((one.layer for one in here if one.layer and one.slot.startswith("output.")), "")
+
+    def _counted(self, one: Suspect, key: Key) -> Optional[Suspect]:
+        """What the loss is divided by, where its factor tells that."""
+        if one.cause != "loss-factor":
+            return None
+        given, factor = self._dumps[0].find(key), float(str(one.facts["factor"]))
+        ours = None if given is None else self._value(0, key)
+        if given is None or ours is None or not given.shape:
+            return None
+        rows = given.shape[0]
+        by = self._divisor(key)
+        if by is not None and abs(factor * by - rows) <= COUNTED * rows:
+            return replace(one, cause="loss-batch-size-fixed", facts={**one.facts, "rows": rows, "by": by})
+        counts = ours.reshape(rows, -1).any(axis=1), (ours.reshape(-1) != 0)
+        for some in (each for each in counts if not each.all()):
+            if abs(factor - float(some.mean())) <= COUNTED:
+                facts = {"counted": int(some.sum()), "all": some.size}
+                return replace(one, cause="loss-mean-over-all", facts={**one.facts, **facts})
+        return None
+
+    def _divisor(self, key: Key) -> Optional[int]:
+        """The rows that the port divides by in all steps, where only steps with as many are right."""
+        found: list[tuple[int, float]] = []
+        for step in self._dumps[0].steps:
+            ours, theirs = (self._value(side, key._replace(step=step)) for side in (0, 1))
+            if ours is not None and theirs is not None and ours.shape == theirs.shape and ours.any():
+                sizes = np.linalg.norm(theirs), np.linalg.norm(ours) * self._training.scale(step)
+                found.append((len(ours), float(sizes[0] / sizes[1])))
+        right = {rows for rows, factor in found if abs(factor - 1) <= COUNTED}
+        by = next(iter(right)) if len(right) == 1 else 0
+        told = by and any(rows != by for rows, _ in found)
+        return by if told and all(abs(factor * by - rows) <= COUNTED * rows for rows, factor in found) else None
 
     def _of_update(self, origin: Origin) -> Iterator[Suspect]:
         ours, theirs = (
@@ -119,8 +177,30 @@ class Updating:
         names = self._names()
         for one in different:
             yield one.suspect(len(ours), names, self._is_filtered(one, origin.step))
-        if not different:
+        begins = [] if different else [*self._begins(origin, len(ours))]
+        yield from begins
+        if not different and not begins:
             yield from self._term(origin, len(ours))
+
+    def _begins(self, origin: Origin, total: int) -> Iterator[Suspect]:
+        """What optimizers keep of a parameter before the first update, where the two begin with other numbers."""
+        for owner in origin.owners[:1]:
+            other = self._ports.get(owner, owner)
+            for word in STATE_WORDS:
+                ours, theirs = (
+                    self._value(side, Key(origin.step, Phase.GRADIENT, name[0], 0, f"{name[1]}.{word}"))
+                    for side, name in enumerate((owner, other))
+                )
+                own, mine = (0.0 if one is None else float(np.mean(one)) for one in (ours, theirs))
+                if not origin.step and abs(own - mine) > BEGUN * max(abs(own), abs(mine)):
+                    facts: dict[str, Any] = {
+                        "word": phrase(f"state-{word}"),
+                        "count": len(origin.owners),
+                        "total": total,
+                    }
+                    facts.update(reference_value=f"{own:.4g}", port_value=f"{mine:.4g}")
+                    facts["parameters"] = self._named(origin.owners)
+                    yield Suspect("optimizer-state-begins", facts, weight=0.9)
 
     def _backing(self) -> Backing:
         return Backing(self._dumps, words_of(self._dumps[1]), self._ports)
@@ -133,15 +213,12 @@ class Updating:
 
     def _missing(self, ours: Mapping[Owner, Any], theirs: Mapping[Owner, Any]) -> Iterator[Suspect]:
         """Parameters that one side's optimizers alone have."""
-        names = self._names()
         for cause, wanted, those in (
             ("parameter-not-optimized", True, [owner for owner in ours if owner not in theirs]),
             ("frozen-params-trained", False, [owner for owner in theirs if owner not in ours]),
         ):
             if those:
-                shown = ", ".join(names.get(owner, plain(owner)) for owner in those[:3])
-                more = ", ..." if len(those) > len(shown.split(", ")) else ""
-                facts: dict[str, Any] = {"count": len(those), "parameters": shown + more}
+                facts: dict[str, Any] = {"count": len(those), "parameters": self._named(those)}
                 yield Suspect(cause, facts, {OPTIMIZED: wanted}, weight=0.95)
 
     def _is_filtered(self, one: Difference, step: int) -> bool:
@@ -157,6 +234,11 @@ class Updating:
         rows = self._dumps[1].header.get("parameters")
         known = {(str(row[0]), str(row[1])): str(row[2]) for row in rows or () if len(row) > 2}
         return {owner: known.get(port, plain(port)) for owner, port in self._ports.items()}
+
+    def _named(self, owners: Sequence[Owner]) -> str:
+        """The first of some parameters, as the port calls them."""
+        names = self._names()
+        return ", ".join(names.get(one, plain(one)) for one in owners[:NAMED]) + (", ..." if owners[NAMED:] else "")
 
     def _term(self, origin: Origin, total: int) -> Iterator[Suspect]:
         """What is too much, as a multiple of the parameter, of its gradient or of what is kept of it."""

@@ -6,7 +6,8 @@ what the port has, value and gradient, that is what lies between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Optional, cast
 
@@ -16,7 +17,7 @@ from aligner.adapter import Adapter, Trains
 from aligner.compare.later import is_end
 from aligner.compare.training import Training
 from aligner.compare.updating import LOST, UPDATES
-from aligner.dtypes import decode, encode
+from aligner.dtypes import DTYPES, decode, encode
 from aligner.findings import TRIAL
 from aligner.record import Key, Phase
 from aligner.training import losses, scores
@@ -34,65 +35,95 @@ WRONG, RIGHT = 1e-3, 1e-4
 """A gradient is another one if it is off by more than this part of itself; a loss or a gradient is made again if it is
 off by less."""
 
+ROUNDS = 8.0
+"""The port's own loss may be off by so many times what its type rounds."""
+
 STEPS = 3
 """Wrong steps that are made again: each must come out right."""
 
 
 def lost_again(reference: Dump, port: Dump, adapter: Adapter) -> Iterator[tuple[str, dict[str, Any]]]:
     """A trial for each cause that is told in the first steps whose loss is wrong."""
-    made = _wrong(reference, port, adapter)
-    found = [*islice(made, STEPS)]
-    for cause in dict.fromkeys(cause for causes, *_ in found for cause in causes):
-        rows = [(before, after) for causes, before, after in found if cause in causes]
-        after = [one for _, one in rows if one is not None]
+    again = _Again(reference, port, adapter)
+    found = [*islice(filter(None, map(again.step, reference.steps)), STEPS)]
+    for cause in dict.fromkeys(cause for one in found for cause in one.causes):
+        rows = [one for one in found if cause in one.causes]
+        after = [one.after for one in rows if one.after is not None]
         if len(after) == len(rows):
-            facts = {"layer": UPDATES, "suspect": "", "change": {LOST: cause}, "before": max(one for one, _ in rows)}
+            facts = {"layer": UPDATES, "suspect": "", "change": {LOST: cause}, "before": max(r.before for r in rows)}
             yield TRIAL, {**facts, "after": max(after), "proved": max(after) <= RIGHT}
 
 
-def _wrong(reference: Dump, port: Dump, adapter: Adapter) -> Iterator[tuple[frozenset[str], float, Optional[float]]]:
-    """Of each step and output of the net with another gradient than the reference's: what that tells, and how far off
-    it is before and after."""
-    training = Training(reference, port)
-    ends = [e.key for e in reference.entries if is_end(e.key) and not e.key.call and math.prod(e.shape) <= scores.MOST]
-    for key in ends:
-        made = _floats(reference, key._replace(phase=Phase.FORWARD))
-        ours, theirs = _floats(reference, key), _floats(port, key)
-        times = training.scale(key.step)
-        if made is None or ours is None or theirs is None or ours.shape != theirs.shape:
-            continue
-        before = _off(theirs / times, ours)
-        told = scores.suspects(made, ours, theirs, times) if before > WRONG else ()
-        causes = frozenset(one.cause for one in told)
-        if causes:
-            yield causes, before, _again(reference, port, adapter, key, training, (made, ours, theirs), causes)
+@dataclass(frozen=True)
+class _Wrong:
+    """A step whose loss is wrong: what its gradients tell, how far off these are, and with the reference's loss made
+    again; None where the framework cannot say."""
+
+    causes: frozenset[str]
+    before: float
+    after: Optional[float]
 
 
-def _again(
-    reference: Dump,
-    port: Dump,
-    adapter: Adapter,
-    key: Key,
-    training: Training,
-    numbers: tuple[Floats, Floats, Floats],
-    causes: frozenset[str],
-) -> Optional[float]:
-    """How far off the port's loss and its gradient are with the reference's sum in the place of the port's own, if that
-    is the port's own; None where the framework cannot say."""
-    seeds = [training.scale(key.step, side) for side in (0, 1)]
-    made, *gradients = numbers
-    both = scores.written(made, [one / seed for one, seed in zip(gradients, seeds)], causes)
-    loss = Key(key.step, Phase.FORWARD, LOSS, 0, "output.0")
-    ours, theirs = (losses.value(dump.find(loss)) for dump in (reference, port))
-    if both is None or ours is None or theirs is None:
-        return None
-    try:
-        (mine, slope), (own, other) = (_run(adapter, one) for one in both)
-    except Exception:  # not every framework has it
-        return None
-    theirs /= training.times(key.step)
-    own_off = max(_off(other, both[1].gradient), abs((theirs - ours) - (own - mine)) / max(abs(ours), abs(theirs)))
-    return _off(slope, both[0].gradient) if own_off <= RIGHT else math.inf
+@dataclass(frozen=True)
+class _Part:
+    """Of the loss, by one output of the net: what is made of the reference's sum and of the port's own."""
+
+    mine: float
+    own: float
+    after: float
+    own_off: float
+
+
+class _Again:
+    """Losses of one port, made again."""
+
+    def __init__(self, reference: Dump, port: Dump, adapter: Adapter) -> None:
+        self._dumps, self._adapter = (reference, port), adapter
+        self._training = Training(reference, port)
+
+    def step(self, step: int) -> Optional[_Wrong]:
+        """What comes of a step; None where its loss is right."""
+        causes: set[str] = set()
+        parts: list[Optional[_Part]] = []
+        before, times = 0.0, self._training.scale(step)
+        ends = [e for e in self._dumps[0].entries if e.key.step == step and is_end(e.key) and not e.key.call]
+        for key in (e.key for e in ends if math.prod(e.shape) <= scores.MOST):
+            made = _floats(self._dumps[0], key._replace(phase=Phase.FORWARD))
+            ours, theirs = (_floats(dump, key) for dump in self._dumps)
+            if made is None or ours is None or theirs is None or ours.shape != theirs.shape:
+                continue
+            off = _off(theirs / times, ours)
+            told = {one.cause for one in scores.suspects(made, ours, theirs, times)} if off > WRONG else set()
+            if told:
+                causes |= told
+                before = max(before, off)
+                parts.append(self._part(key, made, (ours, theirs), told))
+        return _Wrong(frozenset(causes), before, self._after(step, parts)) if causes else None
+
+    def _part(self, key: Key, made: Floats, gradients: tuple[Floats, Floats], causes: set[str]) -> Optional[_Part]:
+        seeds = [self._training.scale(key.step, side) for side in (0, 1)]
+        both = scores.written(made, [one / seed for one, seed in zip(gradients, seeds)], causes)
+        if both is None:
+            return None
+        try:
+            (mine, slope), (own, other) = (_run(self._adapter, one) for one in both)
+        except Exception:  # not every framework has it
+            return None
+        right = max(RIGHT, ROUNDS * _eps(self._dumps[1], key))
+        return _Part(mine, own, _off(slope, both[0].gradient), _off(other, both[1].gradient) / right)
+
+    def _after(self, step: int, parts: Sequence[Optional[_Part]]) -> Optional[float]:
+        """How far off gradients are with the reference's sums; infinite if the port's own are not what it does."""
+        known = [one for one in parts if one is not None]
+        loss = Key(step, Phase.FORWARD, LOSS, 0, "output.0")
+        ours, theirs = (losses.value(dump.find(loss)) for dump in self._dumps)
+        if len(known) < len(parts) or ours is None or theirs is None:
+            return None
+        theirs /= self._training.times(step)
+        off = abs((theirs - ours) - sum(one.own - one.mine for one in known)) / max(abs(ours), abs(theirs))
+        right = max(RIGHT, ROUNDS * _eps(self._dumps[1], loss))
+        own = max(off / right, *(one.own_off for one in known))
+        return max(one.after for one in known) if own <= 1.0 else math.inf
 
 
 def _run(adapter: Adapter, one: Written) -> tuple[float, Floats]:
@@ -102,6 +133,11 @@ def _run(adapter: Adapter, one: Written) -> tuple[float, Floats]:
     found = cast(Trains, adapter).lost(given[0], given[1], one.kind)
     loss, gradient = (np.asarray(decode(adapter.to_numpy(x), adapter.dtype(x)), np.float64) for x in found)
     return float(loss.reshape(-1)[0]), gradient
+
+
+def _eps(dump: Dump, key: Key) -> float:
+    entry = dump.find(key)
+    return 0.0 if entry is None else DTYPES[entry.dtype].eps or 0.0
 
 
 def _off(one: Floats, other: Floats) -> float:

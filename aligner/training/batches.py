@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float64]
 else:
     Floats = Any
+
+SHOWN = 8
+"""Rows that are named."""
 
 CLOSE = 1e-4
 """Two rows, or a batch and what it is told to come of, are the same that are apart by less than this part."""
@@ -39,15 +42,23 @@ def suspects(port: Floats, reference: Mapping[int, Floats], step: int) -> Iterat
     known = [place for place in places if place is not None]
     if len(known) == len(places) and known:
         inside = all(at == step for at, _ in known)
-        cause = "data-order-inside" if inside else "data-order"
-        shown = ", ".join(str(row) if inside else f"{at}:{row}" for at, row in known[:8])
-        yield Suspect(cause, {"rows": shown + (", ..." if len(known) > 8 else "")}, weight=0.95)
+        yield _ordered("data-order-inside" if inside else "data-order", known)
         return
     scale, shift = np.polyfit(own.reshape(-1), port.reshape(-1), 1) if own.size > 2 and np.ptp(own) else (1.0, 0.0)
     if abs(scale) > CLOSE and _near(port, scale * own + shift):
         yield Suspect("data-scaled", {"factor": f"{scale:.6g}", "shift": _plain(shift, own)}, weight=0.9)
         return
-    yield from _by_channel(own, port)
+    channels = [*_by_channel(own, port)]
+    yield from channels
+    if not channels:
+        many = 2 * len(known) >= len(places)  # those that it lacks may stand in batches that were not captured
+        facts = {"rows": len(places), "known": len(known)}
+        yield _ordered("data-order", known) if many else Suspect("data-other", facts, weight=0.5)
+
+
+def _ordered(cause: str, places: Sequence[tuple[int, int]]) -> Suspect:
+    shown = ", ".join(str(row) if cause == "data-order-inside" else f"{at}:{row}" for at, row in places[:SHOWN])
+    return Suspect(cause, {"rows": shown + (", ..." if len(places) > SHOWN else "")}, weight=0.95)
 
 
 def _by_channel(own: Floats, port: Floats) -> Iterator[Suspect]:
@@ -64,12 +75,6 @@ def _by_channel(own: Floats, port: Floats) -> Iterator[Suspect]:
             facts = {name: ", ".join(f"{fit[n]:.4g}" for fit in fits) for n, name in enumerate(("factors", "shifts"))}
             yield Suspect("data-normalised", facts, weight=0.9)
             return
-
-
-def familiar(port: Floats, reference: Mapping[int, Floats]) -> list[str]:
-    """Where in the reference's batches those rows stand that are there at all, as step:row."""
-    places = [_where(row, reference) for row in port]
-    return ["{}:{}".format(*place) for place in places if place is not None]
 
 
 def _where(row: Floats, reference: Mapping[int, Floats]) -> Any:

@@ -87,7 +87,7 @@ SETTINGS: tuple[Entry, ...] = (
     ),
     _setting(
         "optimizer-alpha",
-        ("decay of the mean square", "均方衰减率"),
+        ("decay of the mean square (alpha)", "均方衰减率 alpha "),
         ("Set decay={reference_value}", "设 decay={reference_value}"),
     ),
     _setting(
@@ -115,7 +115,7 @@ SETTINGS: tuple[Entry, ...] = (
     Entry(
         "adamweightdecay-no-bias-correction",
         (
-            "The moments are corrected for their start: {port_value}; in the reference: {reference_value}",
+            "Bias correction of the moments, which begin at zero: {port_value}; in the reference: {reference_value}",
             "对矩估计做偏差修正：{port_value}；标杆：{reference_value}",
         ),
         _WHOSE,
@@ -127,6 +127,18 @@ SETTINGS: tuple[Entry, ...] = (
 )
 
 WHOSE: tuple[Entry, ...] = (
+    Entry(
+        "optimizer-state-begins",
+        (
+            "The optimizer's {word} begins at {port_value}, the reference's at {reference_value}",
+            "优化器的{word}初值为 {port_value}，标杆为 {reference_value}",
+        ),
+        _WHOSE,
+        (
+            "Set it before the first update: nn.RMSProp begins its mean square at one, PyTorch's at zero",
+            "在首次更新之前设置：`nn.RMSProp` 的均方初值为一，PyTorch 为零",
+        ),
+    ),
     Entry(
         "optimizer-kind",
         (
@@ -177,7 +189,26 @@ WHOSE: tuple[Entry, ...] = (
     ),
 )
 
+_UNSHUFFLED = (
+    "Switch shuffling off on both sides (GeneratorDataset shuffles unless it is given shuffle=False), or give both the "
+    "same indices",
+    "两侧都关闭打乱（`GeneratorDataset` 默认打乱，除非设 `shuffle=False`），或使用相同的索引",
+)
+
 DATA: tuple[Entry, ...] = (
+    Entry(
+        "data-other",
+        (
+            "The port's batch has other data: {known} of its {rows} rows stand in any batch of the reference's",
+            "待比对的批次数据不同：其 {rows} 行中有 {known} 行出现在标杆的批次中",
+        ),
+        _NOTHING,
+        (
+            "Compare how both read, normalise and augment, and the order (GeneratorDataset shuffles unless it is given "
+            "shuffle=False)",
+            "对照两侧的读取、归一化、增强与顺序（`GeneratorDataset` 默认打乱，除非设 `shuffle=False`）",
+        ),
+    ),
     Entry(
         "data-batch-size",
         ("The port's batch has {size} rows, the reference's {wanted}", "待比对的批次有 {size} 行，标杆有 {wanted} 行"),
@@ -209,7 +240,7 @@ DATA: tuple[Entry, ...] = (
         "data-order-inside",
         ("The port's batch has the reference's rows in another order: {rows}", "待比对批次的行顺序与标杆不同：{rows}"),
         _NOTHING,
-        ("Switch shuffling off on both sides, or give both the same indices", "两侧都关闭打乱，或使用相同的索引"),
+        _UNSHUFFLED,
     ),
     Entry(
         "data-order",
@@ -218,7 +249,7 @@ DATA: tuple[Entry, ...] = (
             "待比对批次的行位于标杆的其他批次中（步:行）：{rows}",
         ),
         _NOTHING,
-        ("Switch shuffling off on both sides, or give both the same indices", "两侧都关闭打乱，或使用相同的索引"),
+        _UNSHUFFLED,
     ),
     Entry(
         "data-scaled",

@@ -81,6 +81,36 @@ LOSSES: tuple[Entry, ...] = (
         ("Use the reference's reduction, and divide by what it divides by", "使用标杆的 `reduction`，并除以相同的数"),
     ),
     Entry(
+        "loss-part-factor",
+        (
+            "The part of the loss that is made of {layer} is {factor} times the reference's",
+            "损失中由 {layer} 算得的部分为标杆的 {factor} 倍",
+        ),
+        _NOTHING,
+        (
+            "Compare how both weigh the parts of the loss, in this step, and what each is divided by",
+            "对照两侧在该步中各部分损失的权重以及各自的除数",
+        ),
+    ),
+    Entry(
+        "loss-batch-size-fixed",
+        (
+            "The loss is divided by {by} rows, and this batch has {rows}: it is {factor} times the reference's",
+            "损失除以 {by} 行，而该批次有 {rows} 行：为标杆的 {factor} 倍",
+        ),
+        _NOTHING,
+        ("Divide by the number of rows of each batch", "除以每个批次各自的行数"),
+    ),
+    Entry(
+        "loss-mean-over-all",
+        (
+            "The loss is divided by all {all}, not by the {counted} that count (valid ones, a mask)",
+            "损失除以全部 {all} 个，而不是参与计算的 {counted} 个（有效值、掩码）",
+        ),
+        ("It is {factor} times the reference's", "其为标杆的 {factor} 倍"),
+        ("Divide by the number of those that count", "除以参与计算的个数"),
+    ),
+    Entry(
         "loss-class-weights",
         (
             "Classes have other weights (class: port to reference): {factors}",

@@ -41,6 +41,14 @@ _LAYERS: Mapping[str, Text] = {
     "scale-from-factor": ("{0}, scale from the factor", "{0}，比例取自 scale_factor"),
 }
 
+_STATE: Mapping[str, Text] = {
+    "state-momentum": ("momentum", "动量"),
+    "state-first": ("first moment", "一阶矩"),
+    "state-second": ("mean of squares", "平方均值"),
+    "state-mean": ("mean", "均值"),
+}
+"""What optimizers keep of a parameter."""
+
 _WAYS: Mapping[str, Text] = {
     "way-none": ("leaves the gradients as they are", "不改动梯度"),
     "way-factor": ("multiplies all gradients by {0}", "将全部梯度乘以 {0}"),
@@ -52,7 +60,7 @@ _WAYS: Mapping[str, Text] = {
 }
 """What is done to gradients between the backward run and the optimizer."""
 
-PHRASES: Mapping[str, Text] = {**_WAYS, **_SHORT, **_PLACES, **_LAYERS, **RESUMED}
+PHRASES: Mapping[str, Text] = {**_STATE, **_WAYS, **_SHORT, **_PLACES, **_LAYERS, **RESUMED}
 
 
 def said(fact: Any, side: int) -> Any:

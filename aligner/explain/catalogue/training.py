@@ -14,7 +14,10 @@ ENTRIES: tuple[Entry, ...] = (
             "BatchNorm 使用滑动统计量，标杆使用批次统计量：待比对网络的 Cell 未处于训练模式",
         ),
         ("A Cell is born in eval mode, a Module in train mode", "Cell 默认处于推理模式，Module 默认处于训练模式"),
-        ("Call net.set_train(True) before training", "训练前调用 net.set_train(True)"),
+        (
+            "Call net.set_train(True) before training, and again behind each evaluation",
+            "训练前以及每次评估之后调用 net.set_train(True)",
+        ),
     ),
     Entry(
         "bn-train-at-eval",

@@ -49,6 +49,10 @@ def smoothed_and(more):
     return loss
 
 
+def summed(x, label, ignored=-100):
+    return ops.cross_entropy(x, label, ignore_index=ignored, reduction="sum")
+
+
 MADE = {
     "right": lambda: task(lambda p: nn.Momentum(p, 0.1, 0.9)),
     "sgd": lambda: task(lambda p: nn.SGD(p, 0.1, 0.9)),
@@ -60,6 +64,10 @@ MADE = {
     "adam_weight_decay": lambda: task(lambda p: nn.AdamWeightDecay(p, 1e-3, eps=1e-8)),
     "adamw": lambda: task(lambda p: optim.AdamW(p, 1e-3, weight_decay=0.05)),
     "rmsprop": lambda: task(of_rmsprop(1e-3)),
+    "rmsprop_ones": lambda: task(lambda p: nn.RMSProp(p, 1e-3, decay=0.99, epsilon=1e-8)),
+    "uneven": lambda: task(lambda p: nn.Momentum(p, 0.1, 0.9)),
+    "uneven_fixed": lambda: task(lambda p: nn.Momentum(p, 0.1, 0.9), lambda x, y: summed(x, y) / 4),
+    "masked_all": lambda: task(lambda p: nn.Momentum(p, 0.1, 0.9), lambda x, y: summed(x, y, 0) / x.shape[0]),
     "rmsprop_rate": lambda: task(of_rmsprop(2e-3)),
     "clipped": lambda: task(lambda p: nn.Momentum(p, 0.1, 0.9), accumulate=2, clip_norm=0.25, loss_scale=64.0),
     "penalized_smoothed": lambda: task(lambda p: nn.Momentum(p, 0.1, 0.9), smoothed_and(0.5)),

@@ -152,12 +152,35 @@ def named_sgd():
     return lambda net: SGD(net.parameters(), 0.1, momentum=0.9)
 
 
+class Two(Net):
+    def __init__(self):
+        super().__init__()
+        self.aux = nn.Linear(8, 5)
+
+    def forward(self, x):
+        hidden = torch.relu(self.bn(self.conv(x))).mean((2, 3))
+        return self.fc(hidden), self.aux(hidden)
+
+
+def weighed(share):
+    entropy = nn.functional.cross_entropy
+    return lambda made, label: entropy(made[0], label) + share * entropy(made[1], label)
+
+
 class Detached(Net):
     """A branch whose gradient is cut."""
 
     def forward(self, x):
         hidden = torch.relu(self.bn(self.conv(x)))
         return self.fc(0.5 * hidden.mean((2, 3)) + 0.5 * hidden.detach().mean((2, 3)))
+
+
+def unevenly():
+    """The last batch has fewer rows."""
+    made = task()
+    rows = batches(3)
+    rows[2] = rows[2][0][:3], rows[2][1][:3]
+    return Task(made.model, rows, loss=made.loss, optimizer=made.optimizer)
 
 
 MADE = {
@@ -182,6 +205,10 @@ MADE = {
     "odd": lambda: task(named_sgd()),
     "clipped": lambda: task(count=4, accumulate=2, clip_norm=0.25, loss_scale=64.0),
     "loss_sum": lambda: task(loss=nn.CrossEntropyLoss(reduction="sum")),
+    "uneven": lambda: unevenly(),
+    "two_heads": lambda: task(net=Two, loss=weighed(0.3)),
+    "two_heads_other": lambda: task(net=Two, loss=weighed(0.6)),
+    "masked": lambda: task(loss=nn.CrossEntropyLoss(ignore_index=0)),
     "penalized": lambda: task(loss=lambda x, label: nn.functional.cross_entropy(x, label) + 0.5),
     "smoothed": lambda: task(loss=nn.CrossEntropyLoss(label_smoothing=0.1)),
     "detached": lambda: task(net=Detached),

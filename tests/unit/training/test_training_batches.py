@@ -36,8 +36,14 @@ def test_what_is_done_to_a_batch(port, cause):
 
 
 @pytest.mark.parametrize("port", [RNG.random((4, 3, 5, 6)), BATCHES[1] ** 2, np.zeros((4, 3, 5, 6))])
-def test_other_numbers_are_told_as_nothing(port):
-    assert [suspect.cause for suspect in suspects(port, BATCHES, 1)] == []
+def test_other_numbers_are_told_as_such(port):
+    (suspect,) = suspects(port, BATCHES, 1)
+    assert (suspect.cause, suspect.facts) == ("data-other", {"rows": 4, "known": 0})
+
+
+def test_rows_of_a_batch_that_was_not_captured_may_be_among_others():
+    (suspect,) = suspects(np.concatenate([ROWS[[9, 5, 2]], RNG.random((1, 3, 5, 6))]), BATCHES, 1)
+    assert (suspect.cause, suspect.facts["rows"]) == ("data-order", "2:1, 1:1, 0:2")
 
 
 def test_a_batch_of_one_value_is_looked_at_without_a_warning():

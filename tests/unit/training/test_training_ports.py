@@ -85,6 +85,31 @@ def test_what_is_no_such_sum_is_not_confirmed(compared):
     assert (origin.where, origin.causes[0].id, origin.causes[0].confirmed) == ("loss", "loss-targets", False)
 
 
+@pytest.mark.parametrize(
+    ("reference", "port", "cause", "facts"),
+    [
+        ("uneven", "uneven_fixed", "loss-batch-size-fixed", {"rows": 3, "by": 4}),
+        ("masked", "masked_all", "loss-mean-over-all", {"all": 4}),
+    ],
+)
+def test_what_a_loss_is_divided_by_is_told_from_its_factor(compared, reference, port, cause, facts):
+    (origin,) = compared(reference, port).origins
+    told = origin.causes[0]
+    assert (origin.where, told.id, told.confirmed) == ("loss", cause, True)
+    assert {name: told.facts[name] for name in facts} == facts
+
+
+def test_an_uneven_batch_is_no_mistake(compared):
+    assert compared("uneven", "uneven").outcome == "aligned"
+
+
+def test_what_an_optimizer_begins_with_is_told_where_it_is_another(compared):
+    (origin,) = compared("rmsprop", "rmsprop_ones").origins
+    told = origin.causes[0]
+    assert (origin.where, origin.steps, told.id, told.confirmed) == ("update", (0,), "optimizer-state-begins", False)
+    assert (told.facts["reference_value"], told.facts["port_value"]) == ("0", "1")
+
+
 def test_a_gradient_that_is_cut_is_no_forward_mistake(compared):
     found = compared("right", "stopped")
     assert {origin.phase for origin in found.origins} == {"backward"}

@@ -209,6 +209,13 @@ def test_a_wrong_loss_is_none_of_the_net(compared, port):
     assert all(found.origins[row.origin].where == "loss" for row in found.steps)
 
 
+def test_a_part_of_a_loss_that_counts_otherwise_is_told_by_its_layer(compared):
+    (origin,) = compared("two_heads", "two_heads_other").origins
+    told = origin.causes[0]
+    assert (origin.where, told.id, told.confirmed) == ("loss", "loss-part-factor", True)
+    assert (told.facts["layer"], told.facts["factor"]) == ("aux", "2")
+
+
 def test_a_gradient_that_is_cut_is_no_forward_mistake(compared):
     found = compared("right", "detached")
     assert {origin.phase for origin in found.origins} == {"backward"}
