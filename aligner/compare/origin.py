@@ -94,6 +94,8 @@ class Trace:
         """Stages of training steps were held to the reference's: what the net is given besides is told by itself."""
         self._begun = 0
         """Births before the step that is followed."""
+        self._of_weights: set[int] = set()
+        """Losses of a free run that come of weights which are others by now: what they are given is not always told."""
         self._of_later = False
         """Something is wrong by what is seen to be wrong later: an object that calls are given holds it."""
 
@@ -307,7 +309,15 @@ class Trace:
         What the updates have left of each layer's parameters for the next step.
         """
         step, left = Step(training.held), dict[str, Sources]()
-        made_here = range(self._begun, len(self.births))  # a loss that was given the reference's values spoils none
+        earlier = [n for n in range(self._begun) if n not in self._of_weights]
+        first = next((n for n in earlier if self.births[n].reading.over), None)
+        free = bool(training) and not training.held
+        for number in range(self._begun, len(self.births)):
+            if free and first is not None and self.births[number].layer == LOSS:
+                self._of_weights.add(number)
+                self.reached[id(self.births[number].reading)] = (first,)
+        made_here = (n for n in range(self._begun, len(self.births)) if n not in self._of_weights)
+        # A loss that was given the reference's values spoils none.
         own = [n for n in made_here if not (training.held and self.births[n].where == Stage.LOSS.value)]
         ordered = in_time(readings)
         at_end = {_content(r) for r in ordered if r.pair.reference is not None and is_end(r.pair.key)}
@@ -319,7 +329,7 @@ class Trace:
             if stage is Stage.BACKWARD and _content(reading) in at_end:
                 stage = Stage.LOSS
             if reading.over:
-                births = step.sources(stage, own, range(self._begun))[:1]
+                births = step.sources(stage, own, earlier)[:1]
                 if births and reading.matched:
                     self.reached[id(reading)] = births
                 else:

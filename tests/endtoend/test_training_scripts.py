@@ -89,6 +89,15 @@ def test_what_differs_is_named_stage_by_stage(aligner, tmp_path, name):
     assert found["outcome"] == ("diverged" if told else "aligned")
 
 
+def test_a_port_that_runs_on_from_its_own_steps_has_one_mistake(aligner, tmp_path):
+    """Its losses are others from the second step on, for its weights are."""
+    found = compared(aligner, tmp_path, TORCH, edited(MINDSPORE, [SLOWER]), 4, "--free-only")
+    assert [(one["where"], one["causes"][0]["id"], one["step"]) for one in found["origins"]] == [
+        ("update", "optimizer-learning-rate", 0)
+    ]
+    assert [row["first"] is None for row in found["steps"]] == [False, True, True, True]
+
+
 EVALUATED = [
     ("    optimizer.step()\n", "    optimizer.step()\n    rates.step()\n    check(start)\n"),
     (
