@@ -101,7 +101,8 @@ def judge_stages(readings: Iterable[Reading], reference: Dump, training: Trainin
                 _judge(reading, reading.deviation.rel_l2, max(LOST, STRICT * reading.own))
         elif key.phase is Phase.BACKWARD:
             _unscale(reading, scales[key.step], tolerance)
-        if key.phase is Phase.BACKWARD and reading.over:
+        own = key.phase is Phase.GRADIENT and not training.held  # as its backward runs made it
+        if (key.phase is Phase.BACKWARD or own) and reading.over:
             _excuse_cancelled(reading, reference, tolerance, short.get(key.step, 0.0))
         elif training.held and key.phase is Phase.GRADIENT:
             _judge(reading, reading.deviation.rel_l2, STRICT * reading.own)
