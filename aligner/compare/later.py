@@ -72,7 +72,7 @@ class Step:
         """
         if stage is Stage.BACKWARD:
             return (*reversed(self.births.get(stage, ())), *self._before(stage, forward, earlier))
-        if stage is Stage.BUFFER:
+        if stage in (Stage.BUFFER, Stage.PROGRAM) and (self.held or stage is Stage.BUFFER):
             return (*reversed(forward), *(() if self.held else reversed(earlier)))
         return self._before(stage, forward, earlier)
 
@@ -92,5 +92,10 @@ class Step:
 
 
 def in_time(readings: Iterable[Reading]) -> list[Reading]:
-    """As the reference made them."""
-    return sorted(readings, key=lambda reading: reading.pair.entry.order)
+    """As the reference made them; what programs do is behind all updates, also of those that the port alone makes."""
+
+    def time(reading: Reading) -> tuple[bool, int]:
+        key = reading.pair.key
+        return key.phase is Phase.UPDATE and key.call == BY_PROGRAM, reading.pair.entry.order
+
+    return sorted(readings, key=time)

@@ -329,13 +329,14 @@ class Trace:
             if stage is Stage.BACKWARD and _content(reading) in at_end:
                 stage = Stage.LOSS
             if reading.over:
-                births = step.sources(stage, own, earlier)[:1]
+                owner = (key.layer, key.slot) if stage is Stage.PROGRAM else training.owner(key)
+                same = (n for n in step.births.get(Stage.UPDATE, ()) if self.births[n].owner == owner)
+                births = (*(same if stage is Stage.PROGRAM else ()), *step.sources(stage, own, earlier))[:1]
                 if births and reading.matched:
                     self.reached[id(reading)] = births
                 else:
                     layer = LOSS if stage is Stage.LOSS else key.layer
                     made = Birth(layer, stage.where, reading, key, reading.pair.entry.order, None)
-                    owner = (key.layer, key.slot) if stage is Stage.PROGRAM else training.owner(key)
                     self._born(reading, replace(made, owner=owner))
                     births = (len(self.births) - 1,)
                     step.add(stage, *births)

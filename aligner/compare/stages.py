@@ -116,9 +116,8 @@ def judge_stages(readings: Iterable[Reading], reference: Dump, training: Trainin
 
 
 def _excuse_fewer(readings: Sequence[Reading], training: Training) -> None:
-    """Where the port's optimizers lack some parameters, the others make up the norm that all are clipped to."""
-    lacking = {r.pair.key.step for r in readings if r.pair.port is None and r.pair.key.phase is Phase.GRADIENT}
-    for step in lacking:
+    """Where one side's optimizers lack some parameters, the others make up the norm that all are clipped to."""
+    for step in {r.pair.key.step for r in readings if r.pair.key.phase is Phase.GRADIENT and not r.matched}:
         norms = [training.norm(side, step) for side in (0, 1)]
         given = [r for r in readings if r.over and r.matched and r.pair.key[:2] == (step, Phase.GRADIENT)]
         factors = [_multiple(one) for one in given]

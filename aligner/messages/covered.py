@@ -36,8 +36,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "只有一侧采集了梯度与更新。",
     ),
     "covered-fewer": (
-        "The port's optimizer lacks parameters, and the norm that all gradients are clipped to falls to the others.",
-        "待比对网络的优化器缺少部分参数，整体裁剪的范数由其余参数分摊。",
+        "One side's optimizer lacks parameters, and the norm that all gradients are clipped to falls to the others.",
+        "一侧的优化器缺少部分参数，整体裁剪的范数由其余参数分摊。",
     ),
     "covered-others": (
         "Another net ran beside this one and was not held to the reference's: the loss may be made of what it hands on.",
