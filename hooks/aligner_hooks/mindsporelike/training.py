@@ -125,10 +125,11 @@ def treated(gradients: Sequence[Any], kind: str, factor: float, bound: float) ->
 def lost(scores: Any, wanted: Any, kind: str) -> tuple[Any, Any]:
     """A cross entropy of rows of scores, and its gradient."""
 
-    def loss(given: Any) -> Any:
+    def loss(given: Any) -> Any:  # by primitives: what mindnlp has in the place of others asks for a device
         if kind == "binary":
-            return (wanted * ops.softplus(ops.cat((-given, given), -1))).sum()
-        return -(wanted * ops.log_softmax(ops.softmax(given, -1) if kind == "twice" else given, -1)).sum()
+            return ops.ReduceSum()(ops.mul(wanted, ops.Softplus()(ops.Concat(-1)((ops.neg(given), given)))), ())
+        logs = ops.log_softmax(ops.softmax(given, -1) if kind == "twice" else given, -1)
+        return ops.neg(ops.ReduceSum()(ops.mul(wanted, logs), ()))
 
     made, gradient = mindspore.value_and_grad(loss)(scores)
     return made, gradient
