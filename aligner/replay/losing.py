@@ -1,6 +1,6 @@
-"""Losses that are another than the reference's: the port's framework makes both of the recorded scores, the reference's
-loss and the port's own, each written as one sum. Where it makes of the one what the reference has, and of the other
-what the port has, value and gradient, that is what lies between them.
+"""Losses that are another than the reference's: the port's framework makes two of the recorded scores, the port's own,
+written as one sum, and the same with what is told of it undone, and nothing else. Where the one comes to what the port
+has, and the other to what the reference has, value and gradient, that is what lies between them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,9 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
-WRONG, RIGHT = 1e-3, 1e-4
-"""A gradient is another one if it is off by more than this part of itself; a loss or a gradient is made again if it is
-off by less."""
-
-ROUNDS = 8.0
-"""The port's own loss may be off by so many times what its type rounds."""
+WRONG, RIGHT, ROUNDS = 1e-3, 1e-4, 8.0
+"""A gradient is another one if it is off by more than this part of itself; a loss or a gradient comes out if it is off
+by less, or by less than so many times what the port's type rounds: its sum is read from its gradients."""
 
 STEPS = 3
 """Wrong steps that are made again: each must come out right."""
@@ -51,27 +48,31 @@ def lost_again(reference: Dump, port: Dump, adapter: Adapter) -> Iterator[tuple[
         after = [one.after for one in rows if one.after is not None]
         if len(after) == len(rows):
             facts = {"layer": UPDATES, "suspect": "", "change": {LOST: cause}, "before": max(r.before for r in rows)}
-            yield TRIAL, {**facts, "after": max(after), "proved": max(after) <= RIGHT}
+            yield TRIAL, {**facts, "after": max(after), "proved": all(one.proved for one in rows)}
 
 
 @dataclass(frozen=True)
 class _Wrong:
-    """A step whose loss is wrong: what its gradients tell, how far off these are, and with the reference's loss made
-    again; None where the framework cannot say."""
+    """A step whose loss is wrong: what its gradients tell, how far off these are, and with that undone; None where the
+    framework cannot say."""
 
     causes: frozenset[str]
     before: float
     after: Optional[float]
+    proved: bool
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Of the loss, by one output of the net: what is made of the reference's sum and of the port's own."""
+    """Of the loss, by one output of the net: what is made of the port's own sum, and with what is told undone."""
 
-    mine: float
     own: float
+    undone: float
+    off: float
+    """Of the port's own gradient, in what is allowed."""
     after: float
-    own_off: float
+    """Of the reference's."""
+    right: float
 
 
 class _Again:
@@ -98,7 +99,12 @@ class _Again:
                 causes |= told
                 before = max(before, off)
                 parts.append(self._part(key, made, (ours, theirs), told))
-        return _Wrong(frozenset(causes), before, self._after(step, parts)) if causes else None
+        if not causes:
+            return None
+        known = [one for one in parts if one is not None]
+        after = max(one.after for one in known) if known and len(known) == len(parts) else None
+        proved = after is not None and self._comes_out(step, known)
+        return _Wrong(frozenset(causes), before, after, proved)
 
     def _part(self, key: Key, made: Floats, gradients: tuple[Floats, Floats], causes: set[str]) -> Optional[_Part]:
         seeds = [self._training.scale(key.step, side) for side in (0, 1)]
@@ -106,24 +112,22 @@ class _Again:
         if both is None:
             return None
         try:
-            (mine, slope), (own, other) = (_run(self._adapter, one) for one in both)
+            (own, other), (undone, slope) = (_run(self._adapter, one) for one in both)
         except Exception:  # not every framework has it
             return None
         right = max(RIGHT, ROUNDS * _eps(self._dumps[1], key))
-        return _Part(mine, own, _off(slope, both[0].gradient), _off(other, both[1].gradient) / right)
+        return _Part(own, undone, _off(other, both[0].gradient) / right, _off(slope, both[1].gradient), right)
 
-    def _after(self, step: int, parts: Sequence[Optional[_Part]]) -> Optional[float]:
-        """How far off gradients are with the reference's sums; infinite if the port's own are not what it does."""
-        known = [one for one in parts if one is not None]
+    def _comes_out(self, step: int, parts: Sequence[_Part]) -> bool:
+        """Whether all gradients are right, and these as far apart as both losses, which have all else in common."""
         loss = Key(step, Phase.FORWARD, LOSS, 0, "output.0")
         ours, theirs = (losses.value(dump.find(loss)) for dump in self._dumps)
-        if len(known) < len(parts) or ours is None or theirs is None:
-            return None
+        if ours is None or theirs is None:
+            return False
         theirs /= self._training.times(step)
-        off = abs((theirs - ours) - sum(one.own - one.mine for one in known)) / max(abs(ours), abs(theirs))
-        right = max(RIGHT, ROUNDS * _eps(self._dumps[1], loss))
-        own = max(off / right, *(one.own_off for one in known))
-        return max(one.after for one in known) if own <= 1.0 else math.inf
+        apart = abs((theirs - ours) - sum(one.own - one.undone for one in parts)) / max(abs(ours), abs(theirs))
+        gradients = all(one.off <= 1.0 and one.after <= one.right for one in parts)
+        return gradients and apart <= max(RIGHT, ROUNDS * _eps(self._dumps[1], loss))
 
 
 def _run(adapter: Adapter, one: Written) -> tuple[float, Floats]:

@@ -95,22 +95,52 @@ class Written:
 
 
 def written(scores: Floats, gradients: Sequence[Floats], causes: Collection[str]) -> Optional[tuple[Written, Written]]:
-    """The reference's and the port's loss, of which these are the gradients at the scores; None where they are known as
-    no such sums. `causes` are what the gradients tell."""
+    """The port's loss as it is, and with what these causes tell of it undone and nothing else, each with the gradient
+    that it should have; None where they are known as no such sums. `gradients` are the reference's and the port's.
+    """
     for axis in dict.fromkeys((scores.ndim - 1, 1)):
         if 0 < axis < scores.ndim and scores.shape[axis] > 2:
             many = scores.shape[axis]
-            rows, *given = (np.moveaxis(one, axis, -1).reshape(-1, many) for one in (scores, *gradients))
-            ours, theirs = (targets(rows, one) for one in given)
-            if ours is None:
+            rows, wanted, given = (np.moveaxis(one, axis, -1).reshape(-1, many) for one in (scores, *gradients))
+            reference, port = (targets(rows, one) for one in (wanted, given))
+            if reference is None:
                 continue
-            sums = [Written("classes", rows, _sum(one, many), g) for one, g in zip((ours, theirs or ours), given)]
-            if theirs is None and "loss-softmax-twice" in causes:
-                sums[1] = Written("twice", rows, sums[0].wanted, given[1])
-            return (sums[0], sums[1]) if theirs is not None or sums[1].kind == "twice" else None
-    rows, *given = (one.reshape(-1, 1) for one in (scores, *gradients))
-    ours_by, theirs_by = (Written("binary", rows, _halves(rows, one), one) for one in given)
-    return ours_by, theirs_by
+            if port is None:
+                own = Written("twice", rows, _sum(reference, many), given) if "loss-softmax-twice" in causes else None
+                undone = reference
+            else:
+                own, undone = Written("classes", rows, _sum(port, many), given), _undone(reference, port, causes)
+            return None if own is None else (own, Written("classes", rows, _sum(undone, many), wanted))
+    classes = _classes(scores)
+    rows, wanted, given = (_in_rows(one, classes).reshape(-1, 1) for one in (scores, *gradients))
+    halves = [_halves(rows, one) for one in (wanted, given)]
+    by_class = [one.reshape(classes, -1, 2) for one in halves]
+    with np.errstate(all="ignore"):
+        factors = np.nanmedian(np.where(by_class[0] > 0, by_class[0] / by_class[1], np.nan), axis=1, keepdims=True)
+    undone_halves = (by_class[1] * np.nan_to_num(factors, nan=1.0)).reshape(-1, 2)
+    return Written("binary", rows, halves[1], given), Written("binary", rows, undone_halves, wanted)
+
+
+def _undone(reference: Targets, port: Targets, causes: Collection[str]) -> Targets:
+    """The port's targets with what is told of them as the reference has it, in one number for all or each class."""
+    label, (weight, on, off) = port.label.copy(), (one.copy() for one in (port.weight, port.on, port.off))
+    both, left = reference.counted & port.counted, reference.counted & ~port.counted
+    ratio = np.where(both, reference.weight / np.where(both, port.weight, 1.0), 1.0)
+    if "loss-other-labels" in causes:
+        label[both] = reference.label[both]
+    if "loss-targets" in causes:
+        on[both], off[both] = np.median(reference.on[both]), np.median(reference.off[both])
+    if "loss-rows-left-out" in causes:
+        label[left], weight[left] = reference.label[left], np.median(reference.weight[left])
+        on[left], off[left] = np.median(on[both]), np.median(off[both])
+    if "loss-rows-counted" in causes:
+        weight[port.counted & ~reference.counted] = 0.0
+    if "loss-class-weights" in causes:
+        for one in np.unique(reference.label[both]):
+            weight[both & (reference.label == one)] *= np.median(ratio[both & (reference.label == one)])
+    elif {"loss-factor", "loss-rows-left-out", "loss-rows-counted"} & {*causes} and both.any():
+        weight[both] *= np.median(ratio[both])  # a mean is taken over others then
+    return Targets(weight, label, on, off)
 
 
 def _sum(known: Targets, classes: int) -> Floats:
@@ -207,8 +237,8 @@ def _weighted(ratios: Floats, labels: Whole, rows: int, others: bool) -> Iterato
 def _binary(scores: Floats, wanted: Floats, given: Floats) -> Iterator[Suspect]:
     """The gradient of a binary cross entropy is weight * (sigmoid - target): negative where the target is one. Ones and
     zeros of each class count by a factor of the reference's each."""
-    many = scores.shape[1] if scores.ndim > 1 and scores.shape[1] <= CLASSES else 1
-    rows = [np.moveaxis(one, 1, 0).reshape(many, -1) if many > 1 else one.reshape(1, -1) for one in (wanted, given)]
+    many = _classes(scores)
+    rows = [_in_rows(one, many) for one in (wanted, given)]
     pull = np.where(rows[0] < 0, -1.0, 1.0) / (1 + np.exp(np.where(rows[0] < 0, 1.0, -1.0) * _in_rows(scores, many)))
     inside = np.abs(rows[0]) > 1e-7 * np.abs(rows[0]).max()
     ratio = rows[1] / np.where(inside, rows[0], 1.0)
@@ -233,6 +263,11 @@ def _binary(scores: Floats, wanted: Floats, given: Floats) -> Iterator[Suspect]:
         yield Suspect("loss-class-weights", {"factors": shown}, weight=0.9)
     elif abs(found[0][0] - 1) > ALIKE:
         yield Suspect("loss-factor", {"factor": f"{found[0][0]:.6g}", "rows": scores.size}, weight=0.9)
+
+
+def _classes(scores: Floats) -> int:
+    """Those that are looked at one by one; 1 where all are alike."""
+    return scores.shape[1] if scores.ndim > 1 and scores.shape[1] <= CLASSES else 1
 
 
 def _in_rows(scores: Floats, many: int) -> Floats:

@@ -79,6 +79,11 @@ def test_a_loss_that_is_more_than_its_cross_entropy_is_confirmed_by_what_lies_be
     assert (origin.where, origin.causes[0].id, origin.causes[0].confirmed) == ("loss", "loss-targets", True)
 
 
+def test_a_cause_is_not_confirmed_by_what_is_not_told(compared):
+    (origin,) = compared("smoothed", "first_row_more").origins
+    assert [(cause.id, cause.confirmed) for cause in origin.causes] == [("loss-targets", False)]
+
+
 def test_what_is_no_such_sum_is_not_confirmed(compared):
     """The gradients at the scores are those of a cross entropy; the value is not."""
     (origin,) = compared("right", "shifted_smoothed").origins
