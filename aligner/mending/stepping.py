@@ -300,8 +300,11 @@ class Stepping:
         if lacks and end is not None:
             layer = self._layer(end.layer)
             return [*lacking(matching, texts, sources, end, check.key.slot, matching.wanted, layer)]
-        lines = story.lines
-        candidates, blind = search.candidates(), [*Blindly(search, matching, texts, sources, end).candidates()]
+        candidates, blind, lines = (
+            search.candidates(),
+            [*Blindly(search, matching, texts, sources, end).candidates()],
+            story.lines,
+        )
         for one in blind:
             one.old = one.old or (sources.words_at(one.edits[0]) if len(one.edits) == 1 else "")
         parallel = islice(in_parallel(blind, sources), PARALLEL)

@@ -26,6 +26,7 @@ AREAS = (
     "mixups",
     "reasons",
     "replay",
+    "training",
     "weights",
 )
 
