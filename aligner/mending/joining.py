@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from aligner.mending.candidate import EXCHANGE, EXCHANGED, Candidate
 from aligner.mending.sources import Edit, Sources
@@ -16,6 +17,17 @@ PLACES, MORE, RUNS = 4, 0.5, 12
 
 NEAR, PARALLEL = 3, 60
 """Lines between statements that do the same to several things; edits of such that are thought of."""
+
+
+EACH_OTHERS = 100
+"""Edits of two places that are thought of."""
+
+
+def with_others(found: Sequence[Candidate], sources: Sources) -> list[Candidate]:
+    """These, and what goes with them."""
+    parallel = islice(in_parallel(found, sources), PARALLEL)
+    other = islice(each_others(found), EACH_OTHERS)
+    return [*found, *everywhere(found), *alongside(found, sources), *parallel, *other]
 
 
 def each_others(found: Sequence[Candidate]) -> Iterator[Candidate]:

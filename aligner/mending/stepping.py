@@ -24,7 +24,7 @@ from aligner.mending.ground import Ground
 from aligner.mending.handing import lacking
 from aligner.mending.heard import Heard
 from aligner.mending.hunks import hunks, sizes
-from aligner.mending.joining import PARALLEL, alongside, each_others, everywhere, in_parallel
+from aligner.mending.joining import with_others
 from aligner.mending.leaving import Leaving, leaving
 from aligner.mending.looking import Best, Look
 from aligner.mending.matching import Matching
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 MOST = 800
 """Candidates that are ranked."""
 
-BLINDLY, EACH_OTHERS = 800, 100
-"""Candidates that nothing speaks for but that people make such mistakes; of these such as are each other's."""
+BLINDLY = 800
+"""Candidates that nothing speaks for but that people make such mistakes."""
 
 PARTS, BEST, DIFFERING, GRAFTS = 60, 2, 8, 6
 """Candidates of which it is looked whether they are part of what is to be done, and how many of these are taken; wrong
@@ -300,15 +300,11 @@ class Stepping:
         if lacks and end is not None:
             layer = self._layer(end.layer)
             return [*lacking(matching, texts, sources, end, check.key.slot, matching.wanted, layer)]
-        candidates, blind, lines = (
-            search.candidates(),
-            [*Blindly(search, matching, texts, sources, end).candidates()],
-            story.lines,
-        )
+        lines = story.lines
+        candidates, blind = search.candidates(), [*Blindly(search, matching, texts, sources, end).candidates()]
         for one in blind:
             one.old = one.old or (sources.words_at(one.edits[0]) if len(one.edits) == 1 else "")
-        parallel = islice(in_parallel(blind, sources), PARALLEL)
-        blind += [*everywhere(blind), *alongside(blind, sources), *parallel, *islice(each_others(blind), EACH_OTHERS)]
+        blind = with_others(blind, sources)
         for one in (*candidates, *blind):
             one.cost += ALIKE * all(sources.line(edit) in lines for edit in one.edits)
         found_now = Ranking(matching, end).ranked(sorted(candidates, key=lambda one: one.cost)[:MOST])
