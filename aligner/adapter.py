@@ -367,6 +367,17 @@ class Trains(Protocol):
     def put(self, kept: object, other: object) -> None:
         """Give a tensor that an optimizer keeps the values of another of its shape."""
 
+    def alive(self) -> tuple[Sequence[object], Sequence[object]]:
+        """The optimizers and the nets, with all their layers, that the program has now; of a loop the net inside."""
+
+    def together(self, nets: Mapping[str, object]) -> object:
+        """A net that holds these, under these names, and hands a call on to that one which its argument `net` names.
+        They stay as they are."""
+
+    def routed(self, model: object) -> Handle:
+        """Have the outermost calls of nets that are `together` be calls of the whole, until removed; of a model that
+        `together` has not made nothing is changed."""
+
     def trained(self, model: object, task: Any, told: Callable[[object, object, object], object]) -> Train:
         """A function that makes one update of a Task's training on the arguments of its micro-batches.
 

@@ -129,9 +129,9 @@ OWN_FRAMEWORKS = {
 """Adapter, or what several share -> what it may import; MindTorch's tensors are MindSpore's below."""
 
 SHARED = {
-    "torch": {"torchlike", "frames", "groups"},
-    "mindspore": {"mindsporelike", "frames", "groups"},
-    "mindtorch": {"frames", "groups", "torchlike", "mindsporelike"},
+    "torch": {"torchlike", "frames", "groups", "living"},
+    "mindspore": {"mindsporelike", "frames", "groups", "living"},
+    "mindtorch": {"frames", "groups", "living", "torchlike", "mindsporelike"},
     "torchlike": {"groups"},
     "mindsporelike": {"groups"},
 }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Optional, Union
 
 from aligner import registry
+from aligner.capture.beside import whole
 from aligner.capture.options import Options
 from aligner.capture.session import Capture, Path
 from aligner.errors import UsageError
@@ -25,7 +26,8 @@ def capture(
     """Capture what `model` does inside a `with` block: `with aligner.capture(net, "ref.h5"): net(x)`.
 
     Args:
-        model: a torch module or MindSpore cell; the framework is found from it.
+        model: a torch module or MindSpore cell; the framework is found from it. Nets that are trained beside each
+            other are given by name: `{"generator": g, "discriminator": d}`.
         path: the dump to write; an existing one is refused unless `force`.
         layers: patterns of layer paths to record ("encoder.*").
         steps: stop observing after so many runs of the model; None takes all of the block.
@@ -41,4 +43,7 @@ def capture(
         raise UsageError("steps-form", found=repr(steps))
     patterns = [layers] if isinstance(layers, str) else list(layers)
     options = Options(patterns, steps, weights, silence_dropout, gradients, force=force)
+    if isinstance(model, Mapping):
+        adapter, model, options.header = whole(model)
+        return Capture(adapter, model, path, options)
     return Capture(registry.of(model), model, path, options)

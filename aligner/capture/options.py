@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from aligner.capture.numbers import Turns
 from aligner.capture.sink import Sink
 from aligner.capture.steps import Holding
 
@@ -24,6 +25,8 @@ class Options:
     """What makes the loss of a training, where it is known beforehand."""
     holding: Optional[Callable[[Callable[[str, Mapping[str, Any]], None]], Holding]] = None
     """Makes what holds the stages of training steps to those of another run; it gets what keeps a finding."""
+    turns: Optional[Turns] = None
+    """Numbers the calls of nets that are captured together as another run has them."""
     operations: bool = False
     """Note which operations run between the layers."""
     follow: Optional[bool] = None

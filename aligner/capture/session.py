@@ -26,6 +26,7 @@ from aligner.capture.following import Following, follows
 from aligner.capture.gaps import Gaps
 from aligner.capture.header import describe
 from aligner.capture.notes import Notes
+from aligner.capture.numbers import Numbers
 from aligner.capture.options import Options as Options
 from aligner.capture.progress import Progress
 from aligner.capture.sink import Sink
@@ -78,7 +79,7 @@ class Capture:
         self._progress = progress or Progress(None, messages.language())
         self._handles: list[Handle] = []
         self._stack: list[_Open] = []
-        self._numbers: dict[str, int] = {}
+        self._numbers = Numbers(self._options.turns)
         self._order = 0
         self._dropouts = Dropouts(adapter)
         self._silenced = False
@@ -122,18 +123,18 @@ class Capture:
             if follows(self._options.follow, self._adapter, self._model):
                 self._following = Following(self._adapter, self._model, self._writer.finding).built()
             if self._options.operations:
-                gaps = Gaps(self._writer.finding)
-                self._ears.append(gaps)
+                self._ears.append(gaps := Gaps(self._writer.finding))
                 self._handles += [self._adapter.operations(gaps.told), self._computed.listen()]
             if self._following is not None:
                 self._ears.append(self._following.listen(self._handles))
             self._weights.listen(self._handles)
             if self._options.gradients:
-                told = partial(self._write, self._writer), self._writer.finding, self._guarded, self._options.holding
-                self._training = Steps(self._adapter, self._model, self._weights, *told).listen(self._handles)
-                self._training.lost = partial(self._lost, ())
+                own = self._adapter, self._model, self._weights, partial(self._write, self._writer)
+                steps = Steps(*own, self._writer.finding, partial(self._lost, ()), self._guarded, self._options)
+                self._training = steps.listen(self._handles)
             for path, layer in observed:
                 self._observe(path, layer)
+            self._handles += [self._adapter.routed(self._model)] if hasattr(self._adapter, "routed") else []
         except BaseException:
             self.close(clean=False)
             raise
@@ -263,8 +264,7 @@ class Capture:
             return
         self._again |= path == "" and bool(self._stack)
         self._order += 1
-        number = self._numbers.get(path, 0)
-        self._numbers[path] = number + 1
+        number = self._numbers.take(path, self.steps, kwargs)
         found: Tensors = []
         inputs = flatten_arguments(args, kwargs, self._adapter.is_tensor, found)
         found = found if self._training is None else self._training.own(path, found)
@@ -314,7 +314,7 @@ class Capture:
             self._loose = True
             return
         if self._training is None:
-            self._numbers = {}
+            self._numbers.clear()
         self._progress.begin(writer.bytes_written)
         self._random = self._adapter.random_state()
 
@@ -332,7 +332,7 @@ class Capture:
         self.steps += 1
         last = self._options.steps is not None and self.steps >= self._options.steps
         if self._training is not None:
-            self._numbers = {}
+            self._numbers.clear()
             self._training.next(path, self.steps, last)
         if last:
             self._detach()

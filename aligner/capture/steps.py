@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Optional, Protocol, cast
+from typing import TYPE_CHECKING, Any, Optional, Protocol, cast
 
 import numpy as np
 
@@ -29,10 +29,16 @@ from aligner.patches import Handle
 from aligner.record import Array, Key, Phase
 from aligner.structure import Tensors
 from aligner.words.optimizers import STEP
-from aligner.words.training import BY_PROGRAM, LOSS
+from aligner.words.training import BY_PROGRAM, LOSS, NET
+
+if TYPE_CHECKING:
+    from aligner.capture.options import Options
 
 Place = Callable[[], tuple[int, int]]
 """Tells a step, and the number of a call of the net in it."""
+
+Coming = Callable[[Mapping[str, object]], tuple[int, int]]
+"""Tells it of the next call, by its keyword arguments."""
 
 _PIECE = 1 << 16
 """Numbers that are squared at once, while they are in the processor's cache."""
@@ -44,7 +50,7 @@ Guard = Callable[..., None]
 class Holding(Protocol):
     """Puts other values in the place of what a stage of a step has made, once that is recorded."""
 
-    def listen(self, coming: Place, gone: Place) -> Installed: ...
+    def listen(self, coming: Coming, gone: Place) -> Installed: ...
     def own(self) -> Tensors: ...
     def lost(self, step: int, call: int, loss: object, gradient: object) -> None: ...
     def raw(self, step: int, number: int, parameter: Parameter, gradient: object) -> Optional[object]: ...
@@ -79,13 +85,15 @@ class Steps:
         weights: Weights,
         write: Write,
         tell: Callable[[str, Mapping[str, Any]], None],
+        lost: Callable[[object], None],
         guard: Guard,
-        holding: Optional[Callable[[Callable[[str, Mapping[str, Any]], None]], Holding]] = None,
+        options: Options,
     ) -> None:
         self._adapter, self._model, self._weights = adapter, model, weights
         self._trains = cast(Trains, adapter)
         self._write, self._tell, self._guard = write, tell, guard
-        self._holding = holding(tell) if holding is not None else None
+        self._holding = options.holding(tell) if options.holding is not None else None
+        self._turns = options.turns
         self._updated: set[tuple[str, str]] = set()
         """What was recorded behind an update of this step."""
         self._over: Optional[_Over] = None
@@ -96,7 +104,7 @@ class Steps:
         """Of the net, that has handed something on last."""
         self.told = False
         """Whether somebody tells of losses that knows what they are made of."""
-        self.lost: Callable[[object], None] = lambda loss: None
+        self.lost = lost
         """Records a loss of which nothing else is known."""
         self._hooks: list[Installed] = []
         """On tensors of this step."""
@@ -131,9 +139,12 @@ class Steps:
         handles.append(self._trains.losses(self._lost_by_itself))
         return self
 
-    def _coming(self) -> tuple[int, int]:
-        """Step and number of the net's next call."""
-        return (self.step + 1, 0) if self._ends else (self.step, self._call + 1)
+    def _coming(self, given: Mapping[str, object]) -> tuple[int, int]:
+        """Step and number of the net's next call, with these keyword arguments."""
+        step = self.step + 1 if self._ends else self.step
+        if self._turns is not None:
+            return step, self._turns.next(step, str(given.get(NET, "")))
+        return step, 0 if self._ends else self._call + 1
 
     @property
     def _ends(self) -> bool:

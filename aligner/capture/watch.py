@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Optional, cast
 from aligner.errors import AdapterError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from aligner.adapter import Adapter, Compiles, Handle
+    from aligner.adapter import Adapter, Compiles, Handle, Trains
     from aligner.capture.progress import Progress
     from aligner.capture.session import Capture, Options
 
+    Choose = Callable[[Adapter, Mapping[str, object]], Mapping[str, object]]
     Make = Callable[[Adapter, object, str, Options, Progress], Capture]
 
 
@@ -33,10 +34,12 @@ class Watch:
         make: Optional[Make] = None,
         eager: bool = False,
         stops: bool = False,
+        chosen: Choose = lambda adapter, nets: nets if len(nets) > 1 else {},
     ) -> None:
         """`make` makes the capture of a model that runs; without, it is one of its own. With `eager` the script runs
         eagerly whatever it asks for, to the end of the capture; with `stops` it ends when its model is called behind
-        the last step that is wanted."""
+        the last step that is wanted. Of nets that are trained beside each other those that are `chosen`, under these
+        names, are captured together; if there are none, the model alone is."""
         self.capture: Optional[Capture] = None
         self.failure: Optional[Exception] = None
         self.raised: Optional[BaseException] = None
@@ -53,7 +56,9 @@ class Watch:
         self._make = make
         self._eager = eager
         self._stops = stops
-        self._model: object = None
+        self._chosen = chosen
+        self._models: list[object] = []
+        """What is captured: the model, or nets that are captured together."""
         self._unloaded: Optional[AdapterError] = None
         self._handles: list[Handle] = []
         self._modes: list[Handle] = []
@@ -76,7 +81,7 @@ class Watch:
         self._kept(lambda: self._on_root(adapter, model))  # the script goes on; told when it has ended
 
     def _on_root(self, adapter: Adapter, model: object) -> None:
-        if model is self._model:
+        if any(model is one for one in self._models):
             finished = self.capture is not None and self.capture.finished
             self.unobserved += finished
             if finished and self._stops:
@@ -97,9 +102,24 @@ class Watch:
 
         options = self._options()
         self._check_training(adapter, options.gradients)
-        self._model, self.captured = model, name
+        self._models, self.captured = [model], name
+        if options.gradients and self._wanted is None:
+            model = self._together(adapter, model, options)
         self.capture = (self._make or Capture)(adapter, model, self.path, options, self._progress)
         self.capture.__enter__()
+
+    def _together(self, adapter: Adapter, model: object, options: Options) -> object:
+        """The model, or a net of it and those that are trained beside it."""
+        from aligner.capture.beside import beside, named, told
+
+        nets = self._chosen(adapter, named(adapter, [model, *beside(adapter, model)]))
+        if not nets:
+            return model
+        self._models, self.captured = [*nets.values()], ", ".join(nets)
+        options.header = {**options.header, **told(nets)}
+        whole = cast("Trains", adapter).together(nets)
+        self._models.append(whole)
+        return whole
 
     def _check_training(self, adapter: Adapter, wanted: bool) -> None:
         """End the script before it trains, if that is wanted and its framework does not tell of it.
@@ -116,10 +136,17 @@ class Watch:
     @property
     def others(self) -> list[str]:
         """Nets that ran and are neither captured, nor a part of what is, nor around it."""
+        captured = {id(one) for one in self._models}
         found = {name: {id(layer) for _, layer in adapter.layers(model)} for name, (adapter, model) in self.ran.items()}
-        own = found.get(self.captured, set())
-        apart = (name for name, (_, model) in self.ran.items() if id(model) not in own)
-        return [name for name in apart if id(self._model) not in found[name]]
+        inside = self._inside()
+        apart = (name for name, (_, model) in self.ran.items() if id(model) not in inside)
+        return [name for name in apart if not found[name] & captured]
+
+    def _inside(self) -> set[int]:
+        """The layers of what is captured."""
+        adapters = {id(adapter): adapter for adapter, _ in self.ran.values()}
+        adapter = next(one for one in adapters.values() if one.is_model(self._models[0]))
+        return {id(layer) for model in self._models for _, layer in adapter.layers(model)}
 
     def close(self) -> None:
         """The script has ended; `failure` tells what went wrong with the capture."""

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Optional
@@ -73,7 +73,8 @@ def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: t
     tallies: list[Tally] = []
     make: Optional[Make] = partial(_replayed, options, voice, replays) if options.reference else None
     make = partial(_tallied, tallies) if options.estimate else make
-    watch = Watch(place, session, options.model, voice.progress, make, eager, options.estimate)
+    chosen = {"chosen": partial(_chosen, options.reference)} if options.reference else {}
+    watch = Watch(place, session, options.model, voice.progress, make, eager, options.estimate, **chosen)
     for stream, errors in zip((sys.stdout, sys.stderr), stream_errors):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)  # the script prints as it would without us
@@ -92,6 +93,15 @@ def capture_script(options: argparse.Namespace, wanted: Script, stream_errors: t
                 voice.say("next-compare", reference=options.reference, path=options.output)
                 replay.close()
     raise SystemExit(code)
+
+
+def _chosen(reference: str, adapter: Adapter, nets: Mapping[str, object]) -> Mapping[str, object]:
+    """Which nets are captured together, as the reference's are."""
+    from aligner.capture.beside import renamed
+    from aligner.dump.reader import open_dump
+
+    with open_dump(reference) as dump:
+        return renamed(dump, adapter, nets)
 
 
 def _replayed(

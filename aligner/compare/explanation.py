@@ -105,7 +105,8 @@ class Explaining:
             if origin.where in TOGETHER or found.causes:
                 return found
         if place is not None and origin.phase == Phase.UPDATE.value:  # running statistics: a layer's setting makes them
-            return replace(origin, causes=_causes(origin, _Held(self._cases), self._trials, None))
+            told = (*self._updating.explained(origin).causes, *_causes(origin, _Held(self._cases), self._trials, None))
+            return replace(origin, causes=told[:MOST])
         if place is None or origin.phase in LATER:
             return origin
         held = _Held(self._cases)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from aligner.compare.net import is_input
 from aligner.record import Key, Phase
 from aligner.words.training import BY_PROGRAM, LOSS
 
@@ -58,6 +59,11 @@ def is_end(key: Key) -> bool:
     return key.phase is Phase.BACKWARD and not key.layer and key.slot.startswith("output.")
 
 
+def is_handed_back(key: Key) -> bool:
+    """Whether it is a gradient that the net hands on to what it was called on."""
+    return key.phase is Phase.BACKWARD and not key.layer and is_input(key.slot)
+
+
 @dataclass
 class Step:
     """What is known so far of one step, of a port whose stages were held to the reference's or were not."""
@@ -65,12 +71,16 @@ class Step:
     held: bool
     births: dict[Stage, list[int]] = field(default_factory=dict)
 
-    def sources(self, stage: Stage, forward: Sequence[int], earlier: Sequence[int]) -> tuple[int, ...]:
+    def sources(
+        self, stage: Stage, forward: Sequence[int], earlier: Sequence[int], relayed: bool = False
+    ) -> tuple[int, ...]:
         """The births that a wrong value of this stage comes of, the nearest first; none: it is born wrong.
 
-        `forward` are those of the net's values in this step, `earlier` those of the steps before.
+        `forward` are those of the net's values in this step, `earlier` those of the steps before. With `relayed` it has
+        come back through a later call of the net.
         """
-        if stage is Stage.BACKWARD:
+        if stage is Stage.BACKWARD or (relayed and self.held):
+            stage = Stage.BACKWARD
             return (*reversed(self.births.get(stage, ())), *self._before(stage, forward, earlier))
         if stage in (Stage.BUFFER, Stage.PROGRAM) and (self.held or stage is Stage.BUFFER):
             return (*reversed(forward), *(() if self.held else reversed(earlier)))

@@ -320,7 +320,8 @@ class Trace:
         # A loss that was given the reference's values spoils none.
         own = [n for n in made_here if not (training.held and self.births[n].where == Stage.LOSS.value)]
         ordered = in_time(readings)
-        at_end = {_content(r) for r in ordered if r.pair.reference is not None and is_end(r.pair.key)}
+        ends = (r for r in ordered if r.pair.reference is not None and is_end(r.pair.key))
+        at_end = {_content(r): r.pair.key for r in ends}
         for reading in ordered:
             key, births = reading.pair.key, tuple[int, ...]()
             if reading.covered or not (reading.matched or training.is_alone(reading)):
@@ -331,7 +332,8 @@ class Trace:
             if reading.over:
                 owner = (key.layer, key.slot) if stage is Stage.PROGRAM else training.owner(key)
                 same = (n for n in step.births.get(Stage.UPDATE, ()) if self.births[n].owner == owner)
-                births = (*(same if stage is Stage.PROGRAM else ()), *step.sources(stage, own, earlier))[:1]
+                relayed = stage is Stage.LOSS and training.is_relayed(at_end.get(_content(reading), key))
+                births = (*(same if stage is Stage.PROGRAM else ()), *step.sources(stage, own, earlier, relayed))[:1]
                 if births and reading.matched:
                     self.reached[id(reading)] = births
                 else:

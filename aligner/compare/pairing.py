@@ -18,9 +18,11 @@ from aligner.compare.net import CallId, is_input
 from aligner.compare.outputs import by_value, matched_outputs, positional, told, unpaired
 from aligner.compare.pieces import pieces
 from aligner.compare.spread import LARGEST, squeezed
+from aligner.compare.summed import joined, summed
 from aligner.compare.tables import tables
 from aligner.dtypes import DTYPES
 from aligner.record import Key, Phase
+from aligner.words.training import LOSS
 
 if TYPE_CHECKING:
     from aligner.dump.reader import Dump, Entry
@@ -56,6 +58,7 @@ def pair_records(reference: Dump, port: Dump, pairing: Pairing) -> list[Pair]:
     known += [part for loop in loops(reference, port, pairing) for part in loop.parts]
     known += [part for parts, _ in pieces(reference, port, pairing) for part in parts]
     known += arranged(reference, port)
+    known += summed(reference, port, {pair.reference: pair.port for pair in pairing.layers})
     pairs: list[Pair] = [Pair(_as_entry(part.reference), _as_entry(part.port)) for part in known]
     theirs = _grouped(port, {key for part in known for key in part.keys(1)})
     single = pairing.single
@@ -65,7 +68,13 @@ def pair_records(reference: Dump, port: Dump, pairing: Pairing) -> list[Pair]:
     for pair in pairing.layers:
         owners.setdefault(pair.reference, []).append(pair.port)
     left = _grouped(reference, {key for part in known for key in part.keys(0)})
-    between = [(group, other) for group in left for other in _counterparts(group, pairing, single, owners)]
+    # The first step may have another number of losses than the others; the first one is the first one everywhere.
+    losses = {LOSS} if joined(reference, port) else set()
+    between = [
+        (group, other)
+        for group in left
+        for other in ([group] if group[2] in losses else _counterparts(group, pairing, single, owners))
+    ]
     between = [(group, other) for group, other in between if other in theirs]
     for group, other in between:
         if group[1] in CALLS:

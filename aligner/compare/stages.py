@@ -16,7 +16,7 @@ from aligner.compare.deviation import measure
 from aligner.compare.held import Held
 from aligner.compare.kinks import excuse_kinks
 from aligner.compare.later import is_end
-from aligner.compare.net import is_input
+from aligner.compare.net import NEUTRAL, is_input
 from aligner.compare.reach import excuse_unreached
 from aligner.compare.reading import Reading
 from aligner.compare.short import excuse_short
@@ -73,6 +73,12 @@ def judge_stages(readings: Iterable[Reading], reference: Dump, training: Trainin
         key = reading.pair.key
         if not reading.matched and training.one_sided is not None and (key.phase in LATER or key.layer == LOSS):
             reading.covered, reading.over, reading.reason = True, False, "covered-untrained"
+        elif not reading.matched and key.step in training.joined and key.layer == LOSS:
+            reading.covered, reading.over, reading.reason = True, False, "covered-summed"
+        elif not reading.matched and training.is_called_alone(reading):
+            reading.covered, reading.over, reading.reason = True, False, "covered-called"
+        elif not reading.matched and training.is_unmoved(key):
+            reading.covered, reading.over, reading.reason = True, False, "covered-unmoved"
         elif not reading.matched and training.is_behind(reading):
             reading.covered, reading.over, reading.reason = True, False, "covered-behind"
         elif not reading.matched and training.is_kept(key):
@@ -88,6 +94,9 @@ def judge_stages(readings: Iterable[Reading], reference: Dump, training: Trainin
             training.hidden = True
         elif reading.over and key.phase is Phase.BACKWARD and training.unused(key.step):
             reading.covered, reading.over, reading.reason = True, False, "covered-unused"
+        elif reading.over and key.phase is Phase.UPDATE and key.slot in NEUTRAL:
+            reading.covered, reading.over, reading.reason = True, False, "covered-counter"
+            reading.facts = {"role": key.slot}
         elif training.is_alone(reading):  # whatever else has its value: one side's optimizer does not update it
             reading.covered, reading.over = False, True
         if reading.covered or not reading.matched or reading.deviation is None:

@@ -54,7 +54,7 @@ def _row(
     return StepRow(
         step,
         all(not v.outcome.fails for v in given) if given else None,
-        _two(_loss(dump, step) for dump in dumps),
+        _two(training.loss(side, step) if step in training.joined else _loss(dumps[side], step) for side in (0, 1)),
         _two(training.norm(side, step) for side in (0, 1)),
         (rates[0], rates[1]),
         (not training.of_step(0, step), not training.of_step(1, step)),

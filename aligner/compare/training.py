@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
-from aligner.compare.later import Stage, stage_of
+from aligner.compare.later import Stage, is_end, is_handed_back, stage_of
+from aligner.compare.summed import joined
 from aligner.findings import TRAINING
 from aligner.record import Attribute, Key, Phase
 from aligner.training import losses
-from aligner.words.training import BY_PROGRAM, LOSS
+from aligner.words.training import BY_PROGRAM, LOSS, NETS
 
 if TYPE_CHECKING:
     from aligner.compare.reading import Reading
     from aligner.dump.entry import Entry
     from aligner.dump.reader import Dump
+
+Call = tuple[int, str, int]
+"""Step, layer and number."""
 
 Owner = tuple[str, str]
 """A parameter by layer and role."""
@@ -62,19 +66,37 @@ class Training:
         self.rooted: dict[Owner, float] = {}
         """Parameters that move otherwise for where the port's optimizer adds its eps alone, and that."""
         self._runs = [Counter(call.step for call in dump.calls if call.layer == LOSS) for dump in self._dumps]
-        self._last = [max((c.step for c in dump.calls if not c.layer), default=0) for dump in self._dumps]
+        self._called: list[dict[int, set[int]]] = [defaultdict(set), defaultdict(set)]
+        """The numbers of the nets' calls by step."""
+        for side, dump in zip(self._called, self._dumps):
+            for call in dump.calls:
+                if not call.layer:
+                    side[call.step].add(call.number)
+        self._last = [max(side, default=0) for side in self._called]
         """The steps in which the nets were called last."""
         self._ends = [math.inf if dump.complete else max(dump.steps, default=0) for dump in self._dumps]
         """The step in which a capture ended early: what is not recorded in it may have come to pass all the same."""
+        self.joined = joined(reference, port)
+        """The steps whose losses the port differentiates as one."""
+        self._later: Optional[dict[int, int]] = None
+        """The last call of the reference's net, by step, that hands a gradient on to what it was called on."""
+        self._paired: Union[tuple[()], tuple[set[Call], set[Call]]] = ()
+        """Of several nets the calls of both sides that have a counterpart."""
         self.ports: dict[Owner, Owner] = {}
         """The port's parameters by the reference's."""
 
     def pair(self, readings: Iterable[Reading]) -> None:
-        """Learn which parameter of the port is which of the reference's."""
+        """Learn which parameter of the port is which of the reference's, and of several nets which calls."""
+        self._paired = (set[Call](), set[Call]()) if NETS in self._dumps[0].header else ()
         for reading in readings:
             one, other = reading.pair.reference, reading.pair.port
-            if one is not None and other is not None and one.key.phase is Phase.PARAMETER:
+            if one is None or other is None:
+                continue
+            if one.key.phase is Phase.PARAMETER:
                 self.ports[one.key.layer, one.key.slot] = other.key.layer, other.key.slot
+            elif one.key.phase is Phase.FORWARD:
+                for side, entry in zip(self._paired, (one, other)):
+                    side.add(_call(entry.key))
 
     def __bool__(self) -> bool:
         return any(self.updates)
@@ -83,12 +105,32 @@ class Training:
         """By which stage a record was made."""
         return stage_of(key, self._optimized)
 
+    def is_relayed(self, key: Key) -> bool:
+        """Whether the gradient at what the net hands on may have come back through a later call of it in this step, as
+        a discriminator's comes back to the generator."""
+        if self._later is None:
+            taken = (e.key for e in self._dumps[0].entries if is_handed_back(e.key))
+            self._later = {key.step: key.call for key in sorted(taken)}
+        return is_end(key) and key.call < self._later.get(key.step, 0)
+
+    def ends(self, step: int) -> Sequence[Key]:
+        """The gradients at what a step's first loss is made of: of several losses that of the net's first call."""
+        found = (e.key for e in self._dumps[0].entries if e.key.step == step and is_end(e.key))
+        single = self._runs[0][step] == 1 or step in self.joined
+        return sorted(key for key in found if (single or not key.call) and not self.is_relayed(key))
+
     def owner(self, key: Key) -> Optional[Owner]:
         """The parameter that a record of an update, or of what an optimizer is given, belongs to."""
         if key.phase not in (Phase.GRADIENT, Phase.UPDATE):
             return None
         roles = key.slot, key.slot.rpartition(".")[0]
         return next(((key.layer, role) for role in roles if (key.layer, role) in self._optimized), None)
+
+    def loss(self, side: int, step: int) -> Optional[float]:
+        """A step's first loss, or all of them that the port differentiates as one."""
+        if step in self.joined:
+            return losses.whole(self._dumps[side], step)
+        return losses.value(self._dumps[side].find(Key(step, Phase.FORWARD, LOSS, 0, "output.0")))
 
     def scale(self, step: int, side: Optional[int] = None) -> float:
         """What a side's loss is multiplied by before the backward run; or how many times the reference's the port's.
@@ -102,7 +144,8 @@ class Training:
         while len(self._times) <= step:
             at, known = len(self._times), self._times[-1] if self._times else 1.0
             ours = losses.value(self._dumps[1].find(Key(at, Phase.FORWARD, LOSS, 0, "output.0")))
-            self._times.append(known if ours is None else losses.times(self._dumps[0], at, 0, ours, known))
+            call = None if at in self.joined else 0
+            self._times.append(known if ours is None else losses.times(self._dumps[0], at, call, ours, known))
         return self._times[step]
 
     def _seed(self, step: int, side: int) -> float:
@@ -115,11 +158,14 @@ class Training:
         another size, or an evaluation is in another step."""
         shapes = ((r.pair.key.step, r.pair.reference, r.pair.port) for r in given)
         steps = [step for step, one, two in shapes if one is not None and two is not None and one.shape != two.shape]
-        ours, theirs = ([call.step for call in dump.calls if not call.layer] for dump in self._dumps)
-        last = min(max(ours, default=0), max(theirs, default=0))
+        ours, theirs = self._called
         if self.held:
-            steps += [step for step in range(last) if ours.count(step) != theirs.count(step)]
+            steps += [step for step in range(min(self._last)) if self._is_called_otherwise(ours[step], theirs[step])]
         return min(steps, default=math.inf)
+
+    def _is_called_otherwise(self, ours: Set[int], theirs: Set[int]) -> bool:
+        """Of several nets the port may call one once more: its calls have the numbers of the reference's."""
+        return not ours <= theirs if NETS in self._dumps[0].header else ours != theirs
 
     def is_moved(self, key: Key) -> bool:
         """Whether a record, of a step that is made of other calls, comes of these: what is treated or updated behind as
@@ -156,6 +202,21 @@ class Training:
         key = reading.pair.key
         return key.phase is Phase.UPDATE and key.call == BY_PROGRAM and not self.is_alone(reading)
 
+    def is_called_alone(self, reading: Reading) -> bool:
+        """Whether it is a gradient in a call of one of several nets that has no counterpart."""
+        key = reading.pair.key
+        inside = key.slot.startswith(("input.", "output.")) and key.layer != LOSS
+        side = 0 if reading.pair.port is None else 1
+        return bool(self._paired) and key.phase is Phase.BACKWARD and inside and _call(key) not in self._paired[side]
+
+    def is_unmoved(self, key: Key) -> bool:
+        """Whether it is the gradient of a parameter that no optimizer moves in this step, of a net that is trained in
+        others: one side's backward run makes it, the other's is not asked for it."""
+        if key.phase is not Phase.BACKWARD or key.slot.startswith(("input.", "output.")) or key.layer == LOSS:
+            return False
+        moved = [self.settings(side, key.step) for side in (0, 1)]
+        return all(moved) and not any((key.layer, key.slot) in one for one in moved)
+
     def skipped(self, step: int) -> Optional[int]:
         """The side that has made no update in a step, where the other one has: of gradients that are not finite."""
         made = [bool(self.of_step(side, step)) for side in (0, 1)]
@@ -190,6 +251,10 @@ class Training:
             for one in self.of_step(side, step)
             for owner, settings in one.settings.items()
         }
+
+
+def _call(key: Key) -> Call:
+    return key.step, key.layer, key.call
 
 
 def as_it_begins(dump: Dump, key: Key, kept: bool = False) -> Optional[Entry]:

@@ -16,7 +16,7 @@ from aligner.compare.treating import LOOKED, Treating, plain
 from aligner.explain.phrase import phrase
 from aligner.explain.suspect import Cause, Suspect
 from aligner.findings import TRIAL
-from aligner.record import Key, Phase
+from aligner.record import Key, Phase, display
 from aligner.training import batches, numbers, scores
 from aligner.training.settings import OPTIMIZED, Difference, differences
 from aligner.words.optimizers import KEPT as STATE_WORDS
@@ -69,6 +69,8 @@ class Updating:
         }
         rule = rules.get(origin.where)
         found = [] if rule is None else [*rule(origin)]
+        if origin.where == "layer" and origin.phase == Phase.UPDATE.value:
+            found = [*self._of_statistics(origin)]
         if not found and origin.phase == Phase.BACKWARD.value:
             found = [*self._backing().suspects(origin, self._training.scale(origin.step))]
         causes = [self._cause(suspect) for suspect in found]
@@ -94,13 +96,20 @@ class Updating:
         if theirs is not None:
             yield from batches.suspects(theirs, known, key.step)
 
+    def _of_statistics(self, origin: Origin) -> Iterator[Suspect]:
+        """A layer that is called more often takes more batches into its running statistics."""
+        ours, theirs = (
+            sum((call.step, call.layer) == (origin.step, name) for call in dump.calls)
+            for dump, name in zip(self._dumps, (origin.layer, origin.port_layer))
+        )
+        if ours != theirs:
+            facts: dict[str, Any] = {"layer": display(origin.port_layer), "reference_value": ours, "port_value": theirs}
+            yield Suspect("statistics-other-runs", facts, weight=0.8)
+
     def _of_loss(self, origin: Origin) -> Iterator[Suspect]:
         """What the gradients at the scores tell of the losses."""
         times = self._training.scale(origin.step)
-        for slot in sorted(
-            {e.key.slot for e in self._dumps[0].entries if e.key[:4] == (origin.step, Phase.BACKWARD, "", 0)}
-        ):
-            key = Key(origin.step, Phase.BACKWARD, "", 0, slot)
+        for key in self._training.ends(origin.step):
             made = self._value(0, key._replace(phase=Phase.FORWARD))
             both = self._value(0, key), self._value(1, key)
             found = [] if made is None else [*scores.suspects(made, *both, times)]

@@ -47,6 +47,18 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "No update was made of these gradients: some of them are not finite.",
         "这些梯度中含有 NaN 或 Inf，未用于更新。",
     ),
+    "covered-summed": (
+        "The port differentiates the sum of the step's losses, and that was compared.",
+        "待比对网络对该步各损失之和求导；已按总和比对。",
+    ),
+    "covered-called": (
+        "The other side's net is not called here; the gradients of its parameters were compared.",
+        "另一侧的网络未在此处被调用；其参数的梯度已比对。",
+    ),
+    "covered-unmoved": (
+        "No optimizer moves this parameter in this step.",
+        "该步没有优化器更新此参数。",
+    ),
     "covered-behind": (
         "The other side's net was not called again: what its program made of this meanwhile is not known.",
         "另一侧的网络之后未再被调用：其程序在此期间的修改未知。",

@@ -119,6 +119,16 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Write REF=PORT with dotted paths, or prefixes of them.",
         "--rename：{side} 中没有层或参数 '{name}'；相近的有：{close}。\n请写成 REF=PORT，使用点分路径或其前缀。",
     ),
+    "nets-several": (
+        "{reference} holds several nets that were captured together: {names}.\n"
+        "Give the port's by name as well: aligner.replay(reference, {{'...': net, '...': other}}).",
+        "{reference} 中是一起采集的多个网络：{names}。\n"
+        "待比对的网络也请按名称给出：`aligner.replay(reference, {{'...': net, '...': other}})`。",
+    ),
+    "nets-one": (
+        "{reference} holds one net, and several were given.\nGive the one that stands for it.",
+        "{reference} 中只有一个网络，而给出了多个。\n请只给出与之对应的那一个。",
+    ),
     "rename-form": (
         "--rename '{text}': wanted REF=PORT.\nFor example: --rename encoder.layers=blocks",
         "--rename '{text}'：格式应为 REF=PORT。\n例如：--rename encoder.layers=blocks",

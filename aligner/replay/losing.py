@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any, Optional, cast
 import numpy as np
 
 from aligner.adapter import Adapter, Trains
-from aligner.compare.later import is_end
 from aligner.compare.training import Training
 from aligner.compare.updating import LOST, UPDATES
 from aligner.dtypes import DTYPES, decode, encode
 from aligner.findings import TRIAL
 from aligner.record import Key, Phase
-from aligner.training import losses, scores
+from aligner.training import scores
 from aligner.words.training import LOSS
 
 if TYPE_CHECKING:
@@ -87,8 +86,8 @@ class _Again:
         causes: set[str] = set()
         parts: list[Optional[_Part]] = []
         before, times = 0.0, self._training.scale(step)
-        ends = [e for e in self._dumps[0].entries if e.key.step == step and is_end(e.key) and not e.key.call]
-        for key in (e.key for e in ends if math.prod(e.shape) <= scores.MOST):
+        ends = ((key, self._dumps[0].find(key)) for key in self._training.ends(step))
+        for key in (key for key, one in ends if one is not None and math.prod(one.shape) <= scores.MOST):
             made = _floats(self._dumps[0], key._replace(phase=Phase.FORWARD))
             ours, theirs = (_floats(dump, key) for dump in self._dumps)
             if made is None or ours is None or theirs is None or ours.shape != theirs.shape:
@@ -121,7 +120,7 @@ class _Again:
     def _comes_out(self, step: int, parts: Sequence[_Part]) -> bool:
         """Whether all gradients are right, and these as far apart as both losses, which have all else in common."""
         loss = Key(step, Phase.FORWARD, LOSS, 0, "output.0")
-        ours, theirs = (losses.value(dump.find(loss)) for dump in self._dumps)
+        ours, theirs = (self._training.loss(side, step) for side in (0, 1))
         if ours is None or theirs is None:
             return False
         theirs /= self._training.times(step)

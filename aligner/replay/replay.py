@@ -20,6 +20,8 @@ import numpy as np
 from aligner import registry
 from aligner.adapter import Adapter
 from aligner.adapter import Parameter as Native
+from aligner.capture.beside import renamed, told, whole
+from aligner.capture.numbers import Turns
 from aligner.capture.progress import Progress
 from aligner.capture.session import Capture, Options
 from aligner.capture.sink import Sink
@@ -39,6 +41,7 @@ from aligner.replay.trained import Trained, labelled
 from aligner.replay.transfer import Transfer
 from aligner.replay.treated import treated_again
 from aligner.structure import rebuild_arguments
+from aligner.words.training import NETS
 
 Path = Union[str, "os.PathLike[str]"]
 Arguments = tuple[tuple[object, ...], dict[str, object]]
@@ -148,6 +151,14 @@ class Replay:
         with self._adapter.running(self.model):
             return self.model(*args, **kwargs)
 
+    def _run(self, step: int) -> None:
+        """Make all calls of the port that the reference makes in this step."""
+        numbers = [call.number for call in self.reference.calls if (call.layer, call.step) == ("", step)]
+        with self._adapter.running(self.model):
+            for number in sorted(numbers):
+                args, kwargs = self.arguments(step, number)
+                self.model(*args, **kwargs)
+
     def capture(
         self,
         path: Path,
@@ -167,6 +178,7 @@ class Replay:
         options = options or Options(operations=True)
         options.force, options.gradients = options.force or force, options.gradients or gradients
         options.follow = False  # a port is followed where it is held to the reference
+        options.turns = Turns(self.reference) if NETS in self.reference.header else None
         if forced and options.gradients:
             held = self.reference, self._adapter, self.model, self._loader, self.transfer, self.begins
             options.holding = partial(Trained, *held)
@@ -180,6 +192,7 @@ class Replay:
             LINEAGE: descended(self.reference),
             "mapping": self.transfer.mapping,
             "map": [list(pair) for pair in self.given.items()],
+            **(told(self.reference.header[NETS]) if NETS in self.reference.header else {}),
             "reformed": self.transfer.reformed,
             "combined": self.transfer.combined,
         }
@@ -199,7 +212,7 @@ class Replay:
             self._adapter,
             self.model,
             self.reference,
-            self.run,
+            self._run,
             [step for step in steps if step not in changed.steps and (last is None or step <= last)],
             options.silence_dropout,
             options.seed,
@@ -308,6 +321,19 @@ def _fit(model: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Arg
     return (*args, *kwargs.values()), {}
 
 
+def _one(reference: Dump, model: Any) -> tuple[Adapter, Any]:
+    """The model with its adapter; several by name as one, under the names of the reference's."""
+    names = [str(name) for name in reference.header.get(NETS, ())]
+    if bool(names) != isinstance(model, Mapping):
+        raise ReplayError(
+            "nets-several" if names else "nets-one", reference=str(reference.path), names=", ".join(names)
+        )
+    if not names:
+        return registry.of(model), model
+    adapter = registry.of(next(iter(model.values()), None))
+    return adapter, whole(renamed(reference, adapter, model))[1]
+
+
 def replay(
     reference: Path,
     model: Any,
@@ -320,7 +346,8 @@ def replay(
 
     Args:
         reference: the reference's dump.
-        model: the port; its framework is found from it. It is put into the reference's train or eval mode.
+        model: the port; its framework is found from it. It is put into the reference's train or eval mode. Several
+            nets by name, where the reference holds several.
         rename: reference path or prefix -> port path or prefix, where names and structure do not tell.
         map: the same as a mapping or a file, in the form that `aligner.compare` takes.
         allow_missing: go on although parameters are left over on either side.
@@ -329,9 +356,9 @@ def replay(
         ReplayError: parameters are left over; they are named.
     """
     dump = open_dump(reference)
-    dump.verify()
-    result = Replay(dump, registry.of(model), model)
     try:
+        dump.verify()
+        result = Replay(dump, *_one(dump, model))
         result.load(dict(rename or {}), allow_missing, read_map(map))
         result.set_training(None)
     except BaseException:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Optional, cast
 import numpy as np
 
 from aligner.adapter import Adapter, Handle, Optimizer, Parameter, Trains
-from aligner.capture.steps import Place
+from aligner.capture.steps import Coming, Place
 from aligner.capture.task import Arguments
 from aligner.compare.training import as_it_begins
 from aligner.dtypes import DTYPES, decode, encode
@@ -100,17 +100,21 @@ class Trained:
         self._again = Again(reference, adapter, model, self, tell)
         self._updated = {*trained_steps(reference)}
         self._own: Tensors = []
+        self._called: set[int] = set()
+        """The calls of the net in this step."""
+        self._in, self._joins = -1, -1
+        """The step that it is in, and the last one whose losses the port differentiates as one."""
         self._scale = 1.0
         """How many times the reference's the gradients of this step are: by another loss scale."""
         self._times = 1.0
         """What of this stands in the loss itself."""
 
-    def listen(self, coming: Place, gone: Place) -> Handle:
+    def listen(self, coming: Coming, gone: Place) -> Handle:
         """Have what the net is given and hands on, and the gradient that comes back to it, be the reference's, until
         the handle is removed; `coming` tells step and number of the net's next call, `gone` those of the last."""
 
         def given(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Called:
-            return self._given(args, kwargs, *coming())
+            return self._given(args, kwargs, *coming(kwargs))
 
         def made(args: object, kwargs: object, output: object) -> object:
             return self._handed(output, *gone())
@@ -125,6 +129,9 @@ class Trained:
         if self._begins is not None:
             self._begins()
             self._begins = None
+        if step != self._in:
+            self._in, self._called = step, set()
+        self._called.add(call)
         self._own = []
         flatten_arguments(args, kwargs, self._adapter.is_tensor, self._own)
         others: dict[str, object] = {}
@@ -156,7 +163,9 @@ class Trained:
     def lost(self, step: int, call: int, loss: object, gradient: object) -> None:
         """The gradient at a loss is what it is multiplied by before the backward run."""
         number = float(np.asarray(loss, np.float64).reshape(-1)[0])
-        self._times = losses.times(self._reference, step, call, number, self._times)
+        self._joins = step if not call and self._is_sum(step, number) else -1
+        of = None if self._joins == step else call
+        self._times = losses.times(self._reference, step, of, number, self._times)
         entry = self._reference.find(Key(step, Phase.BACKWARD, LOSS, call, "output.0"))
         if entry is not None:
             ours = float(decode(self._adapter.to_numpy(gradient), self._adapter.dtype(gradient)).reshape(-1)[0])
@@ -164,10 +173,32 @@ class Trained:
             usable = ours and theirs and np.isfinite((ours, theirs)).all()
             self._scale = self._times * (ours / theirs if usable else 1.0)
 
+    def _is_sum(self, step: int, loss: float) -> bool:
+        """Whether a step's first loss of the port's is all of the reference's in one: when it is differentiated, the
+        net has been called as often as for the last of these, and it is nearer to their sum than to the first."""
+        made = self._reference.calls
+        last = max((one.first for one in made if (one.step, one.layer) == (step, LOSS)), default=0)
+        wanted = {one.number for one in made if (one.step, one.layer) == (step, "") and one.first < last}
+        first, whole = (losses.value(self._loss(step)), losses.whole(self._reference, step))
+        if first is None or whole is None or first == whole or not wanted <= self._called:
+            return False
+        return abs(loss - whole) < abs(loss - first)
+
+    def _loss(self, step: int) -> Optional[Entry]:
+        return self._reference.find(Key(step, Phase.FORWARD, LOSS, 0, "output.0"))
+
     def raw(self, step: int, number: int, parameter: Parameter, gradient: object) -> Optional[object]:
-        """What the reference's backward run of this number made for a parameter."""
-        found = self.value(parameter, Key(step, Phase.BACKWARD, "", number, ""))
-        return None if found is None else self.like(*found, gradient, self._scale)
+        """What the reference's backward run of this number made for a parameter, or all of them together."""
+        key = Key(step, Phase.BACKWARD, "", number, "")
+        found = self.value(parameter, key)
+        if found is None or step != self._joins:
+            return None if found is None else self.like(*found, gradient, self._scale)
+        whole = np.zeros(found[0].shape)
+        while found is not None:
+            whole = whole + decode(*found).astype(np.float64)
+            key = key._replace(call=key.call + 1)
+            found = self.value(parameter, key)
+        return self.like(whole, "float64", gradient, self._scale)
 
     def given(self, step: int, parameter: Parameter, gradient: object) -> Optional[object]:
         """What the reference's optimizer is given for a parameter."""

@@ -46,6 +46,7 @@ INSTALLS: Mapping[str, Install] = {
     "silence_dropout": lambda adapter, net, tell: adapter.silence_dropout(net),
     "losses": lambda adapter, net, tell: cast(Trains, adapter).losses(lambda loss: tell()),
     "updates": lambda adapter, net, tell: cast(Trains, adapter).updates(lambda *_: tell(), lambda *_: None),
+    "routed": lambda adapter, net, tell: cast(Trains, adapter).routed(cast(Trains, adapter).together({"net": net})),
     "eagerly": lambda adapter, net, tell: cast(Compiles, adapter).eagerly(),
 }
 """Each method of an adapter that installs something, and how it is asked to: a new one without an entry is found."""
@@ -56,7 +57,7 @@ SURROUNDS = {"running"}
 ON_TENSORS = {"on_gradient"}
 """What installs something on a tensor, which goes with it."""
 
-TRAINS = {"losses", "updates", "eagerly"}
+TRAINS = {"losses", "updates", "eagerly", "routed"}
 """What training steps alone need; the nets here run forward, and an adapter may not have it."""
 
 COMPILED = {"compiled_runs"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -225,6 +226,38 @@ class TrainingChecks(Supplies):
         apply([_like(adapter, one.tensor, 1.0)])
         assert np.allclose(adapter.read(one), before - 0.5 * (1.0 + 0.9 * 2.0), atol=1e-6)
         assert trains.optimizer(optimizer).groups[0].settings["lr"] == pytest.approx(0.1)
+
+    def test_nets_beside_each_other_are_one(self, adapter: Adapter) -> None:
+        """Their calls are calls of the whole while these are routed, and they stay as they are."""
+        trains, first, x, _ = self.trainee(adapter)
+        second = self.net(adapter, "layout", training=True)
+        before = [one.name for net in (first, second) for one in adapter.parameters(net)]
+        whole: Any = trains.together({"one": first, "two": second})
+        paths = dict(adapter.layers(whole))
+        assert [paths["one"] is first, paths["two"] is second] == [True, True]
+        roles = {path: [(one.layer, one.role) for one in adapter.parameters(net)] for path, net in paths.items()}
+        assert roles[""] == [(f"{net}.{layer}", role) for net in ("one", "two") for layer, role in roles[net]]
+        assert [one.name for net in (first, second) for one in adapter.parameters(net)] == before
+        told: list[tuple[str, object]] = []
+
+        def called(path: str, args: object, given: Mapping[str, object]) -> None:
+            told.append((path, given.get("net")))
+
+        layers = (("", whole), ("one", first), ("two", second))
+        handles = [adapter.observe(layer, partial(called, path), lambda *_: None) for path, layer in layers]
+        routed = trains.routed(whole)
+        made = [self.run(adapter, net, x) for net in (first, second)]
+        assert told == [("", "one"), ("one", None), ("", "two"), ("two", None)]
+        routed.remove()
+        assert same(made[1], self.run(adapter, second, x))
+        assert told[4:] == [("two", None)]
+        for handle in handles:
+            handle.remove()
+
+    def test_what_is_alive_is_told(self, adapter: Adapter) -> None:
+        trains, net, _, (optimizer, _) = self.trainee(adapter)
+        optimizers, nets = trains.alive()
+        assert [any(one is optimizer for one in optimizers), any(one is net for one in nets)] == [True, True]
 
 
 def _owned(adapter: Adapter, net: Any) -> Mapping[str, Parameter]:

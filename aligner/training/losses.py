@@ -22,16 +22,28 @@ SCALE = 16
 """A loss scale is a power of two from here on: smaller ones are numbers of rows, classes or batches as well."""
 
 
-def times(reference: Dump, step: int, call: int, ours: float, known: float) -> float:
+def times(reference: Dump, step: int, call: Optional[int], ours: float, known: float) -> float:
     """How many times the reference's loss a port's loss is, by the way it is written; `known` where this loss does not
-    tell."""
-    entry = reference.find(Key(step, Phase.FORWARD, LOSS, call, "output.0"))
-    theirs = value(entry)
+    tell. Without a `call` it is one of all of the step's."""
+    theirs = whole(reference, step) if call is None else value(_loss(reference, step, call))
+    call = call or 0
     if theirs is None or not theirs or not math.isfinite(ours / theirs):
         return known
     runs = sum((one.step, one.layer) == (step, LOSS) for one in reference.calls)
     made = reference.find(Key(step, Phase.FORWARD, "", call, "output.0"))
     return _factor(ours / theirs, runs, () if made is None else made.shape, known)
+
+
+def whole(dump: Dump, step: int) -> Optional[float]:
+    """All losses of a step added up."""
+    found: list[float] = []
+    while (one := value(_loss(dump, step, len(found)))) is not None:
+        found.append(one)
+    return sum(found) if found else None
+
+
+def _loss(dump: Dump, step: int, call: int) -> Optional[Entry]:
+    return dump.find(Key(step, Phase.FORWARD, LOSS, call, "output.0"))
 
 
 def value(entry: Optional[Entry]) -> Optional[float]:

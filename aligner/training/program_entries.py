@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aligner.explain.catalogue.entry import Entry
 
+_NOTHING = ("", "")
 _WHOSE = (
     "{parameters} ({count} in all); what it is given of them agrees",
     "{parameters}（共 {count} 个）；变化前的值一致",
@@ -35,6 +36,19 @@ PROGRAM: tuple[Entry, ...] = (
         (
             "Do what the reference does behind its update: a moving average, a queue, values that are cut off",
             "按标杆在更新之后的做法处理：滑动平均、队列、截断数值等",
+        ),
+    ),
+    Entry(
+        "statistics-other-runs",
+        (
+            "Calls of {layer} in this step: {port_value}, of the reference's: {reference_value}; each one in train "
+            "mode moves its running statistics",
+            "{layer} 在该步的调用次数为 {port_value}，标杆为 {reference_value}：训练模式下每次调用都会更新滑动统计量",
+        ),
+        _NOTHING,
+        (
+            "Call it as often in each step as the reference does: keep what it has made instead of making it again",
+            "每步的调用次数应与标杆一致：保留已有的输出，不要重新计算",
         ),
     ),
     Entry(

@@ -42,6 +42,7 @@ from aligner_hooks.mindspore_ import (
     runtime,
     spec,
     tensors,
+    together,
     training,
 )
 from aligner_hooks.mindsporelike import modes, optimizers
@@ -265,6 +266,18 @@ class MindSporeAdapter:
     def put(self, kept: Any, other: Any) -> None:
         """Other values for what an optimizer keeps."""
         training.put(kept, other)
+
+    def alive(self) -> tuple[list[Any], list[Any]]:
+        """The optimizers and nets that the program has."""
+        return together.alive()
+
+    def together(self, nets: Mapping[str, Any]) -> Any:
+        """A cell that holds these."""
+        return together.Nets(nets)
+
+    def routed(self, model: Any) -> Handle:
+        """Have calls of its cells be calls of its own."""
+        return together.routed(model)
 
     def trained(self, model: Any, task: Any, told: Callable[[object, object, object], object]) -> Train:
         """A function that makes one update."""

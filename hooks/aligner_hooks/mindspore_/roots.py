@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Callable
 
@@ -22,6 +23,8 @@ class _Inside(threading.local):
 
 
 _INSIDE = _Inside()
+_ROUTES: dict[int, Callable[..., Any]] = {}
+"""What an outermost call of a cell goes to instead, by the cell's id."""
 
 
 def watch_roots(on_root: Callable[[nn.Cell], None]) -> Handle:
@@ -35,6 +38,15 @@ def watch_roots(on_root: Callable[[nn.Cell], None]) -> Handle:
     """
     handle = patch(nn.Cell, "__call__", _watched_call, on_root)
     handle.add(compiled.before_functions(partial(_function, on_root)).remove)
+    return handle
+
+
+def routed(model: nn.Cell, nets: Mapping[str, nn.Cell]) -> Handle:
+    """Have each outermost call of one of these be one of the model that holds them, for `net`, its name."""
+    names = {id(net): name for name, net in nets.items()}
+    handle = patch(nn.Cell, "__call__", _watched_call) if nets else Handle()
+    _ROUTES.update({key: partial(model, net=name) for key, name in names.items()})
+    handle.add(lambda: [_ROUTES.pop(key, None) for key in names])
     return handle
 
 
@@ -53,10 +65,15 @@ def _watched_call(original: Callable[..., Any], listeners: Listeners) -> Callabl
                 return original(self, *args, **kwargs)
             finally:
                 _INSIDE.loops -= 1
+        if id(self) in _ROUTES:
+            return _ROUTES[id(self)](*args, **kwargs)
         _INSIDE.cell = True
         try:
             if not is_helper(self) and not (_INSIDE.loops and isinstance(self, REDUCERS)):
                 _tell(looped(self), listeners)
+            if id(self) in _ROUTES:  # who was told of it has seen to that
+                _INSIDE.cell = False
+                return _ROUTES[id(self)](*args, **kwargs)
             if in_graph_mode():
                 return compiled.call(self, original, args, kwargs)
             return original(self, *args, **kwargs)

@@ -24,6 +24,7 @@ from aligner.adapter import (
     Update,
 )
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
+from aligner_hooks.living import living
 from aligner_hooks.mindsporelike import modes
 from aligner_hooks.mindtorch_ import (
     dropout,
@@ -43,6 +44,7 @@ from aligner_hooks.mindtorch_.layers import LAYERS
 from aligner_hooks.mindtorch_.modules import AnyModule
 from aligner_hooks.mindtorch_.package import package
 from aligner_hooks.mindtorch_.spec import SPECS
+from aligner_hooks.torchlike import together
 
 
 class MindTorchAdapter:
@@ -207,6 +209,15 @@ class MindTorchAdapter:
 
     def put(self, kept: object, other: object) -> None:
         training.put(kept, other)
+
+    def alive(self) -> tuple[list[Any], list[Any]]:
+        return [one for kind in updates.kinds() for one in living(kind)], living(package().nn.Module)
+
+    def together(self, nets: Mapping[str, Any]) -> Any:
+        return together.together(package().nn.Module, nets)
+
+    def routed(self, model: Any) -> Handle:
+        return CALLS.route(model, together.parts(package().nn.Module, model))
 
     def trained(self, model: object, task: Any, told: Callable[[object, object, object], object]) -> Train:
         return training.trained(model, task, told)

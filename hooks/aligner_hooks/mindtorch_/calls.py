@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, wraps
 from importlib import import_module
 from typing import Any, Optional
@@ -44,6 +44,12 @@ class _MindTorchCalls(Calls):
 
     def watch_roots(self, on_root: Callable[[object], None]) -> Handle:
         return graphs.watched(super().watch_roots(on_root), on_root, lambda: self.depth.calls > 0)
+
+    def route(self, model: Any, nets: Mapping[str, Any]) -> Handle:
+        with self.lock:
+            for net in (model, *nets.values()):
+                self._cover(type(net))
+        return super().route(model, nets)
 
     def call_instead_of(self, original: Any, listeners: Listeners) -> Any:
         @wraps(original)

@@ -12,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Optional
 
+from mindspore import nn
 from mindspore.experimental import optim
 
 from aligner.adapter import Apply, Group, Kept, Optimizer, Update
@@ -39,6 +40,13 @@ def updates(begun: Update, ended: Callable[[object], None]) -> Handle:
             cover(known)
         handle.add(patch(_WITH_GROUPS, "__init__", _beginning, cover).remove)
     return handle
+
+
+def kinds() -> tuple[type, ...]:
+    """What optimizers are instances of."""
+    if package().maker != OPENI:
+        return (import_module("mindtorch.optim.optimizer").Optimizer,)
+    return nn.Optimizer, _WITH_GROUPS
 
 
 def _kinds(base: type) -> Iterator[type]:

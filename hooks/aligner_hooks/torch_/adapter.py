@@ -29,6 +29,7 @@ from aligner.adapter import (
     Update,
 )
 from aligner.record import Array, Attribute, LayerSpec, Note, Scalar
+from aligner_hooks.living import living
 from aligner_hooks.torch_ import (
     calls,
     casts,
@@ -46,6 +47,7 @@ from aligner_hooks.torch_ import (
     tensors,
     training,
 )
+from aligner_hooks.torchlike import together
 
 
 class TorchAdapter:
@@ -205,6 +207,15 @@ class TorchAdapter:
 
     def put(self, kept: Any, other: Any) -> None:
         training.put(kept, other)
+
+    def alive(self) -> tuple[list[Any], list[Any]]:
+        return living(torch.optim.Optimizer), living(nn.Module)
+
+    def together(self, nets: Mapping[str, Any]) -> Any:
+        return together.together(nn.Module, nets)
+
+    def routed(self, model: Any) -> Handle:
+        return calls.route(model, together.parts(nn.Module, model))
 
     def trained(self, model: Any, task: Any, told: Callable[[object, object, object], object]) -> Train:
         return training.trained(model, task, told)

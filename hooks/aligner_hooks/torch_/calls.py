@@ -35,7 +35,7 @@ class _TorchCalls(Calls):
 
 _TOLD = _TorchCalls(nn.Module)
 observe, intervene, watch_roots = _TOLD.observe, _TOLD.intervene, _TOLD.watch_roots
-surround, is_in_callback, callback = _TOLD.surround, _TOLD.is_in_callback, _TOLD.callback
+surround, is_in_callback, callback, route = _TOLD.surround, _TOLD.is_in_callback, _TOLD.callback, _TOLD.route
 
 
 def _compile_instead_of(original: Callable[..., Any], listeners: Listeners) -> Any:

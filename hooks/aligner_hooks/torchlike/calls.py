@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from aligner import patches
@@ -73,6 +74,8 @@ class Calls:
         self.ears: dict[int, Ears] = {}
         self.watchers: tuple[Watcher, ...] = ()
         self.surroundings: tuple[Surrounding, ...] = ()
+        self.routes: dict[int, Callable[..., Any]] = {}
+        """What an outermost call of a module goes to instead, by the module's id."""
         self.installed = patches.Handle()
         self.begun = False
         self._forgets_in_forks = False
@@ -116,6 +119,12 @@ class Calls:
         """Have each outermost call of a module, in any thread, run inside what `make()` gives."""
         return Surrounding(self, make)
 
+    def route(self, model: Any, nets: Mapping[str, Any]) -> Handle:
+        """Have each outermost call of one of these be one of the model that holds them, for `net`, its name."""
+        names = {id(net): name for name, net in nets.items()}
+        self.routes.update({key: partial(model, net=name) for key, name in names.items()})
+        return patches.Handle(lambda: [self.routes.pop(key, None) for key in names])
+
     def is_in_callback(self) -> bool:
         """Whether this thread runs a callback of ours now: what that does with tensors is not the net's doing."""
         return self.depth.callbacks > 0
@@ -155,6 +164,7 @@ class Calls:
             self.ears.clear()
             self.watchers = ()
             self.surroundings = ()
+            self.routes.clear()
             self.change()
 
     def tell_of_root(self, module: Any) -> None:
@@ -171,7 +181,10 @@ class Calls:
                 return original(self, *args, **kwargs)
             around = None
             if depth.calls == 0:
-                calls.enter(self)
+                if id(self) not in calls.routes:
+                    calls.enter(self)
+                if id(self) in calls.routes:  # who was told of it may have seen to that
+                    return calls.routes[id(self)](*args, **kwargs)
                 if calls.surroundings:
                     around = calls.surrounded()
             depth.calls += 1
