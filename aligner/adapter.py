@@ -361,7 +361,8 @@ class Trains(Protocol):
         """A loss of rows of scores and its gradient, by the framework's own functions.
 
         It is the sum of what is wanted of each score times -log_softmax of the row ("classes") or of the row's softmax
-        ("twice"), or times -log_sigmoid of each and of its opposite, which has twice as many columns ("binary").
+        ("twice"), or times -log_sigmoid of each and of its opposite, which has twice as many columns ("binary"), or of
+        each one's sigmoid and its opposite ("sigmoid").
         """
 
     def put(self, kept: object, other: object) -> None:

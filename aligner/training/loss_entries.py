@@ -72,6 +72,24 @@ LOSSES: tuple[Entry, ...] = (
         ("Give the loss the scores as they are", "直接把得分传给损失"),
     ),
     Entry(
+        "loss-sigmoid-twice",
+        (
+            "The scores go through a sigmoid before the loss, which makes one itself",
+            "得分在损失之前经过了 `sigmoid`，而损失自身已包含 `sigmoid`",
+        ),
+        _NOTHING,
+        ("Give the loss the scores as they are", "直接把得分传给损失"),
+    ),
+    Entry(
+        "loss-binary-target",
+        (
+            "The loss wants {on} of these scores, the reference's {wanted_on} (the label that they are compared with)",
+            "损失对这些得分的目标值为 {on}，标杆为 {wanted_on}（与之比较的标签）",
+        ),
+        _NOTHING,
+        ("Compare them with {wanted_on}", "将其与 {wanted_on} 比较"),
+    ),
+    Entry(
         "loss-factor",
         (
             "The loss is {factor} times the reference's (reduction: mean, sum)",

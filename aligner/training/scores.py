@@ -72,7 +72,8 @@ def suspects(scores: Floats, wanted: Optional[Floats], given: Optional[Floats], 
             if reference is not None:
                 yield from _compared(rows, theirs, reference)
                 return
-    yield from _binary(scores, wanted, given)
+    soft = [*_soft(scores.reshape(-1), wanted.reshape(-1), given.reshape(-1))]
+    yield from soft or _binary(scores, wanted, given)
 
 
 def _more_outputs(wanted: Floats, given: Floats) -> Optional[float]:
@@ -111,6 +112,8 @@ def written(scores: Floats, gradients: Sequence[Floats], causes: Collection[str]
             else:
                 own, undone = Written("classes", rows, _sum(port, many), given), _undone(reference, port, causes)
             return None if own is None else (own, Written("classes", rows, _sum(undone, many), wanted))
+    if {"loss-sigmoid-twice", "loss-binary-target"} & {*causes}:
+        return _written_binary(scores.reshape(-1), [one.reshape(-1) for one in gradients])
     classes = _classes(scores)
     rows, wanted, given = (_in_rows(one, classes).reshape(-1, 1) for one in (scores, *gradients))
     halves = [_halves(rows, one) for one in (wanted, given)]
@@ -119,6 +122,17 @@ def written(scores: Floats, gradients: Sequence[Floats], causes: Collection[str]
         factors = np.nanmedian(np.where(by_class[0] > 0, by_class[0] / by_class[1], np.nan), axis=1, keepdims=True)
     undone_halves = (by_class[1] * np.nan_to_num(factors, nan=1.0)).reshape(-1, 2)
     return Written("binary", rows, halves[1], given), Written("binary", rows, undone_halves, wanted)
+
+
+def _written_binary(scores: Floats, gradients: Sequence[Floats]) -> Optional[tuple[Written, Written]]:
+    """Where all scores weigh alike: the port's, and with what the reference wants of them, of the scores themselves."""
+    reference, port = (sides(scores, one) for one in gradients)
+    if reference is None:
+        return None
+    own, kind = port or reference, "binary" if port else "sigmoid"
+    column, (wanted, given) = scores[:, None], (one[:, None] for one in gradients)
+    undone = Written("binary", column, _weighed(own[0], reference[1]), wanted)
+    return Written(kind, column, _weighed(*own), given), undone
 
 
 def _undone(reference: Targets, port: Targets, causes: Collection[str]) -> Targets:
@@ -145,6 +159,11 @@ def _undone(reference: Targets, port: Targets, causes: Collection[str]) -> Targe
 
 def _sum(known: Targets, classes: int) -> Floats:
     return known.weight[:, None] * _wanted(known, classes)
+
+
+def _weighed(weight: float, wanted: Floats) -> Floats:
+    """What the logarithms of each sigmoid and of its opposite weigh."""
+    return np.asarray(weight * np.stack([wanted, 1 - wanted], axis=1), np.float64)
 
 
 def _halves(scores: Floats, gradient: Floats) -> Floats:
@@ -263,6 +282,41 @@ def _binary(scores: Floats, wanted: Floats, given: Floats) -> Iterator[Suspect]:
         yield Suspect("loss-class-weights", {"factors": shown}, weight=0.9)
     elif abs(found[0][0] - 1) > ALIKE:
         yield Suspect("loss-factor", {"factor": f"{found[0][0]:.6g}", "rows": scores.size}, weight=0.9)
+
+
+def _soft(scores: Floats, wanted: Floats, given: Floats) -> Iterator[Suspect]:
+    """A binary cross entropy that wants other targets, or that is made of probabilities."""
+    reference, port = (sides(scores, one) for one in (wanted, given))
+    if reference is None:
+        return
+    if port is None:
+        if np.linalg.norm(_through(scores, *reference) - given) <= FITS * np.linalg.norm(given):
+            yield Suspect("loss-sigmoid-twice", {}, weight=0.95)
+        return
+    on, ours = np.unique(port[1]), np.unique(reference[1])
+    if len(on) == len(ours) == 1 and abs(on[0] - ours[0]) > ALIKE:
+        yield Suspect("loss-binary-target", {"on": _shown(on[0]), "wanted_on": _shown(ours[0])}, weight=0.95)
+
+
+def sides(scores: Floats, gradient: Floats) -> Optional[tuple[float, Floats]]:
+    """What each score weighs in a binary cross entropy, and what is wanted of each, if all weigh alike and either one
+    thing is wanted of all or ones and zeros are."""
+    made = 1 / (1 + np.exp(-scores))
+    size = np.linalg.norm(gradient)
+    hard = np.where(gradient < 0, 1.0, 0.0)
+    for of in (hard - made, None):
+        rows = np.stack([made, np.ones_like(made)], axis=1) if of is None else -of[:, None]
+        found, *_ = np.linalg.lstsq(rows, gradient, rcond=None)
+        weight = float(found[0])
+        if size and weight > 0 and np.linalg.norm(rows @ found - gradient) <= FITS * size:
+            return weight, hard if of is not None else np.full_like(made, -found[1] / weight)
+    return None
+
+
+def _through(scores: Floats, weight: float, wanted: Floats) -> Floats:
+    """The gradient of a binary cross entropy of the scores' sigmoids."""
+    once = 1 / (1 + np.exp(-scores))
+    return np.asarray(weight * (1 / (1 + np.exp(-once)) - wanted) * once * (1 - once), np.float64)
 
 
 def _classes(scores: Floats) -> int:

@@ -22,6 +22,8 @@ from typing import Any, Optional
 
 HERE = Path(__file__).resolve().parent
 STEPS = 10
+UPDATES = {"gan": 2}
+"""How many a turn of a training's loop makes, each of another net; bugs.json counts turns."""
 STAGES = ("data", "forward", "loss", "backward", "clip", "update")
 CAUSES = 2
 """Causes of an origin among which the right one must be."""
@@ -148,7 +150,7 @@ def judge(verdict: Verdict, case: Case, answer: dict[str, Any]) -> None:
     verdict.alone = bool(told) and all(stage in case.stages for stage in told)
     mine = [one for stage, one in zip(told, origins) if stage in case.stages]
     steps = [min(one["steps"] or [one["step"]]) for one in mine]
-    verdict.stepped = bool(steps) and min(steps) == case.step
+    verdict.stepped = bool(steps) and min(steps) // UPDATES.get(verdict.training, 1) == case.step
     causes = [cause for one in mine for cause in one["causes"][:CAUSES]]
     sentences = " ".join(f"{c['summary']} {c['evidence']} {c['fix']}".lower() for c in causes)
     verdict.caused = bool(causes) and all(word.lower() in sentences for word in case.words)
@@ -166,7 +168,8 @@ def training(folder: Path, wanted: Sequence[str], texts: Optional[Path]) -> list
     with tempfile.TemporaryDirectory() as place:
         reference = Path(place) / "ref.h5"
         script = folder / "train_torch.py"
-        done = command("capture", "-o", reference, "--gradients", "--steps", STEPS, script, cwd=place)
+        steps = STEPS * UPDATES.get(folder.name, 1)
+        done = command("capture", "-o", reference, "--gradients", "--steps", steps, script, cwd=place)
         if done.returncode != 0:
             return [Verdict(folder.name, folder.name, False, (), fault=done.stderr[-400:])]
         found = [case for case in cases(folder) if not wanted or case.id in wanted]

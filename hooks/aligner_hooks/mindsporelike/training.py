@@ -126,8 +126,9 @@ def lost(scores: Any, wanted: Any, kind: str) -> tuple[Any, Any]:
     """A cross entropy of rows of scores, and its gradient."""
 
     def loss(given: Any) -> Any:  # by primitives: what mindnlp has in the place of others asks for a device
-        if kind == "binary":
-            return ops.ReduceSum()(ops.mul(wanted, ops.Softplus()(ops.Concat(-1)((ops.neg(given), given)))), ())
+        if kind in ("binary", "sigmoid"):
+            rows = ops.Sigmoid()(given) if kind == "sigmoid" else given
+            return ops.ReduceSum()(ops.mul(wanted, ops.Softplus()(ops.Concat(-1)((ops.neg(rows), rows)))), ())
         logs = ops.log_softmax(ops.softmax(given, -1) if kind == "twice" else given, -1)
         return ops.neg(ops.ReduceSum()(ops.mul(wanted, logs), ()))
 

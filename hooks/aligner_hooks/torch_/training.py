@@ -114,8 +114,9 @@ def lost(scores: Any, wanted: Any, kind: str) -> tuple[Any, Any]:
     """A cross entropy of rows of scores, and its gradient."""
     given = scores.detach().clone().requires_grad_()
     with torch.enable_grad():
-        if kind == "binary":
-            logs = torch.nn.functional.logsigmoid(torch.cat([given, -given], -1))
+        if kind in ("binary", "sigmoid"):
+            rows = given.sigmoid() if kind == "sigmoid" else given
+            logs = torch.nn.functional.logsigmoid(torch.cat([rows, -rows], -1))
         else:
             logs = torch.log_softmax(given.softmax(-1) if kind == "twice" else given, -1)
         loss = -(wanted * logs).sum()

@@ -15,7 +15,7 @@ def made(loss, shape=(ROWS, CLASSES), seed=3):
     """The scores, and the gradient that a loss of these and of labels makes there."""
     torch.manual_seed(seed)
     given = (2 * torch.randn(shape)).requires_grad_()
-    labels = torch.randint(0, shape[1], (shape[0], *shape[2:]))
+    labels = torch.randint(0, CLASSES if shape[1] < 3 else shape[1], (shape[0], *shape[2:]))
     labels.reshape(-1)[:5] = 0
     loss(given, labels).backward()
     return given.detach().double().numpy(), given.grad.double().numpy()
@@ -54,6 +54,37 @@ def test_a_cross_entropy_is_read_from_its_gradient(cause):
 def test_classes_may_stand_in_the_second_of_four_axes():
     ignoring = lambda x, y: F.cross_entropy(x, y, ignore_index=0)  # noqa: E731
     assert list(told(ignoring, F.cross_entropy, (2, CLASSES, 4, 5))) == ["loss-rows-counted"]
+
+
+def towards(target, weight=1.0, sigmoid=False):
+    """A binary cross entropy that wants one thing of all scores, or the ones and zeros of the labels."""
+
+    def loss(x, y):
+        wanted = (y > CLASSES // 2).float()[:, None].expand_as(x) if target is None else torch.full_like(x, target)
+        return weight * F.binary_cross_entropy_with_logits(x.sigmoid() if sigmoid else x, wanted)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("reference", "port", "cause", "facts"),
+    [
+        (towards(0.9), towards(1.0), "loss-binary-target", {"on": "1", "wanted_on": "0.9"}),
+        (towards(1.0), towards(0.0), "loss-binary-target", {"on": "0", "wanted_on": "1"}),
+        (towards(0.9), towards(0.9, sigmoid=True), "loss-sigmoid-twice", {}),
+        (towards(None), towards(None, sigmoid=True), "loss-sigmoid-twice", {}),
+        (towards(None), towards(None, 2.0), "loss-factor", {"factor": "2"}),
+    ],
+)
+@pytest.mark.parametrize("shape", [(ROWS, 1), (ROWS, 2)])
+def test_a_binary_cross_entropy_of_one_target_is_read_from_its_gradient(reference, port, cause, facts, shape):
+    found = told(reference, port, shape)
+    assert list(found) == [cause]
+    assert {name: found[cause][name] for name in facts} == facts
+
+
+def test_right_losses_of_one_target_tell_nothing():
+    assert told(towards(0.9), towards(0.9), (ROWS, 1)) == {}
 
 
 def binary(pos_weight=None, reduction="mean"):
