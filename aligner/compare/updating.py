@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Optional
@@ -32,6 +33,12 @@ if TYPE_CHECKING:
 
 LOST = "loss"
 """What is changed in the trial of a loss."""
+
+DATA = "data"
+"""What is changed where the port's own batches are undone what is told of them."""
+
+SAME = 1e-5
+"""Batches that are apart by less than this part are the same."""
 
 UPDATES = "(update)"
 """Stands for the layer in the trials of updates."""
@@ -90,11 +97,19 @@ class Updating:
         key = origin.measured
         if key is None:
             return
-        theirs = self._value(1, key)
-        steps = [step for step in self._dumps[0].steps if self._dumps[0].find(key._replace(step=step)) is not None]
-        known = {step: value for step in steps if (value := self._value(0, key._replace(step=step))) is not None}
-        if theirs is not None:
-            yield from batches.suspects(theirs, known, key.step)
+        known, own = (
+            {s: v for s in dump.steps if (v := self._value(side, key._replace(step=s))) is not None}
+            for side, dump in enumerate(self._dumps)
+        )
+        theirs = own.get(key.step)
+        for one in batches.suspects(theirs, known, key.step) if theirs is not None else ():
+            wrong = [step for step in origin.steps if step in known] or [key.step]
+            after = batches.undone(one.cause, own, known, wrong)
+            change = {DATA: one.cause}
+            if math.isfinite(after):  # the port's loader has made these very numbers
+                facts = {"change": change, "before": origin.own_error, "after": after, "proved": after <= SAME}
+                self._trials.append(facts)
+            yield replace(one, change=change if math.isfinite(after) else {})
 
     def _of_statistics(self, origin: Origin) -> Iterator[Suspect]:
         """A layer that is called more often takes more batches into its running statistics."""

@@ -61,7 +61,8 @@ def proof(cause: Cause, language: str) -> str:
     before, after = (figure(error) for error in (cause.error_before, cause.error_after))
     if cause.error_after is None:
         return say("proof-none", language)
-    done = say("proof-change" if cause.change else "proof-undone", language)
+    made = cause.change and not cause.id.startswith("data-")  # of data the port's own are set right, not their loader
+    done = say("proof-change" if made else "proof-undone", language)
     known = cause.error_before is not None and math.isfinite(cause.error_before)  # not where the shapes differ
     errors = "proof-errors" if known else "proof-error"
     end = say("proof-confirmed" if cause.confirmed else "proof-open" if cause.ran else "proof-numbers", language)

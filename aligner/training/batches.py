@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,12 @@ else:
 
 SHOWN = 8
 """Rows that are named."""
+
+COMPARED = 1_000_000
+"""Pairs of rows that are compared, at most."""
+
+CHANNELS = 4
+"""Of a picture, at most."""
 
 CLOSE = 1e-4
 """Two rows, or a batch and what it is told to come of, are the same that are apart by less than this part."""
@@ -56,6 +63,39 @@ def suspects(port: Floats, reference: Mapping[int, Floats], step: int) -> Iterat
         yield _ordered("data-order", known) if many else Suspect("data-other", facts, weight=0.5)
 
 
+def undone(cause: str, port: Mapping[int, Floats], reference: Mapping[int, Floats], steps: Sequence[int]) -> float:
+    """How far off the port's own data are from the reference's of these steps with what is told of them undone: the
+    same numbers as the port's loader has made them, in another order or times and plus the numbers of the first of
+    these steps. Infinite where they are not known."""
+    pairs = [(port[step], reference[step]) for step in steps if step in port and step in reference]
+    if len(pairs) < len(steps) or not pairs:
+        return math.inf
+    first, wanted = pairs[0]
+    if cause == "data-scaled":
+        fit = np.polyfit(first.reshape(-1), wanted.reshape(-1), 1)
+        return max(_off(fit[0] * one + fit[1], other) for one, other in pairs)
+    if cause == "data-normalised":
+        axis = next((axis for axis in (1, first.ndim - 1) if 1 < first.shape[axis] <= CHANNELS), 1)
+        sides = [[np.moveaxis(one, axis, 0).reshape(first.shape[axis], -1) for one in pair] for pair in pairs]
+        fits = [np.polyfit(one, other, 1) for one, other in zip(*sides[0])]
+        return max(_off(f[0] * a + f[1], b) for one, other in sides for f, a, b in zip(fits, one, other))
+    if cause in ("data-other-step", "data-order", "data-order-inside", "data-batch-size"):
+        rows = [row for batch in port.values() for row in batch]
+        exact = {row.tobytes() for row in rows}
+        left = [row for _, batch in pairs for row in batch if row.tobytes() not in exact]
+        if len(left) * len(rows) > COMPARED:
+            return math.inf
+        return max((min(_off(row, one) for row in rows) for one in left), default=0.0)
+    return math.inf
+
+
+def _off(one: Floats, other: Floats) -> float:
+    if one.shape != other.shape:
+        return math.inf
+    size, off = float(np.linalg.norm(other)), float(np.linalg.norm(one - other))
+    return off / size if size else (0.0 if not off else math.inf)
+
+
 def _ordered(cause: str, places: Sequence[tuple[int, int]]) -> Suspect:
     shown = ", ".join(str(row) if cause == "data-order-inside" else f"{at}:{row}" for at, row in places[:SHOWN])
     return Suspect(cause, {"rows": shown + (", ..." if len(places) > SHOWN else "")}, weight=0.95)
@@ -65,7 +105,7 @@ def _by_channel(own: Floats, port: Floats) -> Iterator[Suspect]:
     """A mean and a deviation of each channel, as pictures are normalised by."""
     for axis in (1, own.ndim - 1) if own.ndim > 2 else ():
         channels = own.shape[axis]
-        if not 1 < channels <= 4:
+        if not 1 < channels <= CHANNELS:
             continue
         one, other = (np.moveaxis(array, axis, 0).reshape(channels, -1) for array in (own, port))
         fits = [np.polyfit(a, b, 1) if np.ptp(a) else (1.0, float(np.mean(b - a))) for a, b in zip(one, other)]

@@ -78,11 +78,17 @@ def suspects(scores: Floats, wanted: Optional[Floats], given: Optional[Floats], 
 
 def _more_outputs(wanted: Floats, given: Floats) -> Optional[float]:
     """How many times the reference's gradient the port's is besides 1 for each score, if it is that."""
+    times, shift = _line(wanted, given)
+    left = np.linalg.norm(times * wanted + shift - given)
+    fits = left <= FITS * np.linalg.norm(given) and abs(shift - 1) <= ALIKE
+    return times if fits else None
+
+
+def _line(wanted: Floats, given: Floats) -> tuple[float, float]:
+    """How many times the one the other is, and what it has besides."""
     rows = np.stack([wanted.reshape(-1), np.ones(wanted.size)], axis=1)
     (times, shift), *_ = np.linalg.lstsq(rows, given.reshape(-1), rcond=None)
-    left = np.linalg.norm(rows @ (times, shift) - given.reshape(-1))
-    fits = left <= FITS * np.linalg.norm(given) and abs(shift - 1) <= ALIKE
-    return float(times) if fits else None
+    return float(times), float(shift)
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,8 @@ def written(scores: Floats, gradients: Sequence[Floats], causes: Collection[str]
     """The port's loss as it is, and with what these causes tell of it undone and nothing else, each with the gradient
     that it should have; None where they are known as no such sums. `gradients` are the reference's and the port's.
     """
+    if "loss-has-aux" in causes:  # what is differentiated besides the loss makes one number of all gradients
+        gradients = [gradients[0], gradients[1] - _line(*gradients)[1]]
     for axis in dict.fromkeys((scores.ndim - 1, 1)):
         if 0 < axis < scores.ndim and scores.shape[axis] > 2:
             many = scores.shape[axis]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aligner.training.batches import suspects
+from aligner.training.batches import suspects, undone
 
 RNG = np.random.default_rng(0)
 BATCHES = {step: RNG.random((4, 3, 5, 6)) for step in range(3)}
@@ -39,6 +39,37 @@ def test_what_is_done_to_a_batch(port, cause):
 def test_other_numbers_are_told_as_such(port):
     (suspect,) = suspects(port, BATCHES, 1)
     assert (suspect.cause, suspect.facts) == ("data-other", {"rows": 4, "known": 0})
+
+
+SHUFFLED = dict(zip(BATCHES, np.split(ROWS[RNG.permutation(12)], 3)))
+LATER = {step: BATCHES[(step + 1) % 3] for step in BATCHES}
+UNDONE = [
+    ("data-scaled", {step: 2 * batch - 1 for step, batch in BATCHES.items()}),
+    ("data-normalised", {step: normalised(batch) for step, batch in BATCHES.items()}),
+    ("data-order", SHUFFLED),
+    ("data-other-step", LATER),
+    ("data-batch-size", dict(enumerate(np.split(ROWS, 6)))),
+]
+
+
+@pytest.mark.parametrize(("cause", "port"), UNDONE)
+def test_what_is_told_is_undone_in_every_wrong_step(cause, port):
+    assert undone(cause, port, BATCHES, [0, 1, 2]) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("cause", "port"),
+    [
+        ("data-scaled", {**UNDONE[0][1], 2: 3 * BATCHES[2]}),
+        ("data-normalised", {**UNDONE[1][1], 1: BATCHES[1]}),
+        ("data-order", {**SHUFFLED, 2: RNG.random((4, 3, 5, 6))}),
+        ("data-other-step", {0: BATCHES[1], 1: BATCHES[2], 2: BATCHES[1]}),
+        ("data-order", {0: SHUFFLED[0], 1: SHUFFLED[1]}),
+        ("data-other", SHUFFLED),
+    ],
+)
+def test_what_is_told_of_one_step_and_is_not_so_in_another_is_not_proved(cause, port):
+    assert undone(cause, port, BATCHES, [0, 1, 2]) > 1e-2
 
 
 def test_rows_of_a_batch_that_was_not_captured_may_be_among_others():
