@@ -102,6 +102,9 @@ class Again:
         changes: list[tuple[Difference, ...]] = [
             some for size in range(1, TOGETHER + 1) for some in combinations(found[: TOGETHER + 1], size)
         ]
+        # One setting of several groups, a rate that falls layer by layer, is one mistake.
+        alike = [tuple(one for one in found if one.setting == word) for word in {one.setting: 0 for one in found}]
+        changes += [some for some in alike if len(some) > 1 and some not in changes]
         if kind != run.kind:
             changes = [tuple(found)]
         for some in changes:

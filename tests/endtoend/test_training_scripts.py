@@ -68,10 +68,10 @@ EVAL = ("net.set_train()\n", "")
 CASES = {
     "right": ([], []),
     "rate": ([SLOWER], [("update", "optimizer-learning-rate", True)]),
-    "normalised": ([BRIGHTER], [("data", "data-scaled", False)]),
+    "normalised": ([BRIGHTER], [("data", "data-scaled", True)]),
     "filtered": ([UNGROUPED], [("update", "weight-decay-gamma-beta-filter", True)]),
-    "order": ([BACKWARDS], [("data", "data-order", False)]),
-    "both": ([BRIGHTER, SLOWER], [("data", "data-scaled", False), ("update", "optimizer-learning-rate", True)]),
+    "order": ([BACKWARDS], [("data", "data-order", True)]),
+    "both": ([BRIGHTER, SLOWER], [("data", "data-scaled", True), ("update", "optimizer-learning-rate", True)]),
     "missing": ([MISSING], [("update", "parameter-not-optimized", True)]),
     "later": ([LATER], [("update", "optimizer-learning-rate", True)]),
     "evaluating": ([EVAL], [("layer", "bn-train-flag-default", True)]),
