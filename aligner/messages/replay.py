@@ -121,9 +121,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
     ),
     "nets-several": (
         "{reference} holds several nets that were captured together: {names}.\n"
-        "Give the port's by name as well: aligner.replay(reference, {{'...': net, '...': other}}).",
+        "Capture the port's together as well: a script without --model, or by name: "
+        "aligner.replay(reference, {{'...': net, '...': other}}).",
         "{reference} 中是一起采集的多个网络：{names}。\n"
-        "待比对的网络也请按名称给出：`aligner.replay(reference, {{'...': net, '...': other}})`。",
+        "待比对的网络也请一起采集：脚本不要使用 `--model`，或按名称给出："
+        "`aligner.replay(reference, {{'...': net, '...': other}})`。",
     ),
     "nets-one": (
         "{reference} holds one net, and several were given.\nGive the one that stands for it.",

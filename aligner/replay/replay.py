@@ -59,6 +59,7 @@ class Replay:
         self.given: Mapping[str, str] = {}
         """The user's map, name by name; compare goes by it as well."""
         self._modes: Mapping[str, bool] = {}
+        self._nets = [str(name) for name in reference.header.get(NETS, ())]
         self._adapter = adapter
         self._loader = Loader(reference, adapter, model)
 
@@ -152,10 +153,10 @@ class Replay:
             return self.model(*args, **kwargs)
 
     def _run(self, step: int) -> None:
-        """Make all calls of the port that the reference makes in this step."""
+        """Make the first call of a step, and where several nets are one all calls that the reference makes in it."""
         numbers = [call.number for call in self.reference.calls if (call.layer, call.step) == ("", step)]
         with self._adapter.running(self.model):
-            for number in sorted(numbers):
+            for number in sorted(numbers)[: None if self._nets else 1]:
                 args, kwargs = self.arguments(step, number)
                 self.model(*args, **kwargs)
 
@@ -178,7 +179,9 @@ class Replay:
         options = options or Options(operations=True)
         options.force, options.gradients = options.force or force, options.gradients or gradients
         options.follow = False  # a port is followed where it is held to the reference
-        options.turns = Turns(self.reference) if NETS in self.reference.header else None
+        if not {*self._nets} <= {path for path, _ in self._adapter.layers(self.model)}:
+            raise _several(self.reference, self._nets)
+        options.turns = Turns(self.reference) if self._nets else None
         if forced and options.gradients:
             held = self.reference, self._adapter, self.model, self._loader, self.transfer, self.begins
             options.holding = partial(Trained, *held)
@@ -192,7 +195,7 @@ class Replay:
             LINEAGE: descended(self.reference),
             "mapping": self.transfer.mapping,
             "map": [list(pair) for pair in self.given.items()],
-            **(told(self.reference.header[NETS]) if NETS in self.reference.header else {}),
+            **(told(self._nets) if self._nets else {}),
             "reformed": self.transfer.reformed,
             "combined": self.transfer.combined,
         }
@@ -321,13 +324,17 @@ def _fit(model: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Arg
     return (*args, *kwargs.values()), {}
 
 
+def _several(reference: Dump, names: Sequence[str]) -> ReplayError:
+    return ReplayError("nets-several", reference=str(reference.path), names=", ".join(names))
+
+
 def _one(reference: Dump, model: Any) -> tuple[Adapter, Any]:
     """The model with its adapter; several by name as one, under the names of the reference's."""
     names = [str(name) for name in reference.header.get(NETS, ())]
-    if bool(names) != isinstance(model, Mapping):
-        raise ReplayError(
-            "nets-several" if names else "nets-one", reference=str(reference.path), names=", ".join(names)
-        )
+    if names and not isinstance(model, Mapping):
+        raise _several(reference, names)
+    if not names and isinstance(model, Mapping):
+        raise ReplayError("nets-one", reference=str(reference.path))
     if not names:
         return registry.of(model), model
     adapter = registry.of(next(iter(model.values()), None))

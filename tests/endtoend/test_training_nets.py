@@ -97,3 +97,15 @@ def test_two_nets_of_scripts(aligner, tmp_path, case):
         assert (origin["where"], origin["layer"], origin["steps"]) == (where, layer, steps)
         assert cause in (None, origin["causes"][0]["id"])
     assert not [warning for warning in found["warnings"] if warning["id"] == "other-nets"]
+
+
+def test_one_net_of_a_port_is_not_held_to_several(aligner, tmp_path):
+    (tmp_path / "train.py").write_text(TORCH)
+    (tmp_path / "port.py").write_text(edited(MINDSPORE, []))
+    assert aligner("capture", "-o", "ref.h5", "--gradients", "--steps", "4", "train.py").returncode == 0
+    words = "--gradients", "--from", "ref.h5", "--model", "SequentialCell", "--allow-missing"
+    done = aligner("capture", "-o", "port.h5", *words, "port.py")
+    assert done.returncode == 2
+    assert "several nets that were captured together: netD, netG" in done.stderr
+    alone = aligner("capture", "-o", "alone.h5", "--gradients", "--steps", "2", "--model", "SequentialCell", "port.py")
+    assert (alone.returncode, "Captured the first 2" in alone.stderr) == (0, True)
