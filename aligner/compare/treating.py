@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Optional
 
 import numpy as np
@@ -89,19 +88,24 @@ class Treating:
     def __init__(self, dumps: tuple[Dump, Dump], training: Training, names: Mapping[Owner, str]) -> None:
         self._dumps, self._training, self._names = dumps, training, names
         self._ports = training.ports
+        self._known: dict[frozenset[Owner], tuple[Optional[Way], Optional[Way]]] = {}
 
-    @cached_property
-    def _ways(self) -> tuple[Optional[Way], Optional[Way]]:
-        """The reference's and the port's."""
-        reference, port = self._dumps
-        times = [self._training.scale(step) for step in range(max(reference.steps, default=-1) + 1)]
-        mine = {owner: owner for owner in self._ports}
-        return way_of(reference, reference, mine), way_of(reference, port, self._ports, times)
+    def _ways(self, step: int) -> tuple[Optional[Way], Optional[Way]]:
+        """The reference's and the port's, of what is updated in this step: each of several nets has its own."""
+        moved = self._training.settings(0, step)
+        ports = {owner: port for owner, port in self._ports.items() if not moved or owner in moved}
+        known = frozenset(ports)
+        if known not in self._known:
+            reference, port = self._dumps
+            times = [self._training.scale(one) for one in range(max(reference.steps, default=-1) + 1)]
+            mine = {owner: owner for owner in ports}
+            self._known[known] = way_of(reference, reference, mine), way_of(reference, port, ports, times)
+        return self._known[known]
 
     def suspects(self, origin: Origin) -> Iterator[Suspect]:
         """How the port's gradients follow from those of the backward runs, and the reference's from the same."""
         found = self._found(origin)
-        ours, theirs = self._ways
+        ours, theirs = self._ways(origin.step)
         if found is None:
             return
         alone = self._alone(origin, *found)
@@ -116,7 +120,7 @@ class Treating:
 
     def _suspect(self, cause: str, facts: Mapping[str, Fact], weight: float, step: int, ours: Optional[Way]) -> Suspect:
         """With what the reference does; where all that is known, a trial may prove it."""
-        told = ours or self._ways[0]
+        told = ours or self._ways(step)[0]
         norm = f"{self._training.norm(0, step) or 0.0:.6g}"
         facts = {**facts, "ours": told.told if told is not None else phrase("way-seen", norm)}
         return Suspect(cause, facts, {} if ours is None else {TREATMENT: ours.word}, weight=weight)

@@ -44,10 +44,11 @@ def treated_again(
     if sum(sizes) > LARGE:
         return  # the way that so many are treated is not read
     wrong = {step: off for step in reference.steps if (off := _off(reference, port, ports, step)) > WRONG}
-    way = way_of(reference, reference, {owner: owner for owner in ports}) if wrong else None
+    owners = [one for one in ports if reference.find(Key(min(wrong, default=0), Phase.GRADIENT, one[0], 0, one[1]))]
+    way = way_of(reference, reference, {owner: owner for owner in owners}) if wrong else None
     if way is None:
         return
-    after = [_again(reference, adapter, [*ports], step, way) for step in [*wrong][:STEPS]]
+    after = [_again(reference, adapter, owners, step, way) for step in [*wrong][:STEPS]]
     known = [one for one in after if one is not None]
     if known and len(known) == len(after):
         facts: dict[str, Any] = {"layer": UPDATES, "suspect": "", "step": min(wrong), "change": {TREATMENT: way.word}}

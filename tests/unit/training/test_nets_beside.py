@@ -38,7 +38,7 @@ def wanted(scores, value):
     return torch.nn.functional.binary_cross_entropy_with_logits(scores, torch.full_like(scores, value))
 
 
-def adversarial(maker, judge, rate=0.01, real=0.9, cut=False, apart=False, again=True, sigmoid=False, noise=2):
+def adversarial(maker, judge, rate=0.01, real=0.9, cut=False, apart=False, again=True, sigmoid=False, noise=2, clip=""):
     """Rounds of two updates; with `apart` each loss is differentiated by itself, without `again` the second update is
     of what was made for the first."""
     optimizers = torch.optim.Adam(judge.parameters(), 0.02), torch.optim.Adam(maker.parameters(), rate)
@@ -53,6 +53,8 @@ def adversarial(maker, judge, rate=0.01, real=0.9, cut=False, apart=False, again
         fake = maker(z)
         losses.append(wanted(judge(fake.detach()), 0.0))
         (losses[1] if apart else sum(losses)).backward()
+        for some in {"": (), "all": ([*judge.parameters()],), "each": judge.parameters()}[clip]:
+            torch.nn.utils.clip_grad_norm_(some, 0.01)
         optimizers[0].step()
         optimizers[1].zero_grad()
         fake = maker(z) if again else fake
@@ -111,6 +113,13 @@ def test_a_layer_of_one_net_is_wrong_and_the_gradient_it_hands_to_the_other_come
     found = compared(judge=Judge(0.3))
     assert {(o.where, o.layer) for o in found.origins} == {("layer", "judge.act")}
     assert found.origins[0].causes[0].confirmed
+
+
+def test_the_gradients_of_one_net_are_clipped_otherwise(compared):
+    """The other one's are left as they are: each optimizer's are looked at by themselves."""
+    (origin,) = compared({"clip": "each"}, {"clip": "all"}).origins
+    assert (origin.where, origin.layer, [*origin.steps]) == ("clip", "judge.fc", [0, 2, 4])
+    assert (origin.causes[0].id, origin.causes[0].confirmed) == ("clip-per-tensor-vs-global", True)
 
 
 def test_losses_that_are_differentiated_one_by_one_are_their_sum(compared):
