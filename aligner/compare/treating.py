@@ -187,7 +187,7 @@ class Treating:
             return "gradients-untreated", norms, 0.9
         inside = _power(ours.bound / theirs.bound) if ours.kind == theirs.kind == "norm" else None
         if inside is not None:
-            facts.update(norm=f"{ours.bound:.6g}", scale=f"{inside:g}")
+            facts.update(norm=f"{ours.bound:.6g}", scale=f"{inside:g}", factor=f"{theirs.bound / ours.bound:.6g}")
             return "loss-scale-clip-before-unscale", facts, 0.9
         if theirs.kind == "value":
             return "clip-value-vs-norm", {"bound": f"{theirs.bound:.6g}"}, 0.9

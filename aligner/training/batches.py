@@ -85,7 +85,8 @@ def undone(cause: str, port: Mapping[int, Floats], reference: Mapping[int, Float
         left = [row for _, batch in pairs for row in batch if row.tobytes() not in exact]
         if len(left) * len(rows) > COMPARED:
             return math.inf
-        return max((min(_off(row, one) for row in rows) for one in left), default=0.0)
+        found = max((min(_off(row, one) for row in rows) for one in left), default=0.0)
+        return found if found <= CLOSE else math.inf  # a row that the port has in a step that was not captured
     return math.inf
 
 
