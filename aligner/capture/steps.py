@@ -22,7 +22,7 @@ import numpy as np
 from aligner.adapter import Adapter, Group, Optimizer, Parameter, Trains
 from aligner.adapter import Handle as Installed
 from aligner.capture.weights import Weights
-from aligner.dtypes import decode
+from aligner.dtypes import DTYPES, decode
 from aligner.errors import CaptureError
 from aligner.findings import TRAINING
 from aligner.patches import Handle
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 Place = Callable[[], tuple[int, int]]
 """Tells a step, and the number of a call of the net in it."""
 
-Coming = Callable[[Mapping[str, object]], tuple[int, int]]
-"""Tells it of the next call, by its keyword arguments."""
+Coming = Callable[[Tensors, Mapping[str, object]], tuple[int, int]]
+"""Tells it of the next call, by its tensors and its keyword arguments."""
 
 _PIECE = 1 << 16
 """Numbers that are squared at once, while they are in the processor's cache."""
@@ -139,11 +139,13 @@ class Steps:
         handles.append(self._trains.losses(self._lost_by_itself))
         return self
 
-    def _coming(self, given: Mapping[str, object]) -> tuple[int, int]:
-        """Step and number of the net's next call, with these keyword arguments."""
+    def _coming(self, found: Tensors, given: Mapping[str, object]) -> tuple[int, int]:
+        """Step and number of the net's next call, on these tensors and with these keyword arguments."""
         step = self.step + 1 if self._ends else self.step
         if self._turns is not None:
-            return step, self._turns.next(step, str(given.get(NET, "")))
+            read, dtype = self._adapter.to_numpy, self._adapter.dtype
+            arrays = [(slot, decode(read(one), dtype(one))) for slot, one in found if dtype(one) in DTYPES]
+            return step, self._turns.next(step, str(given.get(NET, "")), arrays)
         return step, 0 if self._ends else self._call + 1
 
     @property

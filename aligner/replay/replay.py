@@ -181,7 +181,8 @@ class Replay:
         options.follow = False  # a port is followed where it is held to the reference
         if not {*self._nets} <= {path for path, _ in self._adapter.layers(self.model)}:
             raise _several(self.reference, self._nets)
-        options.turns = Turns(self.reference) if self._nets else None
+        pairs = {port: reference for reference, port, _ in self.transfer.layers}
+        options.turns = Turns(self.reference, pairs) if self._nets else None
         if forced and options.gradients:
             held = self.reference, self._adapter, self.model, self._loader, self.transfer, self.begins
             options.holding = partial(Trained, *held)

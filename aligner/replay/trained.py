@@ -114,7 +114,9 @@ class Trained:
         the handle is removed; `coming` tells step and number of the net's next call, `gone` those of the last."""
 
         def given(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Called:
-            return self._given(args, kwargs, *coming(kwargs))
+            own: Tensors = []
+            flatten_arguments(args, kwargs, self._adapter.is_tensor, own)
+            return self._given(args, kwargs, own, *coming(own, kwargs))
 
         def made(args: object, kwargs: object, output: object) -> object:
             return self._handed(output, *gone())
@@ -125,15 +127,16 @@ class Trained:
         """What the net was called on last, before it was given the reference's."""
         return self._own
 
-    def _given(self, args: tuple[object, ...], kwargs: Mapping[str, object], step: int, call: int) -> Called:
+    def _given(
+        self, args: tuple[object, ...], kwargs: Mapping[str, object], own: Tensors, step: int, call: int
+    ) -> Called:
         if self._begins is not None:
             self._begins()
             self._begins = None
         if step != self._in:
             self._in, self._called = step, set()
         self._called.add(call)
-        self._own = []
-        flatten_arguments(args, kwargs, self._adapter.is_tensor, self._own)
+        self._own = own
         others: dict[str, object] = {}
         for slot, tensor in self._own:
             entry = self._reference.find(Key(step, Phase.FORWARD, "", call, slot))

@@ -38,7 +38,9 @@ def wanted(scores, value):
     return torch.nn.functional.binary_cross_entropy_with_logits(scores, torch.full_like(scores, value))
 
 
-def adversarial(maker, judge, rate=0.01, real=0.9, cut=False, apart=False, again=True, sigmoid=False, noise=2, clip=""):
+def adversarial(
+    maker, judge, rate=0.01, real=0.9, cut=False, apart=False, again=True, sigmoid=False, noise=2, clip="", first="real"
+):
     """Rounds of two updates; with `apart` each loss is differentiated by itself, without `again` the second update is
     of what was made for the first."""
     optimizers = torch.optim.Adam(judge.parameters(), 0.02), torch.optim.Adam(maker.parameters(), rate)
@@ -46,12 +48,14 @@ def adversarial(maker, judge, rate=0.01, real=0.9, cut=False, apart=False, again
     for _ in range(ROUNDS):
         z, x = torch.randn(7, 4, generator=numbers), torch.randn(7, 5, generator=data)
         optimizers[0].zero_grad()
+        made = maker(z) if first == "fake" else None
+        guess = None if made is None else judge(made.detach())
         score = judge(x)
         losses = [wanted(torch.sigmoid(score) if sigmoid else score, real)]
         if apart:
             losses[0].backward()
-        fake = maker(z)
-        losses.append(wanted(judge(fake.detach()), 0.0))
+        fake = maker(z) if made is None else made
+        losses.append(wanted(judge(fake.detach()) if guess is None else guess, 0.0))
         (losses[1] if apart else sum(losses)).backward()
         for some in {"": (), "all": ([*judge.parameters()],), "each": judge.parameters()}[clip]:
             torch.nn.utils.clip_grad_norm_(some, 0.01)
@@ -92,6 +96,13 @@ def test_a_right_training_of_two_nets_is_aligned(compared, names):
     assert (found.outcome, found.origins, found.suspects) == ("aligned", (), ())
     assert [row.step for row in found.steps] == [*range(2 * ROUNDS)]
     assert {pair.key.layer.partition(".")[0] for pair in found.verdicts} == {"", "(loss)", "maker", "judge"}
+
+
+def test_calls_that_are_exchanged_are_known_by_what_they_are_given(compared):
+    found = compared({"first": "fake"})
+    assert (found.outcome, found.origins) == ("aligned", ())
+    (origin,) = compared({"first": "fake", "real": 1.0}).origins
+    assert (origin.where, origin.causes[0].id, origin.causes[0].confirmed) == ("loss", "loss-binary-target", True)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +154,7 @@ def test_calls_have_the_numbers_of_the_references(tmp_path):
     with aligner.capture(nets, tmp_path / "ref.h5", gradients=True):
         adversarial(*nets.values(), again=False)
     with open_dump(tmp_path / "ref.h5") as reference:
-        turns = Turns(reference)
+        turns = Turns(reference, {})
     assert [turns.take(0, net) for net in ("maker", "judge", "judge")] == [1, 0, 2]
     assert [turns.take(1, net) for net in ("maker", "judge", "maker")] == [1, 0, 2]
 
